@@ -1,0 +1,139 @@
+"""The inode: one record of the catalog, and its bytes.
+
+A record says what an object is and where its copies are. What can be derived (a file's link
+count, whether a copy in RAM survived, how full a tier is) is not in it. Not for names: a dentry
+holds those, and `Inode.links` only says which dentries there are.
+
+Record format 1, little endian: the fixed part `_FIXED`, then `links` pairs of (parent, cookie),
+then the rest: a symbolic link's target.
+"""
+
+import stat
+from dataclasses import dataclass, replace
+from struct import Struct
+
+ROOT_INO = 1  # FUSE_ROOT_ID
+LINK_MAX = 1000  # names one file may have; each costs 16 bytes in every write of its record
+
+_FIXED = Struct("<IIIIQqqqqQQIIIBB16sH")
+_PAIR = Struct("<QQ")
+_SEALED, _ON_NVME = 1, 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Inode:
+    """One file, directory, link or device node.
+
+    Times are nanoseconds since the epoch, `size` is bytes, `blocks` units of 512 bytes.
+    `links` are the (parent inode, cookie) of each dentry; a directory has one, whose parent is
+    its `..`; an unlinked file that is still open has none.
+    """
+
+    ino: int
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    links: tuple[tuple[int, int], ...]
+    size: int = 0
+    blocks: int = 0
+    rdev: int = 0
+    subdirs: int = 0
+    target: bytes = b""
+
+    # The content of a regular file.
+    version: int = 0  # of the content; backing files carry it in their names
+    session: int = 0  # mount session in which this version was sealed
+    sealed: bool = False  # False: being written, or torn by a crash
+    ram_epoch: int = 0  # the life of the RAM tier that holds a copy; 0: no copy there
+    on_nvme: bool = False
+    backing_mtime_ns: int = 0  # of every copy: with size, the signature of untouched bytes
+    digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def nlink(self) -> int:
+        return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
+
+    def copy(self) -> "Inode":
+        return replace(self)
+
+    def pack(self) -> bytes:
+        fixed = _FIXED.pack(
+            self.mode,
+            self.uid,
+            self.gid,
+            self.subdirs,
+            self.size,
+            self.atime_ns,
+            self.mtime_ns,
+            self.ctime_ns,
+            self.backing_mtime_ns,
+            self.blocks,
+            self.rdev,
+            self.version,
+            self.session,
+            self.ram_epoch,
+            (_SEALED if self.sealed else 0) | (_ON_NVME if self.on_nvme else 0),
+            len(self.digest),
+            self.digest,
+            len(self.links),
+        )
+        return b"".join((fixed, *(_PAIR.pack(*link) for link in self.links), self.target))
+
+    @classmethod
+    def unpack(cls, ino: int, record: bytes) -> "Inode":
+        (
+            mode,
+            uid,
+            gid,
+            subdirs,
+            size,
+            atime_ns,
+            mtime_ns,
+            ctime_ns,
+            backing_mtime_ns,
+            blocks,
+            rdev,
+            version,
+            session,
+            ram_epoch,
+            flags,
+            digest_length,
+            digest,
+            links,
+        ) = _FIXED.unpack_from(record)
+        start = _FIXED.size
+        end = start + links * _PAIR.size
+        return cls(
+            ino=ino,
+            mode=mode,
+            uid=uid,
+            gid=gid,
+            subdirs=subdirs,
+            size=size,
+            atime_ns=atime_ns,
+            mtime_ns=mtime_ns,
+            ctime_ns=ctime_ns,
+            blocks=blocks,
+            rdev=rdev,
+            version=version,
+            session=session,
+            ram_epoch=ram_epoch,
+            sealed=bool(flags & _SEALED),
+            on_nvme=bool(flags & _ON_NVME),
+            backing_mtime_ns=backing_mtime_ns,
+            digest=digest if digest_length else b"",
+            links=tuple(_PAIR.iter_unpack(record[start:end])),
+            target=record[end:],
+        )
+

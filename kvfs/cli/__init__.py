@@ -1,0 +1,105 @@
+"""The command line: one module per command, imported only when that command runs.
+
+`kvfs status` in a monitoring loop must not pay for what `kvfs mount` needs. Every refusal is one
+line on stderr: exit code 2 for what the caller got wrong, 1 for what went wrong. Nothing is
+decided here; the commands ask the daemon, or start it.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvfs import __version__, runtime
+from kvfs.errors import ConfigError, KvfsError
+
+COMMANDS = ("mount", "umount", "status", "set", "doctor")
+
+
+class Refusal(click.ClickException):
+    """One line on stderr, and exit code 1."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(" ".join(reason.split()))
+
+    def show(self, file: Any = None) -> None:  # noqa: ANN401 - click's own signature
+        """Print the reason, behind the name of the program that refuses."""
+        click.echo(f"kvfs: {self.format_message()}", file=file, err=file is None)
+
+
+class BadInput(Refusal):
+    """Nothing was changed."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise  # `kvfs` alone: its message is the help
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "kvfs"
+        raise BadInput(f"{error.format_message().rstrip('.')} (see {where} --help)") from error
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
+    except KvfsError as error:
+        raise Refusal(str(error)) from error
+
+
+class Commands(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order of their use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        """Return the command of that name, from the module of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"kvfs.cli.{cmd_name}").command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"kvfs.cli.{cmd_name}.command is not a command")
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before the command, with the same care for refusals."""
+        with _one_line():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
+        """Run the command, and turn what it raises into one line and an exit code."""
+        with _one_line():
+            return super().invoke(ctx)
+
+
+def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
+    if not value:  # an unset variable in a script; it would mean the current directory
+        raise click.BadParameter("the mount point is empty")
+    return runtime.canonical(value)
+
+
+mountpoint_argument = click.argument(
+    "mountpoint", metavar="MOUNTPOINT", type=click.UNPROCESSED, callback=_canonical
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def human(size: int) -> str:
+    """Return a number of bytes as a person reads it: 2.0 GiB."""
+    amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while amount >= 1024 and len(units) > 1:  # noqa: PLR2004 - what the units mean
+        amount /= 1024
+        del units[0]
+    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvfs")
+def main() -> None:
+    """Mount and look after kvfs, a file system for the KV caches of LLM inference."""

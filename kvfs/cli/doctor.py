@@ -1,0 +1,219 @@
+"""`kvfs doctor`: can this machine run kvfs at full speed, and what would cure it if not?
+
+Works without a mount and changes nothing that lasts. What can be tried is tried, in a mount
+namespace of its own, since configuration files say what should be, not what is.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from kvfs import runtime
+from kvfs.cli import human, json_option
+from kvfs.cli.screen import screen
+
+KERNEL = (6, 9)
+LIBFUSE = (3, 14)
+LIBFUSE_NAMES = ("libfuse3.so.4", "libfuse3.so.3")
+CAP_SYS_ADMIN = 21
+SMALL_MEMORY = 1 << 30
+PROBE_TIMEOUT_S = 20
+
+Verdict = Literal["ok", "degraded", "missing"]
+STYLES = {"ok": "green", "degraded": "yellow", "missing": "red"}
+
+
+class Check(NamedTuple):
+    """One thing looked at. `degraded` still mounts, slower; `missing` does not mount."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    cure: str = ""
+
+
+@click.command
+@json_option
+def command(*, as_json: bool) -> None:
+    """Check whether this machine can run kvfs at full speed, and say what would cure it.
+
+    The exit code is 0 if it can, 1 if it cannot, or only slower.
+    """
+    checks = list(_checks())
+    well = all(check.verdict == "ok" for check in checks)
+    if as_json:
+        rows = [check._asdict() for check in checks]
+        click.echo(json.dumps({"ok": well, "checks": rows}, indent=2))
+    else:
+        _show(checks)
+    raise SystemExit(0 if well else 1)
+
+
+def _checks() -> Iterator[Check]:
+    privileged = _privileged()
+    yield _kernel()
+    yield _device()
+    yield _libfuse()
+    yield _privileges(privileged=privileged)
+    yield _fusermount(privileged=privileged)
+    yield from _tried(privileged=privileged)
+    yield _memory()
+    yield _packages()
+    yield _extension()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+def _kernel() -> Check:
+    release = platform.release()
+    if _version(release) >= KERNEL:
+        return Check("kernel", "ok", f"Linux {release}")
+    cure = "boot Linux 6.9 or newer for passthrough"
+    return Check("kernel", "degraded", f"Linux {release}", cure)
+
+
+def _device() -> Check:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as error:
+        return Check("/dev/fuse", "missing", error.strerror, "chmod 0666 /dev/fuse, or run as root")
+    except OSError as error:
+        cure = "modprobe fuse; in a container pass --device /dev/fuse"
+        return Check("/dev/fuse", "missing", error.strerror or str(error), cure)
+    return Check("/dev/fuse", "ok", "opens")
+
+
+def _libfuse() -> Check:
+    for name in LIBFUSE_NAMES:
+        with contextlib.suppress(OSError):
+            describe = ctypes.CDLL(name).fuse_pkgversion
+            describe.restype = ctypes.c_char_p
+            version = describe().decode()
+            if _version(version) >= LIBFUSE:
+                return Check("libfuse", "ok", version)
+            cure = "Debian 12, Ubuntu 24.04 and newer have 3.14"
+            return Check("libfuse", "missing", version, cure)
+    return Check("libfuse", "missing", "not installed", "apt-get install libfuse3-dev fuse3")
+
+
+def _privileged() -> bool:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(found and int(found[1], 16) >> CAP_SYS_ADMIN & 1)
+
+
+def _privileges(*, privileged: bool) -> Check:
+    if privileged:
+        return Check("privileges", "ok", "CAP_SYS_ADMIN")
+    cure = "run as root; in a container pass --cap-add SYS_ADMIN"
+    return Check("privileges", "degraded", f"uid {os.geteuid()} without CAP_SYS_ADMIN", cure)
+
+
+def _fusermount(*, privileged: bool) -> Check:
+    if path := shutil.which("fusermount3"):
+        return Check("fusermount3", "ok", path)
+    if privileged:
+        return Check("fusermount3", "ok", "not installed; only needed without CAP_SYS_ADMIN")
+    return Check("fusermount3", "missing", "not installed", "apt-get install fuse3")
+
+
+def _tried(*, privileged: bool) -> Iterator[Check]:
+    """Try passthrough and huge pages for real."""
+    cures = {
+        "passthrough": "Linux 6.9 with CONFIG_FUSE_PASSTHROUGH, and CAP_SYS_ADMIN on the host",
+        "huge_pages": f"echo advise > {_SHMEM_ENABLED}; a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+    }
+    results = _probe() if privileged else dict.fromkeys(cures, "not tried: needs CAP_SYS_ADMIN")
+    for name, cure in cures.items():
+        reason = results[name]
+        if not reason:
+            yield Check(name.replace("_", " "), "ok", "tried, works")
+        else:
+            yield Check(name.replace("_", " "), "degraded", reason, cure)
+
+
+_SHMEM_ENABLED = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+def _probe() -> dict[str, str]:
+    with tempfile.TemporaryDirectory(prefix="kvfs-probe-") as directory:
+        command = ["unshare", "--mount", "--propagation", "private", "--"]
+        command += [sys.executable, "-m", "kvfs.cli.probe", directory]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=PROBE_TIMEOUT_S,
+                cwd="/",
+            )
+            results: dict[str, str] = json.loads(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            stderr = getattr(error, "stderr", None) or str(error)
+            return dict.fromkeys(("passthrough", "huge_pages"), f"could not try: {stderr.strip()}")
+    return results
+
+
+def _memory() -> Check:
+    may, free = runtime.memory(), runtime.available_memory()
+    found = f"{human(may)}, {human(free)} available"
+    if free < SMALL_MEMORY:
+        return Check("memory", "degraded", found, "free some, or raise the cgroup's limit")
+    return Check("memory", "ok", found)
+
+
+def _packages() -> Check:
+    found, absent = [], []
+    try:
+        requirements = importlib.metadata.requires("kvfs") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Check("python packages", "missing", "kvfs is not installed", "scripts/install.sh")
+    for requirement in requirements:
+        if "extra ==" in requirement:
+            continue
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(name)
+    if absent:
+        cure = f"{sys.executable} -m pip install {' '.join(absent)}"
+        return Check("python packages", "missing", f"no {', '.join(absent)}", cure)
+    return Check("python packages", "ok", ", ".join(found))
+
+
+def _extension() -> Check:
+    try:
+        importlib.import_module("kvfs.fuse._passthrough")
+    except ImportError as error:
+        return Check("C extension", "missing", str(error), "scripts/install.sh")
+    return Check("C extension", "ok", "loads")
+
+
+def _show(checks: list[Check]) -> None:
+    table = Table(box=None, show_header=False)
+    for check in checks:
+        verdict = Text(check.verdict, style=STYLES[check.verdict])
+        table.add_row(verdict, Text(check.name, style="bold"), Text(check.found))
+        if check.cure:
+            table.add_row("", "", Text(f"cure: {check.cure}", style="italic"))
+    screen().print(table)

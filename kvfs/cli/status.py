@@ -1,0 +1,93 @@
+"""`kvfs status`: what a mount holds, what is on, and why what is off is off."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from kvfs import runtime
+from kvfs.cli import human, json_option, mountpoint_argument
+from kvfs.cli.screen import screen
+from kvfs.control import request
+from kvfs.errors import ControlError
+
+
+@click.command
+@mountpoint_argument
+@json_option
+def command(mountpoint: Path, *, as_json: bool) -> None:
+    """Show tiers, bytes, objects, hits and what is on at MOUNTPOINT."""
+    mount = runtime.kvfs_mount(mountpoint)
+    try:
+        status = request(mountpoint, "status")
+    except ControlError as error:
+        owner = next((o for o in mount.super_options if o.startswith("user_id=")), "unknown")
+        raise ControlError(
+            f"{error} (mounted by {owner}; if its daemon died: umount -l {mountpoint})"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(status, indent=2))
+    else:
+        _show(status)
+
+
+def _show(status: dict[str, Any]) -> None:
+    console = screen()
+    console.print(_pairs(_facts(status)), _tiers(status["tiers"]))
+    console.print(_pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
+
+
+def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
+    facts = [
+        ("mount point", status["mountpoint"]),
+        ("version", status["version"]),
+        ("daemon", f"pid {status['daemon_pid']}, up {_duration(status['uptime_s'])}"),
+    ]
+    for name in ("passthrough", "huge_pages"):
+        state = status[name]
+        why = f": {state['why']}" if state["why"] else ""
+        facts.append((name.replace("_", " "), f"{'on' if state['on'] else 'off'}{why}"))
+    census = "" if status["census_done"] else " (still counting)"
+    facts.append(("objects", f"{status['objects']}{census}"))
+    facts += [(name.replace("_", " "), str(status[name])) for name in ("open_handles", "writers")]
+    return facts
+
+
+def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
+    yield "jobs", status["jobs"]
+    yield from status["counters"].items()
+
+
+def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("tier")
+    for name in ("capacity", "used", "reserved", "objects", "hits"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    table.add_column("path", overflow="fold")
+    for name, tier in tiers.items():
+        state = f"{tier['state']}: {tier['why']}" if tier["why"] else tier["state"]
+        sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
+        cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # paths may look like rich's markup
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days} d {hour:02}:{minute:02}:{second:02}"

@@ -1,0 +1,146 @@
+"""`kvfs umount`: save what only RAM holds, unmount, and wait until the daemon is gone.
+
+What cannot be saved is no reason to lose it silently: the command stops and says so, unless told
+`--now`. The daemon is waited for because the next mount needs its tiers' locks.
+"""
+
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvfs import runtime
+from kvfs.cli import mountpoint_argument
+from kvfs.control import request
+from kvfs.errors import ControlError, KvfsError
+
+POLL_S = 0.2
+STALLED_S = 60.0  # no NVMe device needs that long for one object; a guess, not a measurement
+EXIT_S = 60.0
+
+
+@click.command
+@mountpoint_argument
+@click.option("--now", is_flag=True, help="Do not copy objects that only RAM holds to NVMe first.")
+@click.option("--lazy", is_flag=True, help="Detach now; the daemon ends with the last open file.")
+def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
+    """Unmount the kvfs at MOUNTPOINT, after saving to NVMe what only RAM holds."""
+    runtime.kvfs_mount(mountpoint)
+    daemon = _daemon(mountpoint)
+    try:
+        if daemon is not None and not now:
+            _write_back(mountpoint)
+        _unmount(mountpoint, lazy=lazy)
+        if daemon is not None and not lazy and not _ended(daemon):
+            raise KvfsError(
+                f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s"
+            )
+    finally:
+        if daemon is not None:
+            os.close(daemon)
+
+
+def _daemon(mountpoint: Path) -> int | None:
+    """Return a pidfd of the daemon; None if it is dead, which must not prevent an unmount."""
+    try:
+        return os.pidfd_open(request(mountpoint, "status")["daemon_pid"])
+    except (ControlError, ProcessLookupError) as error:
+        click.echo(f"kvfs: unmounting without the daemon's help: {error}", err=True)
+        return None
+
+
+def _write_back(mountpoint: Path) -> None:
+    """Poll until nothing is left; a bar shows it if it takes long enough to be read."""
+    columns = (TextColumn("writing back"), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True)
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task, total, least = None, 0, None
+        moved = time.monotonic()
+        while left := request(mountpoint, "write_back")["bytes_left"]:
+            if least is None or left < least:
+                least, moved = left, time.monotonic()
+            elif time.monotonic() - moved > STALLED_S:
+                raise KvfsError(
+                    f"{left} bytes are only in RAM and none was written in {STALLED_S:.0f} s; "
+                    f"see the log, or lose them: kvfs umount --now {mountpoint}"
+                )
+            total = max(total, left)
+            if task is None:
+                task = bar.add_task("", total=total)
+            bar.update(task, total=total, completed=total - left)
+            time.sleep(POLL_S)
+
+
+def _unmount(mountpoint: Path, *, lazy: bool) -> None:
+    if os.geteuid() == 0:
+        # The path is canonical; to look at it again would be to ask a daemon that may hang.
+        program = ["umount", "--no-canonicalize", *(["-l"] if lazy else [])]
+    else:
+        program = ["fusermount3", "-u", *(["-z"] if lazy else [])]
+    environment = os.environ | {"LC_ALL": "C"}
+    try:
+        subprocess.run(
+            [*program, "--", mountpoint],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        raise KvfsError(
+            f"{program[0]} is not installed; it is in the packages mount and fuse3"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        message = error.stderr.strip() or f"{program[0]} exited with {error.returncode}"
+        if "busy" in message:
+            message += f"; in use by {_users(mountpoint)}; or detach it: kvfs umount --lazy"
+        raise KvfsError(message) from None
+
+
+def _users(mountpoint: Path) -> str:
+    """Name the processes with something open there, as far as we may see them.
+
+    Only links are read, and no path is followed: that would ask the daemon, or hang.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        links = [process / "cwd", process / "root", *_entries(process / "fd")]
+        links += _entries(process / "map_files")
+        if any(_inside(link, mountpoint) for link in links):
+            try:
+                name = (process / "comm").read_text().strip()
+            except OSError:
+                continue
+            found.append(f"{name} ({process.name})")
+    return ", ".join(sorted(found)) or "a process that is not visible from here"
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:  # it ended meanwhile, or is another user's
+        return []
+
+
+def _inside(link: Path, mountpoint: Path) -> bool:
+    try:
+        return Path(os.readlink(link)).is_relative_to(mountpoint)
+    except OSError:
+        return False
+
+
+def _ended(pidfd: int) -> bool:
+    ready, _, _ = select.select([pidfd], [], [], EXIT_S)
+    return bool(ready)

@@ -1,0 +1,479 @@
+r"""The configuration of one mount: every option, typed, with unit, default, meaning and limits.
+
+`Config.from_options` turns the text behind `-o` into a frozen `Config`, or raises ConfigError with
+one line that names the option, the value and what was expected. `Config.check` holds it against
+the machine. Neither changes anything. A comma inside a value is written `\,` as mount(8) does.
+Not for state: what a running mount has learned is in its catalog.
+"""
+
+import difflib
+import errno
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from kvfs import runtime
+from kvfs.errors import ConfigError
+
+MIB = 1 << 20
+SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's default file
+LARGEST_SIZE = 1 << 62  # sizes must fit off_t with room to add
+
+_RAM_SHARE = 0.25
+_NVME_SHARE = 0.80
+_OVERLAYFS_MAGIC = 0x794C7630
+
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:([KMGT])i?)?B?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+# What mount(8) and fstab say to themselves; nothing for a file system to act on.
+_IGNORED = re.compile(
+    "|(defaults|async|silent|loud|nofail|_netdev|(no)?(auto|users?|owner|group)"
+    "|(no)?relatime|nostrictatime|nolazytime|[xX]-.*|(comment|user|uhelper|helper)=.*)"
+)
+# A flag for mount(2), and the word that takes it back.
+_FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
+
+Parser = Callable[[str], Any]
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that 16M, 2G, 2GiB or 1.5T stand for; ValueError if it is none."""
+    found = _SIZE.fullmatch(text)
+    size = int(Fraction(found[1]) * _FACTORS[(found[2] or "").upper()]) if found else LARGEST_SIZE
+    if size >= LARGEST_SIZE:
+        raise ValueError("a size such as 512M, 2G or 1.5T")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return the shortest text that parse_size turns back into exactly this size."""
+    for unit, factor in reversed(_FACTORS.items()):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return "0"
+
+
+def _tier_size(text: str) -> int:
+    size = parse_size(text)
+    if size < SMALLEST_TIER:
+        raise ValueError(f"at least {format_size(SMALLEST_TIER)}")
+    return size
+
+
+def _ram_size(text: str) -> int:
+    return 0 if text == "0" else _tier_size(text)
+
+
+def _path(text: str) -> Path:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("an absolute path")
+    return Path(os.path.normpath(text))
+
+
+def _switch(text: str) -> bool:
+    if text not in {"on", "off"}:
+        raise ValueError("on or off")
+    return text == "on"
+
+
+def _choice(*words: str) -> Parser:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _count(low: int, high: int, unit: str = "") -> Parser:
+    def parse(text: str) -> int:
+        digits = text.removesuffix(unit)
+        if not re.fullmatch(r"[0-9]{1,9}", digits) or not low <= int(digits) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(digits)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    year = 365 * 24 * 3600
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= year:
+        raise ValueError(f"seconds from 0 to {year}") from None
+    return seconds
+
+
+def _default_ram() -> int:
+    return max(SMALLEST_TIER, int(runtime.memory() * _RAM_SHARE) // MIB * MIB)
+
+
+def _option(
+    parse: Parser | None, *, unit: str, default: str, meaning: str, hot: bool = False
+) -> dict[str, Any]:
+    return {"parse": parse, "unit": unit, "default": default, "meaning": meaning, "hot": hot}
+
+
+class OptionRow(NamedTuple):
+    """One option as documentation shows it."""
+
+    name: str
+    unit: str
+    default: str
+    hot: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What one mount was told to be. `hot` options can change while it is mounted."""
+
+    mountpoint: Path
+
+    ram: int = field(
+        default_factory=_default_ram,
+        metadata=_option(
+            _ram_size,
+            unit="size",
+            default="25 % of the memory",
+            meaning="size of the RAM tier; 0 for none",
+        ),
+    )
+    nvme: Path | None = field(
+        default=None,
+        metadata=_option(
+            _path,
+            unit="directory",
+            default="none",
+            meaning="directory of the NVMe tier and the catalog, on ext4 or xfs",
+        ),
+    )
+    nvme_size: int = field(
+        default=0,
+        metadata=_option(
+            _tier_size,
+            unit="size",
+            default="80 % of what is free there",
+            meaning="size of the NVMe tier",
+        ),
+    )
+    passthrough: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata=_option(
+            _choice("auto", "on", "off"),
+            unit="word",
+            default="auto",
+            meaning="let the kernel move the bytes; on: refuse to mount without it",
+        ),
+    )
+    huge: Literal["within_size", "always", "advise", "never"] = field(
+        default="within_size",
+        metadata=_option(
+            _choice("within_size", "always", "advise", "never"),
+            unit="word",
+            default="within_size",
+            meaning="which files of the RAM tier get huge pages, as tmpfs(5) has it",
+        ),
+    )
+    allow_other: bool = field(
+        default=False,
+        metadata=_option(
+            _switch,
+            unit="on/off",
+            default="off",
+            meaning="let users other than the one who mounted in, as file modes permit",
+        ),
+    )
+    movers: int = field(
+        default_factory=lambda: min(4, len(os.sched_getaffinity(0))),
+        metadata=_option(
+            _count(1, 64),
+            unit="processes",
+            default="4, or fewer with fewer CPUs",
+            meaning="workers that copy and hash objects between the tiers",
+        ),
+    )
+    promote_after: int = field(
+        default=2,
+        metadata=_option(
+            _count(0, 1_000_000),
+            unit="opens",
+            default="2",
+            meaning="opens of an object on NVMe until it is copied to RAM; 0: never",
+            hot=True,
+        ),
+    )
+    reclaimable: int = field(
+        default=25,
+        metadata=_option(
+            _count(1, 90, "%"),
+            unit="percent",
+            default="25",
+            meaning="share of the RAM tier kept free or already copied to NVMe",
+            hot=True,
+        ),
+    )
+    entry_timeout: float = field(
+        default=3600.0,
+        metadata=_option(
+            _seconds,
+            unit="seconds",
+            default="3600",
+            meaning="how long the kernel may cache names and attributes of sealed files",
+            hot=True,
+        ),
+    )
+    log: Path | None = field(
+        default=None,
+        metadata=_option(
+            _path,
+            unit="file",
+            default="/var/log/kvfs/NAME.log",
+            meaning="where the daemon logs; without root, in its runtime directory",
+        ),
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info",
+        metadata=_option(
+            _choice("debug", "info", "warning", "error"),
+            unit="word",
+            default="info",
+            meaning="the least severe messages that are logged",
+            hot=True,
+        ),
+    )
+    mount_flags: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            None,
+            unit="flags",
+            default="none",
+            meaning="ro nosuid nodev noexec noatime, for mount(2); and their opposites",
+        ),
+    )
+    # Sizes that nobody gave. What a tier holds already is not free any more, so a tier that
+    # mounts again must add its share of that to a fitted size, or it would shrink each time.
+    fitted: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, mountpoint: Path, options: str) -> "Config":
+        """Return the configuration that these mount options describe, or raise ConfigError."""
+        if not mountpoint.is_absolute():
+            raise ConfigError(f"mount point {mountpoint}: expected an absolute path")
+        values, flags = _parse(options)
+        config = cls(mountpoint=mountpoint, mount_flags=flags, **values)
+        if config.nvme is None and "nvme_size" in values:
+            raise ConfigError("nvme_size is given without nvme, the directory it belongs to")
+        if config.nvme is None and config.ram == 0:
+            raise ConfigError("ram=0 without nvme leaves no place for objects; give one of them")
+        if config.nvme is not None and "nvme_size" not in values:
+            config = replace(config, nvme_size=_default_nvme(config.nvme))
+        fitted = tuple(name for name in ("ram", "nvme_size") if name not in values)
+        return replace(config, fitted=fitted)
+
+    def check(self) -> None:
+        """Hold the configuration against this machine; raise ConfigError, change nothing."""
+        _check_mountpoint(self.mountpoint)
+        if self.ram > (most := runtime.memory()):
+            raise ConfigError(f"ram={format_size(self.ram)}: more than the memory, {most // MIB}M")
+        if self.nvme is not None:
+            _check_apart("nvme", self.nvme, self.mountpoint)
+            _check_tier_directory(self.nvme, self.nvme_size)
+        if self.log is not None:
+            _check_apart("log", self.log, self.mountpoint)
+            _check_log(self.log)
+
+    def changed(self, name: str, text: str) -> "Config":
+        """Return this configuration with one hot option set anew, or raise ConfigError."""
+        return replace(self, **{name: parse_hot(name, text)})
+
+    def as_options(self) -> dict[str, str]:
+        """Return each option that has a value, as the text that from_options takes."""
+        values = ((item, getattr(self, item.name)) for item in _options())
+        texts = {item.name: _text(item, value) for item, value in values if value is not None}
+        if self.nvme is None:
+            del texts["nvme_size"]
+        return texts | dict.fromkeys(self.mount_flags, "")
+
+    def to_json(self) -> str:
+        """Return the configuration as from_json takes it."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Config":
+        """Return what to_json wrote; ConfigError if it is of another version of kvfs."""
+        values = json.loads(text)
+        expected = {item.name for item in fields(cls)}
+        if not isinstance(values, dict) or values.keys() != expected:
+            raise ConfigError(
+                "the daemon and the command are of different versions; install kvfs anew"
+            )
+        for name in ("mountpoint", "nvme", "log"):
+            values[name] = None if values[name] is None else Path(values[name])
+        for name in ("mount_flags", "fitted"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def describe_options() -> list[OptionRow]:
+    """Return a row for each option, in the order of the documentation."""
+    return [
+        OptionRow(item.name, *(item.metadata[key] for key in ("unit", "default", "hot", "meaning")))
+        for item in fields(Config)
+        if item.metadata
+    ]
+
+
+def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the option's
+    """Return the value of an option that may change while mounted, or raise ConfigError."""
+    option = _find(name)
+    if not option.metadata["hot"]:
+        hot = ", ".join(item.name for item in _options() if item.metadata["hot"])
+        raise ConfigError(
+            f"{name} cannot change while mounted: unmount, mount anew; what can: {hot}"
+        )
+    return _value(option, text)
+
+
+def _options() -> list[Field[Any]]:
+    return [item for item in fields(Config) if item.metadata and item.metadata["parse"]]
+
+
+def _find(name: str) -> Field[Any]:
+    by_name = {item.name: item for item in _options()}
+    if name in by_name:
+        return by_name[name]
+    known = [*by_name, *_FLAGS]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    raise ConfigError(f"unknown option {name!r}; {hint}")
+
+
+def _value(option: Field[Any], text: str) -> Any:  # noqa: ANN401 - the option's
+    parse: Parser = option.metadata["parse"]
+    try:
+        return parse(text)
+    except ValueError as expected:
+        raise ConfigError(f"option {option.name}={text}: expected {expected}") from None
+
+
+def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    values: dict[str, Any] = {}
+    flags: dict[str, None] = {}
+    for raw in re.split(r"(?<!\\),", options):
+        word = raw.replace("\\,", ",")
+        if _IGNORED.fullmatch(word):
+            continue
+        if word in _FLAGS:
+            flags[word] = None
+        elif word in _FLAGS.values():
+            flags = {flag: None for flag in flags if _FLAGS[flag] != word}
+        elif word == "remount":
+            raise ConfigError("remount is not supported: use kvfs set, or unmount and mount anew")
+        else:
+            name, equals, text = word.partition("=")
+            option = _find(name)
+            if name in values:
+                raise ConfigError(f"option {name} is given twice")
+            if not equals and option.metadata["parse"] is _switch:
+                text = "on"  # a switch alone, as in fstab
+            values[name] = _value(option, text)
+    return values, tuple(flags)
+
+
+def _text(option: Field[Any], value: Any) -> str:  # noqa: ANN401 - the option's
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if option.metadata["unit"] == "size":
+        return format_size(value)
+    return str(value).replace(",", "\\,")
+
+
+def _default_nvme(directory: Path) -> int:
+    volume = os.statvfs(_existing(directory))
+    size = int(volume.f_bavail * volume.f_frsize * _NVME_SHARE) // MIB * MIB
+    if size < SMALLEST_TIER:
+        raise ConfigError(
+            f"nvme={directory}: 80 % of what is free there is {format_size(size)}, "
+            f"expected at least {format_size(SMALLEST_TIER)}; free some, or give nvme_size"
+        )
+    return size
+
+
+def _existing(directory: Path) -> Path:
+    """Return the tier's directory, or the parent in which the mount will create it."""
+    for place in (directory, directory.parent):
+        try:
+            if place.is_dir():
+                return place
+            place.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"nvme={directory}: {error.strerror}") from None
+        raise ConfigError(f"nvme={directory}: {place} is not a directory")
+    raise ConfigError(f"nvme={directory}: {directory.parent} does not exist; mkdir -p {directory}")
+
+
+def _check_mountpoint(mountpoint: Path) -> None:
+    # Before any stat: that could hang on a daemon which does not answer.
+    if mount := runtime.mount_at(mountpoint):
+        raise ConfigError(
+            f"{mountpoint} is already a mount point ({mount.fstype}); if it answers "
+            f"'{os.strerror(errno.ENOTCONN)}', its daemon has died: umount -l {mountpoint}"
+        )
+    try:
+        is_directory = mountpoint.is_dir()
+        mountpoint.stat()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"mount point {mountpoint} does not exist; mkdir -p {mountpoint}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"mount point {mountpoint}: {error.strerror}") from None
+    if not is_directory:
+        raise ConfigError(f"mount point {mountpoint} is not a directory")
+
+
+def _check_apart(name: str, path: Path, mountpoint: Path) -> None:
+    """Keep apart what would make a daemon wait for itself: what it needs, and its mount."""
+    real = Path(os.path.realpath(path))
+    if real.is_relative_to(mountpoint):
+        raise ConfigError(
+            f"{name}={path} is inside the mount point {mountpoint}; it must be elsewhere"
+        )
+    if mountpoint.is_relative_to(real):
+        raise ConfigError(f"mount point {mountpoint} is inside {name}={path}; it must be elsewhere")
+
+
+def _check_tier_directory(directory: Path, size: int) -> None:
+    place = _existing(directory)
+    if runtime.filesystem_magic(place) == _OVERLAYFS_MAGIC:
+        raise ConfigError(
+            f"nvme={directory} is on overlayfs, which kernel passthrough cannot stack on; "
+            "use a directory on ext4 or xfs, in a container a volume"
+        )
+    volume = os.statvfs(place)
+    if volume.f_flag & os.ST_RDONLY:
+        raise ConfigError(f"nvme={directory} is on a read-only file system")
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(f"nvme={directory}: uid {os.geteuid()} may not write to {place}")
+    if size > (most := volume.f_blocks * volume.f_frsize):
+        raise ConfigError(
+            f"nvme_size={format_size(size)}: more than the device has, {most // MIB}M"
+        )
+
+
+def _check_log(path: Path) -> None:
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(place, os.W_OK, effective_ids=True):
+        raise ConfigError(f"log={path}: expected a file that uid {os.geteuid()} may write")

@@ -1,0 +1,1 @@
+"""The life of objects and names, without a kernel in sight."""

@@ -1,0 +1,349 @@
+"""The background work: demote, promote, settle, census, sweep, and emptying the trash.
+
+Contract: nothing here is waited for by an operation, but for the census after a crash. A job works
+on one version of a sealed object; when its bytes are there, `_fit` looks whether the object is
+still that version and nobody writes it, and otherwise throws the bytes away. A job that fails
+leaves everything as it was and says so once. At most one job an object (`_jobs`).
+Not for choosing victims, nor for copying.
+"""
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from pathlib import Path
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.residency import Residency
+from kvfs.errors import KvfsError, NoSpaceError, TierError
+from kvfs.movement.movers import Moved, Movers, SourceChangedError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
+QUEUE_MAX = 1024  # promotions and settlements that wait; more are forgotten, they are optional
+GROWTH_PERIOD = 0.01  # s between two looks at files that are being written to RAM
+SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
+DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
+OPENS_REMEMBERED = 65536
+PAUSE = 1.0  # s without demotions after one failed
+GIVE_UP = 8  # failures in a row that end a write-back
+
+
+class Flow:
+    """Run `run()` in a nursery as long as the mount lives; `drain()` before it ends."""
+
+    def __init__(
+        self, residency: Residency, movers: Movers, *, promote_after: int, reclaimable: int
+    ) -> None:
+        self.residency = residency
+        self.movers = movers
+        self.promote_after = promote_after
+        self.reclaimable = reclaimable  # percent of RAM
+        self._jobs: set[int] = set()
+        self._wanted: OrderedDict[int, str] = OrderedDict()  # inode -> promote or settle
+        self._opens: OrderedDict[int, int] = OrderedDict()
+        self._slots = 2 * movers.workers
+        self._draining = False
+        self._demoting = 0  # bytes on their way to NVMe
+        self._failures = 0  # in a row
+        self._pause = 0.0  # no demotion before this time
+        self._started = time.time()
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs) + len(self._wanted)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._census)
+            nursery.start_soon(self._watch_growth)
+            nursery.start_soon(self._watch_space)
+            nursery.start_soon(self._dispatch, nursery)
+
+    # What others ask for
+
+    def opened(self, inode: Inode) -> None:
+        """An object was opened for reading: promote it when it is read again and again."""
+        residency = self.residency
+        if not self.promote_after or residency.ram is None or inode.ram_epoch == residency.ram.epoch:
+            return
+        count = self._opens.pop(inode.ino, 0) + 1
+        if count < self.promote_after:
+            self._opens[inode.ino] = count
+            if len(self._opens) > OPENS_REMEMBERED:
+                self._opens.popitem(last=False)
+        else:
+            self._want(inode.ino, "promote")
+
+    def settle(self, inode: Inode) -> None:
+        """An object was written directly to NVMe: hash and sync it."""
+        self._want(inode.ino, "settle")
+
+    def _want(self, ino: int, what: str) -> None:
+        if len(self._wanted) < QUEUE_MAX:
+            self._wanted[ino] = what
+            self.residency.wake()
+
+    async def matches(self, tier: Tier, inode: Inode) -> bool:
+        """Whether a backing file has the digest of its inode. Unreadable bytes do not match."""
+        path = tier.path(inode.ino, inode.version)
+        try:
+            found = await self.movers.read_through(path, inode.size, sync=False)
+        except (OSError, SourceChangedError, KvfsError) as error:
+            log.error("%s cannot be verified: %s", path, error)
+            return False
+        return found.digest == inode.digest
+
+    # Jobs
+
+    async def _dispatch(self, nursery: trio.Nursery) -> None:
+        residency = self.residency
+        while True:
+            residency.work = trio.Event()
+            await self._empty_trash()
+            if residency.census_done.is_set():
+                while len(self._jobs) < self._slots and (job := self._next_job()):
+                    self._jobs.add(job[0])
+                    nursery.start_soon(self._job, *job)
+            if not residency.trash:
+                await residency.work.wait()
+
+    def _next_job(self) -> tuple[int, Callable[[Inode], Awaitable[None]]] | None:
+        residency = self.residency
+        if self._behind():
+            for ino in residency.ram_only:
+                if ino not in self._jobs and not self._written(ino):
+                    return ino, self._demote
+        while self._wanted:
+            ino, what = self._wanted.popitem(last=False)
+            if ino not in self._jobs:
+                return ino, self._promote if what == "promote" else self._settle
+        return None
+
+    def _behind(self) -> bool:
+        """Whether more of RAM must be on NVMe than is, or is on its way there."""
+        residency = self.residency
+        if residency.ram is None or residency.nvme is None or trio.current_time() < self._pause:
+            return False
+        wanted = residency.ram.capacity * self.reclaimable // 100
+        return self._draining or residency.reclaimable + self._demoting < wanted
+
+    async def _job(self, ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
+        try:
+            inode = self.residency.inode(ino)
+            if inode is not None and inode.sealed and not self._written(ino):
+                await work(inode)
+        except (OSError, SourceChangedError, KvfsError) as error:
+            self.residency.counters["job_failures"] += 1
+            self._pause = trio.current_time() + PAUSE
+            self._failures += 1
+            log.warning("%s of inode %d failed, nothing is changed: %s", work.__name__, ino, error)
+        else:
+            self._failures = 0
+        finally:
+            self._jobs.discard(ino)
+            self.residency.wake()
+
+    def _written(self, ino: int) -> bool:
+        held = self.residency.open.get(ino)
+        return held is not None and held.writers > 0
+
+    def _fit(self, inode: Inode, version: int) -> Inode | None:
+        """The object, if it is still the one that a job was about."""
+        current = self.residency.inode(inode.ino)
+        if current is None or current.version != version or not current.links:
+            return None
+        return None if self._written(inode.ino) or not current.sealed else current
+
+    async def _demote(self, inode: Inode) -> None:
+        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        assert ram is not None and nvme is not None
+        cost = nvme.cost(inode.blocks)
+        if not residency.reserve(nvme, cost):
+            raise NoSpaceError(f"the NVMe tier has no room for {cost} bytes")
+        self._demoting += cost
+        try:
+            moved = await self._copy(inode, ram, nvme, sync=True)
+        finally:
+            nvme.reserved -= cost
+            self._demoting -= cost
+        if moved is not None:
+            residency.counters["demoted"] += 1
+
+    async def _promote(self, inode: Inode) -> None:
+        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        assert ram is not None and nvme is not None
+        cost = ram.cost(inode.blocks)
+        if residency.holders(inode) != [nvme]:
+            return
+        if not residency.reserve(ram, cost):
+            residency.counters["promotions_skipped"] += 1
+            return
+        try:
+            moved = await self._copy(inode, nvme, ram, sync=False)
+        finally:
+            ram.reserved -= cost
+        if moved is not None:
+            residency.counters["promoted"] += 1
+
+    async def _copy(self, inode: Inode, source: Tier, target: Tier, *, sync: bool) -> Moved | None:
+        """Copy a sealed object and enter the copy; None if the object changed meanwhile."""
+        ino, version, digest = inode.ino, inode.version, inode.digest
+        moved = await self.movers.copy(
+            source.path(ino, version), target.path(ino, version), inode.size, sync=sync, cold=True
+        )
+        current = self._fit(inode, version)
+        sound = not digest or digest == moved.digest
+        if current is None or not sound:
+            self.residency.trash.append((target, ino, version))
+            if current is not None:
+                raise TierError(f"{source.path(ino, version)}: its bytes do not match their digest")
+            return None
+        self.residency.add_copy(current, target, moved.blocks, moved.digest)
+        return moved
+
+    async def _settle(self, inode: Inode) -> None:
+        version, nvme = inode.version, self.residency.nvme
+        if nvme is None or not inode.on_nvme:
+            return
+        path = nvme.path(inode.ino, version)
+        found = await self.movers.read_through(path, inode.size, sync=True)
+        current = self._fit(inode, version)
+        if current is not None:
+            current.digest = found.digest
+            with self.residency.catalog.batch() as batch:
+                batch.put(current)
+            self.residency.counters["settled"] += 1
+
+    # Writing back
+
+    def write_back(self) -> tuple[int, int]:
+        """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
+        residency = self.residency
+        left = [residency.inode(ino) for ino in residency.ram_only]
+        if residency.nvme is None or not left:
+            self._draining = False
+            return 0, 0
+        self._draining = True
+        residency.wake()
+        return sum(Tier.cost(inode.blocks) for inode in left if inode), len(left)
+
+    async def drain(self) -> None:
+        """Write back until all is on NVMe, or NVMe takes no more."""
+        self._failures = 0
+        while (left := self.write_back())[1]:
+            if self._failures >= GIVE_UP:
+                log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
+                break
+            await trio.sleep(0.02)
+        self._draining = False
+
+    # Looking after the tiers
+
+    async def _empty_trash(self) -> None:
+        trash = self.residency.trash
+        while trash:
+            batch, trash[:] = trash[:64], trash[64:]
+            await trio.to_thread.run_sync(_unlink_all, batch)
+
+    async def _watch_growth(self) -> None:
+        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs."""
+        residency = self.residency
+        while True:
+            await residency.writing.wait()
+            for held in list(residency.staging.values()):
+                size = os.fstat(held.fd).st_blocks * 512
+                if size > held.reserved:
+                    more = size + size // 4 - held.reserved
+                    held.reserved += more
+                    held.tier.reserved += more
+                    residency.make_room(held.tier)
+            if not residency.staging:
+                residency.writing = trio.Event()
+            else:
+                await trio.sleep(GROWTH_PERIOD)
+
+    async def _watch_space(self) -> None:
+        """Others may fill the file system that the NVMe tier is on: take less, then."""
+        residency, nvme = self.residency, self.residency.nvme
+        while nvme is not None:
+            try:
+                found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
+            except OSError as error:
+                nvme.failed("statfs", 0, error)
+            else:
+                spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
+                left = max(0, found.f_bavail * found.f_frsize - spare)
+                nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
+                if residency.census_done.is_set():
+                    residency.make_room(nvme)
+            residency.wake()
+            await trio.sleep(SPACE_PERIOD)
+
+    async def _census(self) -> None:
+        """Count what earlier sessions left; drop names whose bytes went away with RAM."""
+        residency = self.residency
+        at = 0
+        while at < residency.first_new:
+            inodes = residency.catalog.inodes_after(at, CENSUS_STEP)
+            for inode in inodes:
+                if inode.ino >= residency.first_new:
+                    break
+                current = residency.inode(inode.ino)
+                if current is not None and residency.is_lost(current):
+                    residency.drop(current, "lost")
+                    await trio.lowlevel.checkpoint()
+                elif current is not None:
+                    residency.count_past(current)
+            if not inodes:
+                break
+            at = inodes[-1].ino
+            await trio.lowlevel.checkpoint()
+        residency.end_census()
+        residency.wake()
+        for tier in residency.tiers:
+            await self._sweep(tier)
+
+    async def _sweep(self, tier: Tier) -> None:
+        """Unlink backing files that no inode means: what a crash left half done."""
+        residency, files = self.residency, tier.files()
+        while True:
+            try:
+                found = await trio.to_thread.run_sync(lambda: list(islice(files, 512)))
+            except OSError as error:
+                tier.failed("sweep", 0, error)
+                return
+            if not found:
+                return
+            for ino, version, path in found:
+                if ino >= residency.first_new or ino in self._jobs or ino in residency.busy:
+                    continue
+                inode = residency.inode(ino) if ino else None
+                if inode is None or inode.version != version or tier not in residency.holders(inode):
+                    if ino or await trio.to_thread.run_sync(_older, path, self._started):
+                        await trio.to_thread.run_sync(_unlink, path)
+                        residency.counters["swept"] += 1
+            await trio.lowlevel.checkpoint()
+
+
+def _unlink_all(batch: list[tuple[Tier, int, int]]) -> None:
+    for tier, ino, version in batch:
+        tier.unlink(ino, version)
+
+
+def _unlink(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _older(path: str, moment: float) -> bool:
+    """Whether a half-made file is from before this daemon: by ctime, which nobody can set."""
+    try:
+        return os.stat(path).st_ctime < moment
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,428 @@
+"""The content of files: open, create, rewrite, seal, release.
+
+Contract: handles come and go here; the kernel's face only numbers them. An object with a writer
+is staging: one copy, nothing moves. It is sealed when its last writer's FLUSH is answered, and
+what follows (copies, digests) waits until that writer's handle is released, because a duplicate of
+its descriptor may still write.
+
+Concurrency: a backing file is opened or replaced under the inode's lock (`_held`), the only one
+there is; it is held across awaits of worker threads, never across another inode's lock. Names may
+change meanwhile, so what an await may have made untrue is looked at again after it. Everything
+else is synchronous.
+Not for names, nor for choosing victims.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
+
+import trio
+
+from kvfs.catalog import Dentry, Inode
+from kvfs.core.residency import OpenObject, Residency
+from kvfs.errors import NoSpaceError, NotFoundError, StaleError, TierError, TooLargeError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+SIZE_MAX = (1 << 63) - 4096
+
+
+class Backings(Protocol):
+    """Who lets the kernel read and write a backing file by itself."""
+
+    def register(self, fd: int) -> int:
+        """An id > 0 for the open file, or 0 if the daemon must serve its bytes."""
+        ...
+
+    def release(self, backing_id: int) -> None:
+        """No handle uses the id any more."""
+        ...
+
+
+class Verifier(Protocol):
+    """Who can read a backing file through and compare it with a digest."""
+
+    async def matches(self, tier: Tier, inode: Inode) -> bool: ...
+
+
+class Objects:
+    """`promote(inode)` and `settle(inode)` are told of what the movers might do."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        backings: Backings,
+        verifier: Verifier,
+        *,
+        durable_through: int,
+        promote: Callable[[Inode], None],
+        settle: Callable[[Inode], None],
+    ) -> None:
+        self.residency = residency
+        self.catalog = residency.catalog
+        self.backings = backings
+        self.verifier = verifier
+        self.durable_through = durable_through
+        self.promote = promote
+        self.settle = settle
+
+    @asynccontextmanager
+    async def _held(self, ino: int) -> AsyncIterator[None]:
+        """The inode's lock; without a rival it costs no turn of the loop."""
+        locks = self.residency.busy
+        lock = locks.get(ino)
+        if lock is None:
+            lock = locks[ino] = trio.Lock()
+        try:
+            lock.acquire_nowait()
+        except trio.WouldBlock:
+            await lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+            if not lock.statistics().tasks_waiting and locks.get(ino) is lock:
+                del locks[ino]
+
+    @staticmethod
+    async def _io(tier: Tier, call: Callable[[], T]) -> T:
+        """Run a tier's system call where it may take its time."""
+        return await trio.to_thread.run_sync(call) if tier.slow else call()
+
+    # Opening
+
+    async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
+        """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
+        async with self._held(ino):
+            held = self.residency.open.get(ino)
+            if held is None:
+                inode = self.catalog.inode(ino)
+                if inode is None:
+                    raise StaleError(f"inode {ino} is gone")
+                if writable and truncate:
+                    held = await self._replace(inode)
+                    held.writers += 1
+                    return held
+                held = await self._begin(inode, writable=writable)
+            held.readers += 1  # keeps it while we wait
+            if writable:
+                try:
+                    await self._make_writable(held)
+                    if truncate:
+                        os.ftruncate(held.fd, 0)
+                except BaseException:
+                    await self.release(held, writable=False)
+                    raise
+                held.readers -= 1
+                held.writers += 1
+            return held
+
+    async def _begin(self, inode: Inode, *, writable: bool) -> OpenObject:
+        """Open the best copy that is what it should be."""
+        for tier in self.residency.holders(inode):
+            try:
+                fd = await self._io(
+                    tier, lambda t=tier: t.open(inode.ino, inode.version, writable=writable)
+                )
+            except NotFoundError as error:
+                self._missing(inode, tier, str(error))
+                continue
+            except TierError:
+                continue  # logged by the tier; the copy may be readable again later
+            if await self._sound(inode, tier, fd):
+                return self._opened(inode, tier, fd, writable=writable)
+            os.close(fd)
+        self.residency.counters["misses"] += 1
+        self._drop_if_lost(inode)
+        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            os.close(fd)
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        held = OpenObject(current, tier, fd, writable, accounted=True)
+        held.backing_id = self._register(held)
+        self.residency.open[inode.ino] = held
+        tier.hits += 1
+        if not writable:
+            self.residency.touch(current)
+            self.promote(current)
+            if held.backing_id:
+                os.close(fd)  # the kernel has its own reference
+                held.fd = -1
+        return held
+
+    def _register(self, held: OpenObject) -> int:
+        backing_id = self.backings.register(held.fd)
+        self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
+        return backing_id
+
+    async def _sound(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Whether the file is the one that was sealed; what is not, goes into quarantine."""
+        found = os.fstat(fd)
+        same = found.st_mtime_ns == inode.backing_mtime_ns
+        trusted = inode.session <= self.durable_through or inode.session == self.residency.session
+        if found.st_size == inode.size and same and (trusted or tier is self.residency.ram):
+            return True
+        # Written to behind our back, or last written before a crash: only the digest can tell.
+        if found.st_size == inode.size and inode.digest:
+            if await self.verifier.matches(tier, inode):
+                current = self.catalog.inode(inode.ino)
+                if current is not None and current.version == inode.version:
+                    inode.session = current.session = self.residency.session
+                    current.backing_mtime_ns = inode.backing_mtime_ns = found.st_mtime_ns
+                    with self.catalog.batch() as batch:
+                        batch.put(current)
+                return True
+            why = "its bytes do not match their digest"
+        elif found.st_size != inode.size:
+            why = f"it has {found.st_size} bytes, expected {inode.size}"
+        else:
+            why = "it was written to, or not synced before a crash, and has no digest"
+        log.error(
+            "%s tier: %s is quarantined: %s", tier.name, tier.path(inode.ino, inode.version), why
+        )
+        self.residency.counters["quarantined"] += 1
+        await self._io(tier, lambda: tier.quarantine(inode.ino, inode.version))
+        self._lose(inode, tier)
+        return False
+
+    def _missing(self, inode: Inode, tier: Tier, reason: str) -> None:
+        if not tier.present():
+            tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
+            return
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            return  # it was dropped or rewritten while we waited
+        log.error("%s", reason)
+        self.residency.counters["missing"] += 1
+        self._lose(inode, tier)
+
+    def _lose(self, inode: Inode, tier: Tier) -> None:
+        """A copy is no more. The object goes with its last one."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            return
+        if len(self.residency.holders(current)) > 1:
+            self.residency.drop_copy(current, tier)
+        else:
+            self.residency.drop(current, "lost")
+
+    def _drop_if_lost(self, inode: Inode) -> None:
+        current = self.catalog.inode(inode.ino)
+        if current is not None and self.residency.is_lost(current):
+            self.residency.drop(current, "lost")
+
+    # Writing
+
+    async def create(
+        self, parent: int, name: bytes, make: Callable[[], Inode]
+    ) -> OpenObject:
+        """A new file with its first writer. `make` gives the inode, or raises what forbids it.
+
+        It is called after the last await, so that its checks still hold when its names are
+        committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
+        """
+        catalog, residency = self.catalog, self.residency
+        tier, reserved = await residency.choose(parent, name)
+        ino = catalog.next_id()
+        try:
+            fd = await self._io(tier, lambda: tier.create(ino, 1))
+            try:
+                inode = make()
+                inode.ino = ino
+                inode.version = 1
+                inode.links = ((parent, ino),)
+                residency.set_holder(inode, tier, holds=True)
+                directory = residency.inode(parent)
+                assert directory is not None  # make() has looked
+                directory.mtime_ns = directory.ctime_ns = inode.ctime_ns
+                with catalog.batch() as batch:
+                    batch.put(inode)
+                    batch.link(parent, Dentry(name, ino, ino))
+                    batch.mark_unfinished(ino)
+                    batch.put(directory)
+            except BaseException:
+                os.close(fd)
+                residency.trash.append((tier, ino, 1))
+                residency.wake()
+                raise
+        except BaseException:
+            tier.reserved -= reserved
+            raise
+        held = OpenObject(inode, tier, fd, writable=True, writers=1, reserved=reserved)
+        held.backing_id = self._register(held)
+        residency.open[ino] = held
+        residency.stage(held)
+        residency.counters["created"] += 1
+        return held
+
+    async def _replace(self, inode: Inode) -> OpenObject:
+        """Nobody has it open and its content is to go: begin a new one where there is room."""
+        residency = self.residency
+        parent, name = self._some_name(inode)
+        tier, reserved = await residency.choose(parent, name)
+        version = inode.version + 1
+        try:
+            fd = await self._io(tier, lambda: tier.create(inode.ino, version))
+            current = self.catalog.inode(inode.ino)
+            if current is None or current.version != inode.version:
+                os.close(fd)
+                residency.trash.append((tier, inode.ino, version))
+                residency.wake()
+                raise StaleError(f"inode {inode.ino} went away while it was opened")
+        except BaseException:
+            tier.reserved -= reserved
+            raise
+        self._restage(current, version, keep=None)
+        residency.set_holder(current, tier, holds=True)
+        current.size = current.blocks = 0
+        with self.catalog.batch() as batch:
+            batch.put(current)
+            batch.mark_unfinished(current.ino)
+        held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
+        held.backing_id = self._register(held)
+        residency.open[current.ino] = held
+        residency.stage(held)
+        return held
+
+    def _some_name(self, inode: Inode) -> tuple[int, bytes]:
+        for parent, cookie in inode.links:
+            entry = self.catalog.dentry(parent, cookie)
+            if entry is not None:
+                return parent, entry.name
+        return 0, b""
+
+    def _restage(self, inode: Inode, version: int, *, keep: Tier | None) -> None:
+        """A sealed inode becomes staging: out of the accounts, its copies thrown away but one."""
+        residency = self.residency
+        residency.dismiss(inode)
+        for tier in residency.holders(inode):
+            if tier is not keep:
+                residency.discard_copy(inode, tier)
+                residency.set_holder(inode, tier, holds=False)
+        inode.version = version
+        inode.sealed = False
+        inode.digest = b""
+
+    async def _make_writable(self, held: OpenObject) -> None:
+        """A writer comes. Readers keep what they have: all share one backing file.
+
+        The file gets the new version's name before the record does: a crash between the two makes
+        the object a miss, whatever was written.
+        """
+        residency, inode, tier = self.residency, held.inode, held.tier
+        if not held.writable:
+            fd = await self._io(tier, lambda: tier.open(inode.ino, inode.version, writable=True))
+            if held.fd >= 0:
+                os.close(held.fd)
+            held.fd, held.writable = fd, True
+        if held.writers or not held.accounted:
+            return
+        old, new = inode.version, inode.version + 1
+        if inode.links:
+            await self._io(tier, lambda: tier.rename(inode.ino, old, new))
+        if not inode.links:  # unlinked while we waited: nobody will look for a version
+            new = old
+        held.reserved = tier.cost(inode.blocks)
+        self._restage(inode, new, keep=tier)
+        held.accounted = False
+        residency.stage(held)
+        tier.reserved += held.reserved
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.mark_unfinished(inode.ino)
+
+    async def truncate(self, ino: int, size: int) -> Inode:
+        """Set the size, growing with zeros. Raises TooLargeError and what `open` raises."""
+        if size > SIZE_MAX:
+            raise TooLargeError(f"size {size}, expected at most {SIZE_MAX}")
+        held = await self.open(ino, writable=True, truncate=size == 0)
+        try:
+            if held.tier.slow:
+                await trio.to_thread.run_sync(os.ftruncate, held.fd, size)
+            else:
+                os.ftruncate(held.fd, size)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise NoSpaceError(f"{held.tier.name} tier: {error}") from error
+            if error.errno == errno.EFBIG:
+                raise TooLargeError(f"size {size}: {error}") from error
+            raise held.tier.failed("truncate", ino, error) from error
+        finally:
+            self.flush(held, writable=True)
+            await self.release(held, writable=True)
+        return held.inode
+
+    # Sealing
+
+    def measure(self, held: OpenObject) -> None:
+        """Bring the record of an object that is being written up to what its file says now."""
+        if held.writers and held.fd >= 0:
+            found = os.fstat(held.fd)
+            inode = held.inode
+            inode.size, inode.blocks = found.st_size, found.st_blocks
+            if found.st_mtime_ns != inode.backing_mtime_ns:
+                inode.mtime_ns = inode.backing_mtime_ns = found.st_mtime_ns
+                inode.ctime_ns = max(inode.ctime_ns, found.st_mtime_ns)
+
+    def flush(self, held: OpenObject, *, writable: bool) -> None:
+        """A descriptor was closed; if it was the only writer's the object is sealed."""
+        if writable and held.writers == 1 and held.inode.links:
+            self._seal(held)
+
+    def _seal(self, held: OpenObject) -> None:
+        inode = held.inode
+        before = (inode.size, inode.backing_mtime_ns) if inode.sealed else None
+        self.measure(held)
+        if before == (inode.size, inode.backing_mtime_ns):
+            return
+        inode.sealed = True
+        inode.session = self.residency.session
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.mark_finished(inode.ino)
+        self.residency.counters["sealed"] += 1
+
+    async def release(self, held: OpenObject, *, writable: bool) -> None:
+        """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
+        residency, inode = self.residency, held.inode
+        if writable:
+            if held.writers == 1:
+                self._end_of_writing(held)
+            held.writers -= 1
+        else:
+            held.readers -= 1
+        if held.readers or held.writers:
+            return
+        del residency.open[inode.ino]
+        if not inode.links:
+            with self.catalog.batch() as batch:
+                residency.forget(inode, batch, accounted=held.accounted)
+        if held.backing_id:
+            self.backings.release(held.backing_id)
+        if held.fd >= 0:
+            if held.tier.slow and writable:
+                await trio.to_thread.run_sync(os.close, held.fd)
+            else:
+                os.close(held.fd)
+
+    def _end_of_writing(self, held: OpenObject) -> None:
+        residency, inode = self.residency, held.inode
+        held.tier.reserved -= held.reserved
+        held.reserved = 0
+        residency.staging.pop(inode.ino, None)
+        if inode.links:
+            self._seal(held)
+            parent, name = self._some_name(inode)
+            residency.sizes.learn(parent, name, inode.blocks * 512)
+            residency.admit(inode)
+            held.accounted = True
+            if held.tier is residency.nvme:
+                self.settle(inode)

@@ -1,0 +1,344 @@
+"""Which copies there are, what room they take, and what goes when room is needed.
+
+Contract: all methods are synchronous and change the catalog and the accounts in one step, so an
+await elsewhere never sees half of a change. Unlinking backing files, which may wait for a disk, is
+left to whoever empties `trash`.
+
+Invariants, between any two awaits of the daemon:
+- `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
+- A sealed object without a writer is accounted: its cost is in `used` of each tier that holds it,
+  and it is in exactly one of `ram_only` and `ram_clean` if RAM holds it, in `on_nvme` if NVMe does.
+- An object with a writer has one copy, is in no list, and its room is `reserved`.
+- What the census has not yet reached is neither accounted nor a victim.
+Not for opening files, nor for moving bytes.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from kvfs.catalog import Batch, Catalog, Dentry, Inode
+from kvfs.core.sizes import ExpectedSizes
+from kvfs.errors import NoSpaceError
+from kvfs.eviction import LeastRecentlyUsed
+from kvfs.tiers import NvmeTier, RamTier, Tier
+
+log = logging.getLogger(__name__)
+
+HOUR = 3600 * 10**9
+UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+HEADROOM = 16  # a sixteenth of RAM stays free for files that outgrow their reservation
+
+
+@dataclass(slots=True, eq=False)
+class OpenObject:
+    """An inode with handles. All handles share its tier, its backing file and its backing id."""
+
+    inode: Inode
+    tier: Tier
+    fd: int
+    writable: bool  # whether fd is
+    backing_id: int = 0  # 0: the daemon serves the bytes itself
+    readers: int = 0
+    writers: int = 0
+    reserved: int = 0
+    accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
+
+
+class Residency:
+    """`gone(parent, name, ino)` is called for each name that eviction takes away."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        ram: RamTier | None,
+        nvme: NvmeTier | None,
+        *,
+        session: int,
+        gone: Callable[[int, bytes, int], None],
+    ) -> None:
+        self.catalog = catalog
+        self.ram = ram
+        self.nvme = nvme
+        self.session = session
+        self.gone = gone
+        self.tiers: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
+        self.sizes = ExpectedSizes()
+        self.counters: Counter[str] = Counter()
+        self.open: dict[int, OpenObject] = {}
+        self.busy: dict[int, trio.Lock] = {}  # inodes whose backing is being opened or changed
+        self.ram_only = LeastRecentlyUsed()
+        self.ram_clean = LeastRecentlyUsed()
+        self.on_nvme = LeastRecentlyUsed()
+        self.clean_bytes = 0  # of RAM, that are on NVMe as well
+        self.staging: dict[int, OpenObject] = {}  # objects with writers
+        self.writing = trio.Event()  # set while there are any
+        self.trash: list[tuple[Tier, int, int]] = []
+        self.work = trio.Event()  # something for the movers, or for whoever empties the trash
+        self.census_done = trio.Event()
+        self.counted_to = 0  # inode number that the census has reached
+        self.first_new = 0  # inode numbers from here on were made in this session
+        self._counted_early: set[int] = set()
+
+    def wake(self) -> None:
+        self.work.set()
+
+    def stage(self, held: OpenObject) -> None:
+        self.staging[held.inode.ino] = held
+        self.writing.set()
+
+    # What there is
+
+    def inode(self, ino: int) -> Inode | None:
+        held = self.open.get(ino)
+        return self.catalog.inode(ino) if held is None else held.inode
+
+    def holders(self, inode: Inode) -> list[Tier]:
+        """The tiers that hold a copy, fastest first."""
+        found: list[Tier] = []
+        if self.ram is not None and inode.ram_epoch == self.ram.epoch:
+            found.append(self.ram)
+        if self.nvme is not None and inode.on_nvme:
+            found.append(self.nvme)
+        return found
+
+    def set_holder(self, inode: Inode, tier: Tier, *, holds: bool) -> None:
+        if self.ram is not None and tier is self.ram:
+            inode.ram_epoch = self.ram.epoch if holds else 0
+        else:
+            inode.on_nvme = holds
+
+    def is_lost(self, inode: Inode) -> bool:
+        """Whether nothing holds the bytes of this file any more: the RAM tier went away."""
+        return inode.is_file and inode.ino not in self.open and not self.holders(inode)
+
+    # Accounts
+
+    def _counted(self, ino: int) -> bool:
+        return (
+            self.census_done.is_set()
+            or ino <= self.counted_to
+            or ino >= self.first_new
+            or ino in self._counted_early
+        )
+
+    def count_past(self, inode: Inode) -> None:
+        """The census reached an inode of an earlier session."""
+        if inode.ino in self._counted_early:
+            self._counted_early.remove(inode.ino)
+        elif inode.is_file and inode.sealed and inode.ino not in self.open:
+            self._count(inode)
+            hour = inode.atime_ns // HOUR
+            holders = self.holders(inode)
+            for tier in holders:
+                if tier is self.nvme:
+                    self.on_nvme.add_past(inode.ino, hour)
+                else:
+                    self._list_of(tier, holders).touch(inode.ino)
+        self.counted_to = inode.ino
+
+    def end_census(self) -> None:
+        self.census_done.set()
+        self._counted_early.clear()
+
+    def _count(self, inode: Inode, sign: int = 1) -> None:
+        holders = self.holders(inode)
+        for tier in holders:
+            tier.used += sign * tier.cost(inode.blocks)
+            tier.objects += sign
+        if len(holders) > 1:
+            self.clean_bytes += sign * Tier.cost(inode.blocks)
+
+    def _list_of(self, tier: Tier, holders: list[Tier]) -> LeastRecentlyUsed:
+        if tier is self.nvme:
+            return self.on_nvme
+        return self.ram_clean if len(holders) > 1 else self.ram_only
+
+    def admit(self, inode: Inode) -> None:
+        """A sealed object without writers enters the accounts, as the youngest."""
+        if not self._counted(inode.ino):
+            self._counted_early.add(inode.ino)
+        self._count(inode)
+        self.touch(inode)
+        self.wake()
+
+    def touch(self, inode: Inode) -> None:
+        holders = self.holders(inode)
+        for tier in holders:
+            self._list_of(tier, holders).touch(inode.ino)
+
+    def dismiss(self, inode: Inode) -> None:
+        """An object leaves the accounts: it is rewritten, unlinked or dropped."""
+        if not self._counted(inode.ino):
+            self._counted_early.add(inode.ino)  # and the census will pass it by
+            return
+        self._count(inode, -1)
+        for listed in (self.ram_only, self.ram_clean, self.on_nvme):
+            listed.discard(inode.ino)
+
+    def discard_copy(self, inode: Inode, tier: Tier) -> None:
+        """Throw one backing file away; the caller has seen to record and accounts."""
+        self.trash.append((tier, inode.ino, inode.version))
+        self.wake()
+
+    # Changes of a sealed object that no writer has
+
+    def add_copy(self, inode: Inode, tier: Tier, blocks: int, digest: bytes) -> None:
+        """A mover has made a copy. What the caller had reserved for it, the caller gives back."""
+        self.dismiss(inode)
+        self.set_holder(inode, tier, holds=True)
+        inode.digest = digest
+        inode.blocks = max(inode.blocks, blocks)
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+        self.admit(inode)
+
+    def drop_copy(self, inode: Inode, tier: Tier) -> None:
+        """One copy goes, another one stays."""
+        self.dismiss(inode)
+        self.discard_copy(inode, tier)
+        self.set_holder(inode, tier, holds=False)
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+        self.admit(inode)
+
+    def drop(self, inode: Inode, reason: str) -> None:
+        """The object goes with all its names; kernel entries are invalidated."""
+        names: list[tuple[int, Dentry]] = []
+        with self.catalog.batch() as batch:
+            for parent, cookie in inode.links:
+                entry = self.catalog.dentry(parent, cookie)
+                if entry is not None:
+                    batch.unlink(parent, entry)
+                    names.append((parent, entry))
+            self.forget(inode, batch)
+        self.counters["dropped"] += 1
+        self.counters[f"dropped_{reason}"] += 1
+        for parent, entry in names:
+            self.gone(parent, entry.name, inode.ino)
+
+    def forget(self, inode: Inode, batch: Batch, *, accounted: bool | None = None) -> None:
+        """Remove the record and all copies of an inode; its names are the caller's."""
+        batch.delete(inode)
+        batch.mark_finished(inode.ino)
+        if inode.is_file:
+            if inode.sealed if accounted is None else accounted:
+                self.dismiss(inode)
+            for tier in self.holders(inode):
+                self.discard_copy(inode, tier)
+
+    # Room
+
+    async def choose(self, parent: int, name: bytes) -> tuple[Tier, int]:
+        """The tier for a new file, with the bytes reserved there. Raises NoSpaceError.
+
+        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
+        the kernel, where kvfs cannot help it any more.
+        """
+        expected = self.sizes.expect(parent, name)
+        wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        order = self.tiers if expected is not None else self.tiers[::-1]
+        if not self.census_done.is_set() and self.ram is not None and not self.ram.adopted:
+            order = self.tiers  # the fresh RAM tier's account is right before the census is done
+        for tier in order:
+            if not (self.ram is not None and tier is self.ram and not self.ram.adopted):
+                await self.census_done.wait()
+            least = min(wanted, tier.capacity // 4) if expected is None else wanted
+            if self.reserve(tier, least):
+                return tier, least
+        if self.ram is not None and self._lose_for(wanted):
+            return self.ram, wanted
+        raise NoSpaceError(
+            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
+            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in self.tiers)
+        )
+
+    def reserve(self, tier: Tier, wanted: int) -> bool:
+        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost."""
+        spare = self.headroom if tier is self.ram else 0
+        if wanted + spare > tier.capacity - tier.reserved:
+            return False
+        while tier.free - spare < wanted:
+            if not self._reclaim(tier):
+                return False
+        tier.reserved += wanted
+        return True
+
+    def _lose_for(self, wanted: int) -> bool:
+        """No tier below takes what RAM holds: lose the oldest of it."""
+        assert self.ram is not None
+        if wanted + self.headroom > self.ram.capacity - self.ram.reserved:
+            return False
+        while not self.reserve(self.ram, wanted):
+            if not self._drop_ram_only():
+                return False
+        return True
+
+    @property
+    def headroom(self) -> int:
+        return 0 if self.ram is None else self.ram.capacity // HEADROOM
+
+    def make_room(self, tier: Tier) -> None:
+        """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
+
+        In RAM this goes as far as losing objects that no other tier holds: a writer that gets
+        ENOSPC from the kernel is worse off.
+        """
+        least = self.headroom // 2 if tier is self.ram else 0
+        while tier.free < least and (
+            self._reclaim(tier) or (tier is self.ram and self._drop_ram_only())
+        ):
+            pass
+
+    def _reclaim(self, tier: Tier) -> bool:
+        """Make some room at once; False if that would lose something that fits elsewhere."""
+        if tier is self.ram:
+            if self.nvme is None:
+                return self._drop_ram_only()
+            inode = self.victim(self.ram_clean, tier)
+            if inode is not None:
+                self.drop_copy(inode, tier)
+            return inode is not None
+        inode = self.victim(self.on_nvme, tier)
+        if inode is None:
+            return False
+        if len(self.holders(inode)) > 1:
+            self.drop_copy(inode, tier)
+        else:
+            self.drop(inode, "evicted")
+        return True
+
+    def _drop_ram_only(self) -> bool:
+        assert self.ram is not None
+        inode = self.victim(self.ram_only, self.ram)
+        if inode is not None:
+            self.drop(inode, "evicted")
+        return inode is not None
+
+    def victim(self, listed: LeastRecentlyUsed, tier: Tier) -> Inode | None:
+        """Take the oldest object of a list that is really there and not in use."""
+        in_use = []
+        found = None
+        while (ino := listed.take_oldest()) is not None:
+            if ino in self.open or ino in self.busy:
+                in_use.append(ino)
+                continue
+            inode = self.catalog.inode(ino)
+            if inode is None or not inode.sealed or tier not in self.holders(inode):
+                continue
+            if self._list_of(tier, self.holders(inode)) is listed:
+                found = inode
+                break
+        for ino in in_use:
+            listed.touch(ino)
+        return found
+
+    @property
+    def reclaimable(self) -> int:
+        """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
+        if self.ram is None:
+            return 0
+        return self.ram.free + self.clean_bytes

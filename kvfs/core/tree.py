@@ -1,0 +1,417 @@
+"""Names: directories, links, renames, attributes that are not content.
+
+Contract: every method is synchronous and is one catalog batch; what it checks still holds when it
+commits. Permissions are the kernel's business (default_permissions). Not for content.
+"""
+
+import stat
+import time
+from collections.abc import Callable, Sequence
+
+from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
+from kvfs.core.residency import Residency
+from kvfs.errors import (
+    AttributeTooLargeError,
+    ExistsError,
+    InvalidError,
+    IsADirError,
+    NameTooLongError,
+    NoAttributeError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    StaleError,
+    TooManyLinksError,
+    UnsupportedError,
+)
+
+NAME_MAX = 255
+TARGET_MAX = 4095
+XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
+XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
+COOKIE_SELF, COOKIE_PARENT = 1, 2
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
+
+
+class Tree:
+    """`gone(parent, name, ino)` is called for names found to have lost their bytes."""
+
+    def __init__(
+        self, residency: Residency, *, now: Callable[[], int] = time.time_ns
+    ) -> None:
+        self.residency = residency
+        self.catalog: Catalog = residency.catalog
+        self.now = now
+
+    def make_root(self, *, uid: int, gid: int) -> None:
+        if self.catalog.inode(ROOT_INO) is None:
+            inode = self.new(stat.S_IFDIR | 0o755, uid, gid)
+            inode.ino = ROOT_INO
+            inode.links = ((ROOT_INO, COOKIE_SELF),)
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+
+    def new(self, mode: int, uid: int, gid: int) -> Inode:
+        """An inode without number and names."""
+        now = self.now()
+        return Inode(
+            ino=0, mode=mode, uid=uid, gid=gid, atime_ns=now, mtime_ns=now, ctime_ns=now, links=()
+        )
+
+    # Looking
+
+    def inode(self, ino: int) -> Inode:
+        found = self.residency.inode(ino)
+        if found is None:
+            raise StaleError(f"inode {ino} is gone")
+        return found
+
+    def directory(self, ino: int) -> Inode:
+        found = self.inode(ino)
+        if not found.is_dir:
+            raise NotADirError(f"inode {ino} is not a directory")
+        return found
+
+    def lookup(self, parent: int, name: bytes) -> Inode:
+        """The inode of a name. Raises NotFoundError, also if its bytes went away with RAM."""
+        _check_name(name)
+        if name == b".":
+            return self.directory(parent)
+        if name == b"..":
+            return self.directory(self.directory(parent).links[0][0])
+        entry = self.catalog.lookup(parent, name)
+        if entry is None:
+            if self.residency.inode(parent) is None:
+                raise StaleError(f"directory {parent} is gone")
+            raise NotFoundError(f"no {name!r} in directory {parent}")
+        return self._living(entry)
+
+    def _living(self, entry: Dentry) -> Inode:
+        inode = self.inode(entry.ino)
+        if self.residency.is_lost(inode):
+            self.residency.drop(inode, "lost")
+            raise NotFoundError(f"the bytes of {entry.name!r} went away with the RAM tier")
+        return inode
+
+    def _entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
+        """A name that really stands for something, with its inode."""
+        _check_name(name)
+        entry = self.catalog.lookup(parent, name)
+        if entry is None:
+            return None
+        try:
+            return entry, self._living(entry)
+        except NotFoundError:
+            return None
+
+    def _expect(self, parent: int, name: bytes) -> tuple[Dentry, Inode]:
+        found = self._entry(parent, name)
+        if found is None:
+            raise NotFoundError(f"no {name!r} in directory {parent}")
+        return found
+
+    def read(self, ino: int, cookie: int, limit: int) -> Sequence[tuple[bytes, Inode, int]]:
+        """(name, inode, cookie) of up to `limit` entries behind a cookie; fewer only at the end.
+
+        An entry that is there all the time is seen once, whatever comes and goes meanwhile.
+        """
+        found: list[tuple[bytes, Inode, int]] = []
+        directory = self.residency.inode(ino)
+        if directory is None or not directory.links:
+            return found  # removed while open
+        if cookie < COOKIE_SELF:
+            found.append((b".", directory, COOKIE_SELF))
+        if cookie < COOKIE_PARENT:
+            found.append((b"..", self.directory(directory.links[0][0]), COOKIE_PARENT))
+            cookie = COOKIE_PARENT
+        while len(found) < limit:
+            wanted = limit - len(found)
+            entries = self.catalog.entries_after(ino, cookie, wanted)
+            inodes = self.catalog.inodes([entry.ino for entry in entries])
+            for entry, stored in zip(entries, inodes, strict=True):
+                cookie = entry.cookie
+                held = self.residency.open.get(entry.ino)
+                inode = stored if held is None else held.inode
+                if inode is None:
+                    continue
+                if self.residency.is_lost(inode):
+                    self.residency.drop(inode, "lost")
+                    continue
+                found.append((entry.name, inode, entry.cookie))
+            if len(entries) < wanted:
+                break
+        return found
+
+    # Making
+
+    def check_new(self, parent: int, name: bytes) -> Inode:
+        """The directory that a new name may be made in."""
+        directory = self.directory(parent)
+        if not directory.links:
+            raise NotFoundError(f"directory {parent} was removed")
+        if name in {b".", b".."} or self._entry(parent, name) is not None:
+            raise ExistsError(f"{name!r} exists in directory {parent}")
+        return directory
+
+    def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
+        """A new inode as `directory` wants it: a setgid directory passes its group on."""
+        if directory.mode & stat.S_ISGID:
+            gid = directory.gid
+            if stat.S_ISDIR(mode):
+                mode |= stat.S_ISGID
+        return self.new(mode, uid, gid)
+
+    def make(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        *,
+        rdev: int = 0,
+        target: bytes = b"",
+    ) -> Inode:
+        """A directory, symbolic link, fifo, socket or device node."""
+        if len(target) > TARGET_MAX:
+            raise NameTooLongError(f"link target of {len(target)} bytes, at most {TARGET_MAX}")
+        directory = self.check_new(parent, name)
+        inode = self.born(directory, mode, uid, gid)
+        inode.ino = self.catalog.next_id()
+        inode.links = ((parent, inode.ino),)
+        inode.rdev, inode.target, inode.size = rdev, target, len(target)
+        directory.subdirs += inode.is_dir
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.link(parent, Dentry(name, inode.ino, inode.ino))
+            self._changed(directory, batch)
+        return inode
+
+    def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        inode = self.inode(ino)
+        if inode.is_dir:
+            raise NotPermittedError(f"inode {ino} is a directory: it can have one name only")
+        if not inode.links:
+            raise NotFoundError(f"inode {ino} has no name left to link to")
+        if len(inode.links) >= LINK_MAX:
+            raise TooManyLinksError(f"inode {ino} has {LINK_MAX} names, which is the most")
+        directory = self.check_new(parent, name)
+        entry = Dentry(name, ino, self.catalog.next_id())
+        inode.links = (*inode.links, (parent, entry.cookie))
+        inode.ctime_ns = self.now()
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.link(parent, entry)
+            self._changed(directory, batch)
+        return inode
+
+    def _changed(self, directory: Inode, batch: Batch) -> None:
+        directory.mtime_ns = directory.ctime_ns = self.now()
+        batch.put(directory)
+
+    # Removing
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        directory = self.directory(parent)
+        entry, inode = self._expect(parent, name)
+        if inode.is_dir:
+            raise IsADirError(f"{name!r} is a directory")
+        with self.catalog.batch() as batch:
+            self._unlink(parent, entry, inode, batch)
+            self._changed(directory, batch)
+
+    def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        """One name of a file less; with the last one it goes, at once or when it is closed."""
+        batch.unlink(parent, entry)
+        inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
+        inode.ctime_ns = self.now()
+        if inode.links:
+            batch.put(inode)
+        elif inode.ino in self.residency.open:
+            batch.put(inode)
+            batch.mark_unfinished(inode.ino)
+        else:
+            self.residency.forget(inode, batch)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        directory = self.directory(parent)
+        if name == b".":
+            raise InvalidError("'.' cannot be removed")
+        if name == b"..":
+            raise NotEmptyError("'..' cannot be removed")
+        entry, inode = self._expect(parent, name)
+        with self.catalog.batch() as batch:
+            self._rmdir(directory, entry, inode, batch)
+            self._changed(directory, batch)
+
+    def _rmdir(self, directory: Inode, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        if not inode.is_dir:
+            raise NotADirError(f"{entry.name!r} is not a directory")
+        if len(self.read(inode.ino, COOKIE_PARENT, 1)):
+            raise NotEmptyError(f"directory {entry.name!r} has entries")
+        batch.unlink(directory.ino, entry)
+        batch.delete(inode)
+        directory.subdirs -= 1
+
+    # Renaming
+
+    def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
+        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; other flags raise InvalidError."""
+        if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
+            raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
+        source_dir = self.directory(parent)
+        target_dir = source_dir if parent2 == parent else self.directory(parent2)
+        if not target_dir.links:
+            raise NotFoundError(f"directory {parent2} was removed")
+        if name2 in {b".", b".."}:
+            raise ExistsError(f"{name2!r} cannot be replaced")
+        entry, inode = self._expect(parent, name)
+        target = self._entry(parent2, name2)
+        if inode.is_dir:
+            self._check_descent(inode.ino, parent2)
+        if flags == RENAME_EXCHANGE:
+            if target is None:
+                raise NotFoundError(f"no {name2!r} to exchange with")
+            if target[1].is_dir:
+                self._check_descent(target[1].ino, parent)
+            entry2, inode2 = target
+            with self.catalog.batch() as batch:
+                batch.unlink(parent, entry)  # both before either is made again
+                batch.unlink(parent2, entry2)
+                self._move(inode, entry, source_dir, target_dir, name2, batch)
+                self._move(inode2, entry2, target_dir, source_dir, name, batch)
+                self._changed(source_dir, batch)
+                self._changed(target_dir, batch)
+            return
+        if target is not None and flags == RENAME_NOREPLACE:
+            raise ExistsError(f"{name2!r} exists in directory {parent2}")
+        if target is not None and target[1].ino == inode.ino:
+            return  # two names of one file: rename(2) does nothing
+        with self.catalog.batch() as batch:
+            if target is not None:
+                self._replace(target_dir, *target, inode, batch)
+            batch.unlink(parent, entry)
+            self._move(inode, entry, source_dir, target_dir, name2, batch)
+            self._changed(source_dir, batch)
+            self._changed(target_dir, batch)
+
+    def _move(  # noqa: PLR0913 (one entry, from, to)
+        self,
+        inode: Inode,
+        entry: Dentry,
+        source_dir: Inode,
+        target_dir: Inode,
+        name: bytes,
+        batch: Batch,
+    ) -> None:
+        """The inode gets another name with a new cookie; the caller has unlinked `entry`."""
+        moved = Dentry(name, inode.ino, self.catalog.next_id())
+        old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
+        inode.links = tuple(new if link == old else link for link in inode.links)
+        inode.ctime_ns = self.now()
+        source_dir.subdirs -= inode.is_dir
+        target_dir.subdirs += inode.is_dir
+        batch.link(target_dir.ino, moved)
+        batch.put(inode)
+
+    def _replace(
+        self, directory: Inode, entry: Dentry, old: Inode, new: Inode, batch: Batch
+    ) -> None:
+        if old.is_dir:
+            if not new.is_dir:
+                raise IsADirError(f"{entry.name!r} is a directory")
+            self._rmdir(directory, entry, old, batch)
+        elif new.is_dir:
+            raise NotADirError(f"{entry.name!r} is not a directory")
+        else:
+            self._unlink(directory.ino, entry, old, batch)
+
+    def _check_descent(self, ino: int, into: int) -> None:
+        """A directory must not move below itself."""
+        while into != ROOT_INO:
+            if into == ino:
+                raise InvalidError(f"directory {ino} cannot move into itself")
+            into = self.directory(into).links[0][0]
+
+    # Attributes
+
+    def change(
+        self,
+        ino: int,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> Inode:
+        inode = self.inode(ino)
+        if mode is not None:
+            inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
+        if uid is not None:
+            inode.uid = uid
+        if gid is not None:
+            inode.gid = gid
+        if atime_ns is not None:
+            inode.atime_ns = atime_ns
+        if mtime_ns is not None:
+            inode.mtime_ns = mtime_ns
+        inode.ctime_ns = self.now()
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+        return inode
+
+    def used(self, inode: Inode) -> None:
+        """Note an access, as relatime does: when older than the last change, or than a minute.
+
+        Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
+        """
+        now = self.now()
+        if inode.atime_ns <= inode.mtime_ns or now - inode.atime_ns > ATIME_STEP:
+            inode.atime_ns = now
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+
+    # Extended attributes
+
+    def xattr(self, ino: int, name: bytes) -> bytes:
+        value = self.catalog.xattr(ino, name)
+        if value is None:
+            raise NoAttributeError(f"inode {ino} has no attribute {name!r}")
+        return value
+
+    def xattrs(self, ino: int) -> list[bytes]:
+        return self.catalog.xattr_names(ino)
+
+    def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        inode = self.inode(ino)
+        if not name.startswith((b"user.", b"trusted.", b"security.")):
+            raise UnsupportedError(f"attribute {name!r}, expected user.*, trusted.* or security.*")
+        if len(name) > NAME_MAX:
+            raise InvalidError(f"attribute name of {len(name)} bytes, at most {NAME_MAX}")
+        if len(value) > XATTR_VALUE_MAX:
+            raise AttributeTooLargeError(f"value of {len(value)} bytes, at most {XATTR_VALUE_MAX}")
+        names = {*self.xattrs(ino), name}
+        if sum(map(len, names)) + len(names) > XATTR_NAMES_MAX:
+            raise AttributeTooLargeError(f"inode {ino} has {len(names) - 1} attributes already")
+        inode.ctime_ns = self.now()
+        with self.catalog.batch() as batch:
+            batch.set_xattr(ino, name, value)
+            batch.put(inode)
+
+    def remove_xattr(self, ino: int, name: bytes) -> None:
+        self.xattr(ino, name)
+        inode = self.inode(ino)
+        inode.ctime_ns = self.now()
+        with self.catalog.batch() as batch:
+            batch.remove_xattr(ino, name)
+            batch.put(inode)
+
+
+ATIME_STEP = 60 * 10**9  # ns
+
+
+def _check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX:
+        raise NameTooLongError(f"name of {len(name)} bytes, at most {NAME_MAX}")

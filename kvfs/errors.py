@@ -1,0 +1,90 @@
+"""Everything that kvfs itself can say went wrong.
+
+The layers below the kernel's face raise these and nothing else; `kvfs.fuse.errnos` turns them
+into errno values, in one exhaustive table. A message names the thing, the value, what was
+expected and, where there is one, the cure. Not for errors of the Python program itself.
+"""
+
+
+class KvfsError(Exception):
+    """The root of all domain errors."""
+
+
+class ConfigError(KvfsError):
+    """Refused before anything was changed. The command line prints it and exits with 2."""
+
+
+class ControlError(KvfsError):
+    """The daemon behind a mount point could not be asked, or refused the request."""
+
+
+class NotFoundError(KvfsError):
+    """No such name, or an object whose bytes cannot be produced: a miss."""
+
+
+class StaleError(KvfsError):
+    """The inode is gone; the kernel should look its name up again."""
+
+
+class ExistsError(KvfsError):
+    """The name is taken."""
+
+
+class NotADirError(KvfsError):
+    """A directory was expected."""
+
+
+class IsADirError(KvfsError):
+    """Anything but a directory was expected."""
+
+
+class NotEmptyError(KvfsError):
+    """The directory has entries."""
+
+
+class NameTooLongError(KvfsError):
+    """A name of more than 255 bytes, or a link target of more than 4095."""
+
+
+class TooManyLinksError(KvfsError):
+    """One more name than an inode may have."""
+
+
+class TooManyOpenError(KvfsError):
+    """All handle slots are taken."""
+
+
+class InvalidError(KvfsError):
+    """An argument that no file system would accept."""
+
+
+class UnsupportedError(KvfsError):
+    """Something that kvfs does not do."""
+
+
+class NotPermittedError(KvfsError):
+    """Forbidden whoever asks."""
+
+
+class NoSpaceError(KvfsError):
+    """Nothing more fits and nothing may be dropped."""
+
+
+class TooLargeError(KvfsError):
+    """A file size beyond what a file may have."""
+
+
+class NoAttributeError(KvfsError):
+    """The inode has no such extended attribute."""
+
+
+class AttributeTooLargeError(KvfsError):
+    """An extended attribute beyond its limits."""
+
+
+class TierError(KvfsError):
+    """The storage under a tier failed; names the tier, the operation and the cause."""
+
+
+class CatalogError(KvfsError):
+    """The catalog could not be read or written."""

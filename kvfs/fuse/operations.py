@@ -1,0 +1,366 @@
+"""pyfuse3's operations: decode, call the core, answer.
+
+Contract: no policy, no state but the handle table. Domain errors become errno values here and
+nowhere else; any other exception is a defect, answered EIO and logged with its traceback, because
+an exception that reaches pyfuse3 would end the mount.
+"""
+
+import errno
+import functools
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ParamSpec, Protocol, TypeVar
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
+
+from kvfs.catalog import Inode
+from kvfs.core.objects import Backings, Objects
+from kvfs.core.residency import OpenObject
+from kvfs.core.tree import Tree
+from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError
+from kvfs.fuse.errnos import errno_of
+from kvfs.fuse.handles import Handles
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BLOCK = 4096  # f_bsize; LMCache divides by it, see docs/connectors in SEMANTICS.md
+FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
+INODES_MAX = 1 << 40
+
+
+class HandleBackings(Backings, Protocol):
+    def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None: ...
+
+
+def _answer(operation: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    @functools.wraps(operation)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await operation(*args, **kwargs)
+        except KvfsError as error:
+            log.debug("%s: %s", operation.__name__, error)
+            raise FUSEError(errno_of(error)) from None
+        except FUSEError:
+            raise
+        except OSError as error:
+            log.exception("%s%r failed", operation.__name__, args[1:])
+            raise FUSEError(error.errno or errno.EIO) from None
+        except Exception:
+            log.exception("%s%r failed: a defect of kvfs", operation.__name__, args[1:])
+            raise FUSEError(errno.EIO) from None
+
+    return answered
+
+
+class Operations(pyfuse3.Operations):
+    """`timeout` is how long (s) the kernel may keep names and attributes of sealed files."""
+
+    supports_dot_lookup = True  # NFS handles
+    enable_writeback_cache = False  # excludes passthrough
+
+    def __init__(
+        self, tree: Tree, objects: Objects, backings: HandleBackings, *, slots: int, timeout: float
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self.objects = objects
+        self.residency = objects.residency
+        self.backings = backings
+        self.handles = Handles(slots)
+        self.timeout = timeout
+
+    # Attributes
+
+    def _attributes(self, inode: Inode) -> EntryAttributes:
+        held = self.residency.staging.get(inode.ino)
+        if held is not None:
+            self.objects.measure(held)
+        entry = EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(inode.ino)
+        entry.st_mode = pyfuse3.ModeT(inode.mode)
+        entry.st_nlink = inode.nlink
+        entry.st_uid = inode.uid
+        entry.st_gid = inode.gid
+        entry.st_rdev = inode.rdev
+        entry.st_size = inode.size
+        entry.st_blocks = inode.blocks
+        entry.st_atime_ns = inode.atime_ns
+        entry.st_mtime_ns = inode.mtime_ns
+        entry.st_ctime_ns = inode.ctime_ns
+        entry.entry_timeout = self.timeout
+        entry.attr_timeout = self.timeout if held is None else 0
+        return entry
+
+    @_answer
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self._attributes(self.tree.lookup(parent_inode, name))
+
+    @_answer
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        return self._attributes(self.tree.inode(inode))
+
+    @_answer
+    async def setattr(
+        self,
+        inode: int,
+        attr: EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        found = self.tree.inode(inode)
+        if fields.update_size:
+            if not found.is_file:
+                raise IsADirError(f"inode {inode} has no size to change")
+            found = await self.objects.truncate(inode, attr.st_size)
+        if fields.update_atime or fields.update_mtime:
+            self._touch_backing(found, attr, fields)
+        if (
+            fields.update_mode
+            or fields.update_uid
+            or fields.update_gid
+            or fields.update_atime
+            or fields.update_mtime
+        ):
+            found = self.tree.change(
+                inode,
+                mode=attr.st_mode if fields.update_mode else None,
+                uid=attr.st_uid if fields.update_uid else None,
+                gid=attr.st_gid if fields.update_gid else None,
+                atime_ns=attr.st_atime_ns if fields.update_atime else None,
+                mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            )
+        return self._attributes(found)
+
+    def _touch_backing(
+        self, inode: Inode, attr: EntryAttributes, fields: pyfuse3.SetattrFields
+    ) -> None:
+        """While a file is written its backing file has its times: they must go there as well."""
+        held = self.residency.staging.get(inode.ino)
+        if held is not None and fields.update_mtime:
+            self.objects.measure(held)
+            os.utime(held.fd, ns=(inode.atime_ns, attr.st_mtime_ns))
+            inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """Nothing is kept for what the kernel knows: inodes are in the catalog."""
+
+    # Directories
+
+    @_answer
+    async def opendir(self, inode: int, ctx: RequestContext) -> int:
+        return self.tree.directory(inode).ino
+
+    @_answer
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        wanted = FIRST_ENTRIES
+        while True:
+            entries = self.tree.read(fh, start_id, wanted)
+            for name, inode, cookie in entries:
+                attributes = self._attributes(inode)
+                if not pyfuse3.readdir_reply(token, name, attributes, cookie):
+                    return
+                start_id = cookie
+            if len(entries) < wanted:
+                return
+            wanted = MORE_ENTRIES
+
+    async def releasedir(self, fh: int) -> None:
+        """The handle is the inode number; there is nothing to let go of."""
+
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
+        """Names are committed when their operation is answered."""
+
+    # Names
+
+    @_answer
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        return self._attributes(self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid))
+
+    @_answer
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        mode = stat.S_IFLNK | 0o777
+        made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
+        return self._attributes(made)
+
+    @_answer
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        return self.tree.inode(inode).target
+
+    @_answer
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        if not stat.S_ISREG(mode):
+            made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
+            return self._attributes(made)
+        held = await self._create(parent_inode, name, mode, ctx)
+        self.objects.flush(held, writable=True)
+        await self.objects.release(held, writable=True)
+        return self._attributes(held.inode)
+
+    @_answer
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
+        return self._attributes(self.tree.link(inode, new_parent_inode, new_name))
+
+    @_answer
+    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.tree.unlink(parent_inode, name)
+
+    @_answer
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.tree.rmdir(parent_inode, name)
+
+    @_answer
+    async def rename(  # noqa: PLR0913 (pyfuse3's signature)
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
+        self.tree.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+
+    # Files
+
+    async def _create(
+        self, parent: int, name: bytes, mode: int, ctx: RequestContext
+    ) -> OpenObject:
+        def make() -> Inode:
+            directory = self.tree.check_new(parent, name)
+            return self.tree.born(directory, mode, ctx.uid, ctx.gid)
+
+        make()  # fail before anything is set aside; it is called again after that
+        return await self.objects.create(parent, name, make)
+
+    def _handle(self, held: OpenObject, *, writable: bool) -> FileInfo:
+        slot = self.handles.add(held, writable=writable)
+        self.backings.bind(slot, held.backing_id, noflush=not writable)
+        return FileInfo(fh=pyfuse3.FileHandleT(slot), keep_cache=True)
+
+    async def _open(self, inode: int, flags: int) -> FileInfo:
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        truncate = bool(flags & os.O_TRUNC)
+        if truncate and not writable:
+            await self.objects.truncate(inode, 0)
+        held = await self.objects.open(inode, writable=writable, truncate=truncate)
+        if not writable:
+            self.tree.used(held.inode)
+        try:
+            return self._handle(held, writable=writable)
+        except KvfsError:
+            await self.objects.release(held, writable=writable)
+            raise
+
+    @_answer
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        return await self._open(inode, flags)
+
+    @_answer
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        try:
+            held = await self._create(parent_inode, name, stat.S_IFREG | mode, ctx)
+        except ExistsError:
+            # The kernel did not know the name. Without O_EXCL this is an open.
+            if flags & os.O_EXCL:
+                raise
+            found = self.tree.lookup(parent_inode, name)
+            if not found.is_file:
+                raise
+            info = await self._open(found.ino, flags)
+            return info, self._attributes(self.tree.inode(found.ino))
+        try:
+            info = self._handle(held, writable=True)
+        except KvfsError:
+            await self.objects.release(held, writable=True)
+            raise
+        return info, self._attributes(held.inode)
+
+    @_answer
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        held = self.handles[fh].held
+        if held.tier.slow:
+            return await trio.to_thread.run_sync(os.pread, held.fd, size, off)
+        return os.pread(held.fd, size, off)
+
+    @_answer
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        held = self.handles[fh].held
+        if held.tier.slow:
+            return await trio.to_thread.run_sync(os.pwrite, held.fd, buf, off)
+        return os.pwrite(held.fd, buf, off)
+
+    @_answer
+    async def flush(self, fh: int) -> None:
+        handle = self.handles[fh]
+        self.objects.flush(handle.held, writable=handle.writable)
+
+    @_answer
+    async def release(self, fh: int) -> None:
+        handle = self.handles.remove(fh)
+        await self.objects.release(handle.held, writable=handle.writable)
+
+    @_answer
+    async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
+        held = self.handles[fh].held
+        if held.tier.slow and held.fd >= 0:
+            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, held.fd)
+
+    # The file system
+
+    @_answer
+    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        """What a writer can count on: all that is sealed may be dropped, so it is room."""
+        data = pyfuse3.StatvfsData()
+        capacity = sum(tier.configured for tier in self.residency.tiers)
+        taken = sum(tier.reserved for tier in self.residency.tiers)
+        data.f_bsize = data.f_frsize = BLOCK
+        data.f_blocks = capacity // BLOCK
+        data.f_bfree = data.f_bavail = max(0, capacity - taken) // BLOCK
+        data.f_files = data.f_ffree = data.f_favail = INODES_MAX
+        data.f_namemax = 255
+        return data
+
+    @_answer
+    async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
+        return True  # default_permissions: the kernel has checked
+
+    @_answer
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        self.tree.set_xattr(inode, name, value)
+
+    @_answer
+    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        if name.startswith(b"system."):
+            raise UnsupportedError(f"attribute {name!r}: no access control lists")
+        return self.tree.xattr(inode, name)
+
+    @_answer
+    async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        return self.tree.xattrs(inode)
+
+    @_answer
+    async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.tree.remove_xattr(inode, name)
+
+    def stacktrace(self) -> None:
+        """pyfuse3's debugging attribute is not offered."""
+
+

@@ -1,0 +1,107 @@
+"""What a mover process does: copy a backing file, or read it through, hashing as it goes.
+
+Contract: runs in a worker process, decides nothing, knows no catalog. A destination appears under
+its final name only complete, with the source's modification time, and synced if asked. Imported
+by the workers, so it imports little. Not for picking what to move.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost system calls
+
+
+class Moved(NamedTuple):
+    """digest: xxh3-128 of the bytes; blocks: 512-byte units that the file takes."""
+
+    digest: bytes
+    blocks: int
+
+
+class SourceChangedError(Exception):
+    """The source is not (or no longer) the file that the job was about."""
+
+
+def copy(source: str, destination: str, size: int, *, sync: bool, cold: bool) -> Moved:
+    """Copy `size` bytes to a new file beside its final name, then rename it there.
+
+    sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
+    these bytes is elsewhere. Raises OSError, SourceChangedError; then nothing is left behind.
+    """
+    part = f"{destination}.part"
+    inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        out = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                before = _expect(inp, source, size)
+                if size:
+                    os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+                digest = _stream(inp, size, out)
+                if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
+                    raise SourceChangedError(f"{source} was written to while it was copied")
+                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+                if sync:
+                    os.fsync(out)
+                if cold:
+                    os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
+                blocks = os.fstat(out).st_blocks
+            finally:
+                os.close(out)
+            os.rename(part, destination)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+    finally:
+        os.close(inp)
+    return Moved(digest, blocks)
+
+
+def read_through(source: str, size: int, *, sync: bool) -> Moved:
+    """Hash a file where it is, and fsync it if asked. Raises OSError, SourceChangedError."""
+    inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        blocks = _expect(inp, source, size).st_blocks
+        digest = _stream(inp, size, None)
+        if sync:
+            os.fsync(inp)
+        return Moved(digest, blocks)
+    finally:
+        os.close(inp)
+
+
+def _expect(inp: int, source: str, size: int) -> os.stat_result:
+    found = os.fstat(inp)
+    if found.st_size != size:
+        raise SourceChangedError(f"{source} has {found.st_size} bytes, expected {size}")
+    return found
+
+
+def _stream(inp: int, size: int, out: int | None) -> bytes:
+    """Hash the bytes; write those that are not all in a hole. Returns the digest."""
+    piece = memoryview(bytearray(min(PIECE, max(size, 1))))
+    zeros = memoryview(bytes(len(piece)))
+    digest = xxhash.xxh3_128()
+    position = 0
+    while position < size:
+        got = os.preadv(inp, [piece], position)
+        if not got:
+            raise SourceChangedError(f"ended at {position} of {size} bytes")
+        digest.update(piece[:got])
+        # Sparse files stay sparse: a 100 GB scratch file with 1 GB in it must fit where 1 GB does.
+        if out is not None and piece[:got] != zeros[:got]:
+            written = 0
+            while written < got:
+                written += os.pwritev(out, [piece[written:got]], position + written)
+        position += got
+    return digest.digest()
+
+
+def call(job: Callable[..., Moved], arguments: tuple[object, ...], options: dict[str, bool]) -> Moved:
+    """What the worker is sent: positional and keyword arguments of a job."""
+    return job(*arguments, **options)

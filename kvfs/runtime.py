@@ -1,0 +1,195 @@
+"""Where a mount keeps what it needs while it runs, and what this machine offers it.
+
+Paths are functions of the mount point alone, so that the command line finds a daemon without
+asking anyone. The facts (mounts, memory, file system types) come from the kernel's own files and
+are read anew at each call. Nothing here changes anything, except `make_private`, and nothing
+touches a mount point that is mounted: its daemon may be dead, and to ask it would be to hang.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from kvfs.errors import ConfigError
+
+FSTYPE = "fuse.kvfs"
+PROC = Path("/proc")
+
+# An AF_UNIX address has 107 bytes; this leaves room for /tmp/kvfs-4294967294/ and /control.sock.
+_LONGEST_ESCAPE = 64
+_PLAIN = re.compile(rb"[A-Za-z0-9:_.]")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo, as far as kvfs needs it."""
+
+    root: str
+    path: str
+    fstype: str
+    source: str
+    super_options: tuple[str, ...]
+
+
+def mounts(proc: Path = PROC) -> list[Mount]:
+    """Return what is mounted in this mount namespace, the topmost mount of a path last."""
+    found = []
+    for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
+        found.append(Mount(root, path, rest[0], rest[1], tuple(rest[2].split(","))))
+    return found
+
+
+def mount_at(path: Path) -> Mount | None:
+    """Return what is mounted exactly at this canonical path, or None."""
+    return next((mount for mount in reversed(mounts()) if mount.path == str(path)), None)
+
+
+def kvfs_mount(mountpoint: Path) -> Mount:
+    """Return the kvfs mount at this canonical path, or refuse, saying what is there instead."""
+    mount = mount_at(mountpoint)
+    if mount is None:
+        raise ConfigError(f"{mountpoint} is not a mount point; mounts of kvfs: {_list_mounts()}")
+    if mount.fstype != FSTYPE:
+        raise ConfigError(f"{mountpoint} is a mount of type {mount.fstype}, expected {FSTYPE}")
+    return mount
+
+
+def _list_mounts() -> str:
+    return ", ".join(mount.path for mount in mounts() if mount.fstype == FSTYPE) or "none"
+
+
+def canonical(path: str | os.PathLike[str]) -> Path:
+    """Return the path under which the kernel lists a mount point, without touching a mount."""
+    parent, name = os.path.split(os.path.join(os.getcwd(), os.fspath(path).rstrip("/") or "/"))
+    if name not in {"", ".", ".."}:
+        here = Path(os.path.realpath(parent), name)
+        if mount_at(here):
+            return here
+    return Path(os.path.realpath(path))
+
+
+def escape(mountpoint: Path) -> str:
+    r"""Return one file name for an absolute path, unique to it: /mnt/kv-1 -> mnt-kv\x2d1.
+
+    The rules are those of `systemd-escape --path`; what would be too long for a socket's address
+    ends in a hash behind a `~`, which the rules never produce.
+    """
+    path = os.path.normpath(os.fsencode(mountpoint)).strip(b"/")
+    if not path:
+        return "-"
+    text = "".join(
+        "-" if byte == b"/" else byte.decode() if _PLAIN.match(byte) else f"\\x{byte[0]:02x}"
+        for byte in (path[i : i + 1] for i in range(len(path)))
+    )
+    if text.startswith("."):
+        text = f"\\x2e{text[1:]}"
+    if len(text) > _LONGEST_ESCAPE:
+        digest = hashlib.sha256(path).hexdigest()[:24]
+        text = f"{text[: _LONGEST_ESCAPE - 1 - len(digest)]}~{digest}"
+    return text
+
+
+def runtime_dir(mountpoint: Path) -> Path:
+    """Return the directory of this mount's socket and other state that a reboot may forget."""
+    if os.geteuid() == 0:
+        return Path("/run/kvfs", escape(mountpoint))
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(given, "kvfs", escape(mountpoint))
+    return Path(f"/tmp/kvfs-{os.geteuid()}", escape(mountpoint))  # noqa: S108 - see make_private
+
+
+def socket_path(mountpoint: Path) -> Path:
+    """Return where the daemon behind this mount point listens."""
+    return runtime_dir(mountpoint) / "control.sock"
+
+
+def log_path(mountpoint: Path) -> Path:
+    """Return the default log file of this mount."""
+    if os.geteuid() == 0:
+        return Path("/var/log/kvfs", f"{escape(mountpoint)}.log")
+    return runtime_dir(mountpoint) / "kvfs.log"
+
+
+def ram_root() -> Path:
+    """Return the parent directory of RAM tiers: each a tmpfs of its own, or shared without root."""
+    return Path("/run/kvfs-ram" if os.geteuid() == 0 else f"/dev/shm/kvfs-{os.geteuid()}")  # noqa: S108 - see make_private
+
+
+def make_private(directory: Path) -> Path:
+    """Create a directory for this user alone, its kvfs parent too; refuse another user's.
+
+    Under /tmp and /dev/shm anyone could have created the name before us.
+    """
+    for made in (directory.parent, directory):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = made.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ConfigError(
+                f"{made} must belong to uid {os.geteuid()} and be writable by no one else"
+            )
+    return directory
+
+
+def memory(proc: Path = PROC) -> int:
+    """Return how many bytes of memory this process may use: the machine's, or its cgroup's."""
+    return min([_meminfo(proc, "MemTotal"), *_cgroup_limits(proc)])
+
+
+def available_memory(proc: Path = PROC) -> int:
+    """Return how many bytes could be taken now without swapping, as the kernel estimates it."""
+    return min([_meminfo(proc, "MemAvailable"), *_cgroup_limits(proc)])
+
+
+def _meminfo(proc: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
+    if found is None:
+        raise ConfigError(f"{proc}/meminfo has no {name}; is this Linux?")
+    return int(found[1]) * 1024
+
+
+def _cgroup_limits(proc: Path) -> list[int]:
+    """Return the memory limits of this process's cgroup and of all above it, v1 and v2."""
+    groups = {}
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            groups[controllers] = path
+    limits = []
+    for mount in mounts(proc):
+        for controllers, path in groups.items():
+            if controllers and mount.fstype == "cgroup" and "memory" in mount.super_options:
+                limits += _limits_upward(mount, path, "memory.limit_in_bytes")
+            elif not controllers and mount.fstype == "cgroup2":
+                limits += _limits_upward(mount, path, "memory.max")
+    return limits
+
+
+def _limits_upward(mount: Mount, path: str, name: str) -> list[int]:
+    # Inside a container the mount may show only a part of the tree, beginning at `root`.
+    below = os.path.relpath(path, mount.root)
+    group = Path(mount.path) if below.startswith("..") else Path(mount.path, below)
+    limits = []
+    for directory in (group, *group.parents):
+        try:
+            text = (directory / name).read_text().strip()
+        except OSError:  # the root group has no limit, and what is above the mount is no group
+            continue
+        if text.isdecimal():
+            limits.append(int(text))
+    return limits
+
+
+def filesystem_magic(path: Path) -> int:
+    """Return statfs(2)'s f_type, which os.statvfs leaves out."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(512)  # struct statfs: 120 bytes, and f_type comes first
+    if libc.statfs(os.fsencode(path), buffer):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(path))
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF

@@ -1,0 +1,7 @@
+"""Where bytes are: directories of backing files, one file for each copy of an object."""
+
+from kvfs.tiers.nvme import NvmeTier
+from kvfs.tiers.ram import RamTier
+from kvfs.tiers.tier import Tier
+
+__all__ = ["NvmeTier", "RamTier", "Tier"]

@@ -1,0 +1,62 @@
+"""The NVMe tier: a directory on a local file system, owned by one kvfs at a time.
+
+Contract: a lock file guards the directory against a second kvfs, and an identity (a UUID, made at
+the first mount) tells it from others. The catalog lives beside the objects, so the directory can
+be moved to another machine as a whole.
+"""
+
+import fcntl
+import os
+import uuid
+from pathlib import Path
+
+from kvfs.errors import ConfigError
+from kvfs.tiers.tier import Tier
+
+
+class NvmeTier(Tier):
+    """Opening it takes the lock. Raises ConfigError if that is held, or nothing can be written."""
+
+    name = "nvme"
+
+    def __init__(self, root: Path, capacity: int) -> None:
+        super().__init__(root, capacity)
+        try:
+            root.mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"nvme={root} cannot be used: {error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise ConfigError(
+                f"nvme={root} is in use by another kvfs ({holder}): "
+                "unmount that one, or give this mount a directory of its own"
+            ) from error
+        try:
+            self.make_folders()
+            self.identity = self._identity(root / "identity")
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigError(f"nvme={root} cannot be used: {error}") from error
+
+    @staticmethod
+    def _identity(path: Path) -> str:
+        if not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.write_text(f"{uuid.uuid4()}\n")
+            fresh.rename(path)
+        return path.read_text().strip()
+
+    def say_who(self, who: str) -> None:
+        """Write into the lock file who holds it, for the message that the next one gets."""
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, who.encode(), 0)
+
+    def present(self) -> bool:
+        return (self.root / "identity").exists()
+
+    def close(self) -> None:
+        os.close(self._lock)

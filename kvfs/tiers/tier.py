@@ -1,0 +1,129 @@
+"""A tier: a directory in which each copy of an object is one file with nothing but its payload.
+
+Contract: a backing file is named by inode and version, never overwritten by another object, and
+dropped by unlink only, since somebody may have it open or mapped. `used` and `reserved` are bytes
+that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room. Methods
+do the system call in the calling thread: for a tier on a disk call them from a worker thread.
+Not for policy: which object sits where is decided above.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+
+log = logging.getLogger(__name__)
+
+FANOUT = 256  # directories of backing files; keeps ext4's htree shallow at 10^7 objects
+INODE_COST = 4096  # least bytes a copy is accounted at, so that empty files are not free
+
+
+class Tier:
+    """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
+
+    name = "tier"
+
+    def __init__(self, root: Path, capacity: int) -> None:
+        self.root = root
+        self.configured = capacity
+        self.capacity = capacity  # less than configured while others fill the device
+        self.used = 0
+        self.reserved = 0
+        self.objects = 0
+        self.hits = 0
+        self.slow = True  # may wait for a disk
+        self.trouble = ""  # the last failure that concerns the whole tier, for the status
+        self._folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.used - self.reserved
+
+    @staticmethod
+    def cost(blocks: int) -> int:
+        """Bytes to account for a copy that takes so many 512-byte blocks."""
+        return max(INODE_COST, blocks * 512)
+
+    def make_folders(self) -> None:
+        """Raises OSError."""
+        for folder in self._folders:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        (self.root / "quarantine").mkdir(mode=0o700, exist_ok=True)
+
+    def path(self, ino: int, version: int) -> str:
+        return f"{self._folders[ino % FANOUT]}{ino:x}.{version:x}"
+
+    def create(self, ino: int, version: int) -> int:
+        """A new, empty backing file, open for reading and writing. Raises TierError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self.path(ino, version), flags, 0o600)
+        except OSError as error:
+            raise self.failed("create", ino, error) from error
+
+    def open(self, ino: int, version: int, *, writable: bool) -> int:
+        """Raises NotFoundError if there is no such file, TierError for anything else."""
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(self.path(ino, version), flags)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
+        except OSError as error:
+            raise self.failed("open", ino, error) from error
+
+    def rename(self, ino: int, version: int, new_version: int) -> None:
+        try:
+            os.rename(self.path(ino, version), self.path(ino, new_version))
+        except OSError as error:
+            raise self.failed("rename", ino, error) from error
+
+    def unlink(self, ino: int, version: int) -> None:
+        """A file that is already gone is as good as unlinked; other failures are logged."""
+        try:
+            os.unlink(self.path(ino, version))
+        except FileNotFoundError:
+            log.debug("%s tier: %x.%x was gone already", self.name, ino, version)
+        except OSError as error:
+            self.failed("unlink", ino, error)
+
+    def quarantine(self, ino: int, version: int) -> None:
+        """Keep bytes that are not what they should be for a human to look at; not accounted."""
+        path = self.path(ino, version)
+        try:
+            os.rename(path, self.root / "quarantine" / os.path.basename(path))
+        except FileNotFoundError:
+            log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
+        except OSError as error:
+            self.failed("quarantine", ino, error)
+
+    def files(self) -> Iterator[tuple[int, int, str]]:
+        """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""
+        for folder in self._folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    ino, _, version = entry.name.partition(".")
+                    try:
+                        yield int(ino, 16), int(version, 16), entry.path
+                    except ValueError:
+                        yield 0, 0, entry.path
+
+    def present(self) -> bool:
+        """Whether the tier's directory is still there, as opposed to one file in it."""
+        return os.path.isdir(self._folders[0])
+
+    def failed(self, verb: str, ino: int, error: OSError) -> KvfsError:
+        """Describe a failure; logged once for each kind, since a sick disk has thousands."""
+        kind = errno.errorcode.get(error.errno or 0, "unknown error")
+        message = f"{self.name} tier {self.root}: {verb} of inode {ino} failed: {kind} {error}"
+        trouble = f"{verb}: {kind}"
+        if trouble != self.trouble:
+            log.error("%s (more of the same kind is not logged)", message)
+            self.trouble = trouble
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        return NoSpaceError(message) if full else TierError(message)
+
+    def close(self) -> None:
+        """Let go of what the tier holds. The files stay."""

@@ -1,0 +1,260 @@
+"""Bandwidth: through the mount, beside what it stands on, in turns.
+
+    .venv/bin/python -m scripts.bench.io [--size 32M ...] [--rounds N] [--json FILE]
+
+ram            through a mount with a RAM tier only
+tmpfs          the same tmpfs directly (a scratch folder in the tier's own)
+shm            /dev/shm
+nvme           through a mount with an NVMe tier only
+nvme direct    a folder beside that tier, on the same file system
+daemon         through a mount with passthrough=off: every byte passes the daemon
+
+Phases: write (fresh files), cold (page cache dropped; where a page cache stands in front), warm
+(read again) and mmap (mapped, copied out, unmapped). "transfer" times the calls that carry bytes,
+"whole" also open and close. One call carries --call bytes; memory is touched before it is used.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scripts.bench.measure import Bar, Series, size, size_name, turns
+from scripts.bench.mounted import Failed, kvfs, scratch
+from scripts.bench.report import Report, note, number
+from scripts.bench.transfers import Content, Spent, Target, Work, drop_page_cache, warm_memory
+
+PHASES = ("write", "cold", "warm", "mmap")
+MiB = 1 << 20
+
+
+def settle(found: list[Target], work: Work | None) -> None:
+    """Wait until the mounts are quiet; what was written must lie in the tier that is measured."""
+    for target in found:
+        if target.mounted is None:
+            continue
+        tiers = target.mounted.settle()["tiers"]
+        objects = {name: tier["objects"] for name, tier in tiers.items()}
+        if work is not None and objects.get(target.tier, 0) < work.files:
+            message = f"{target.name}: {work.files} objects expected in {target.tier}: {objects}"
+            raise Failed(message)
+
+
+@contextlib.contextmanager
+def targets(total: int, nvme: Path, ram: int) -> Iterator[list[Target]]:
+    """Three mounts and what they are compared with, all gone afterwards."""
+    sizes = f"nvme_size={max(4 * total, 1 << 30)}"
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        disk = stack.enter_context(scratch(nvme))
+        shm = stack.enter_context(scratch(Path("/dev/shm")))  # noqa: S108  (what is compared)
+        in_ram = stack.enter_context(kvfs(folder / "ram", f"ram={ram}"))
+        in_ram.require("passthrough", on=True)
+        on_disk = stack.enter_context(kvfs(folder / "nvme", f"nvme={disk}/kvfs,{sizes}"))
+        on_disk.require("passthrough", on=True)
+        daemon = stack.enter_context(kvfs(folder / "daemon", f"ram={ram},passthrough=off"))
+        daemon.require("passthrough", on=False)
+        tier = Path(in_ram.status()["tiers"]["ram"]["path"])
+        tmpfs = stack.enter_context(scratch(tier))
+        (disk / "direct").mkdir()
+        for mounted in (in_ram, on_disk, daemon):
+            (mounted.path / "bench").mkdir()
+        yield [
+            Target("tmpfs", tmpfs, "tmpfs"),
+            Target("ram", in_ram.path / "bench", "tmpfs", mounted=in_ram, tier="ram"),
+            Target("shm", shm, "tmpfs"),
+            Target(
+                "daemon",
+                daemon.path / "bench",
+                "tmpfs",
+                cold=(daemon.path / "bench",),
+                mounted=daemon,
+                tier="ram",
+            ),
+            Target("nvme direct", disk / "direct", "nvme direct", cold=(disk / "direct",)),
+            Target(
+                "nvme",
+                on_disk.path / "bench",
+                "nvme direct",
+                cold=(disk / "kvfs", on_disk.path / "bench"),
+                mounted=on_disk,
+                tier="nvme",
+            ),
+        ]
+
+
+def timed(phase: str, work: Work, target: Target, round_: int) -> Spent:
+    """One phase on one target."""
+    if phase == "write":
+        return work.write(target, round_)
+    if phase == "mmap":
+        return work.map(target)
+    if phase == "cold":
+        drop_page_cache(target.cold)
+    return work.read(target)
+
+
+def measure(found: list[Target], work: Work, count: int) -> None:
+    """Fills the targets' rates of one size: (transfer, whole) in bytes a second, one a round."""
+    for target in found:
+        target.rates = {phase: [] for phase in PHASES if phase != "cold" or target.cold}
+    for round_ in range(count + 1):
+        for phase in PHASES:
+            settle(found, None if phase == "write" else work)
+            for index in turns(len(found), round_):
+                target = found[index]
+                if phase not in target.rates:
+                    continue
+                spent = timed(phase, work, target, round_)
+                rates = work.amount / spent.transfer, work.amount / spent.whole
+                target.rates[phase] += [rates] if round_ else []  # round 0 warms up
+        for target in found:
+            work.verify(target, round_)
+            work.unlink(target)
+
+
+def results(found: list[Target], work: Work) -> list[dict[str, Any]]:
+    """One row for each target and phase."""
+
+    def series(target: Target, phase: str, column: int) -> Series:
+        return Series(tuple(rates[column] for rates in target.rates[phase]))
+
+    named = {target.name: target for target in found}
+    rows = []
+    for phase in PHASES:
+        for target in found:
+            if phase not in target.rates:
+                continue
+            row: dict[str, Any] = {
+                "size": work.size,
+                "files": work.files,
+                "phase": phase,
+                "target": target.name,
+                "base": target.base if phase in named[target.base].rates else None,
+            }
+            for column, name in enumerate(("transfer", "whole")):
+                own = series(target, phase, column)
+                row[f"{name}_GBps"] = {"best": own.best / 1e9, "median": own.median / 1e9}
+                row[f"{name}_ratio"] = (
+                    own.against(series(named[row["base"]], phase, column)) if row["base"] else None
+                )
+            rows.append(row)
+    return rows
+
+
+def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The bars on bandwidth, by the best rounds."""
+    rate = {
+        (row["size"], row["phase"], row["target"]): row["transfer_GBps"]["best"] for row in rows
+    }
+    wanted = [
+        (Bar("read, mount / tmpfs", 0.95), "warm", "ram", "tmpfs"),
+        (Bar("write, mount / tmpfs", 0.90), "write", "ram", "tmpfs"),
+        (Bar("read, mount / /dev/shm", 2), "warm", "ram", "shm"),
+        (Bar("write, mount / /dev/shm", 4), "write", "ram", "shm"),
+        (Bar("warm read, NVMe tier / directly", 0.95), "warm", "nvme", "nvme direct"),
+    ]
+    return [
+        bar.judged(
+            rate[bytes_each, phase, target] / rate[bytes_each, phase, base], size_name(bytes_each)
+        )
+        for bar, phase, target, base in wanted
+        for bytes_each in sorted({row["size"] for row in rows})
+        if bytes_each >= MiB
+    ]
+
+
+def show(report: Report, rows: list[dict[str, Any]], bytes_each: int) -> None:
+    """One table for one size."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        transfer, whole = row["transfer_GBps"], row["whole_GBps"]
+        ratio = row["transfer_ratio"] or {"best": None, "median": None}
+        return [
+            row["phase"],
+            row["target"],
+            number(transfer["best"]),
+            number(transfer["median"]),
+            number(ratio["best"]),
+            number(ratio["median"]),
+            row["base"] or "-",
+            number(whole["best"]),
+        ]
+
+    report.table(
+        f"{size_name(bytes_each)}, {rows[0]['files']} files",
+        ["phase", "target", "GB/s best", "median", "ratio best", "paired", "to", "with open+close"],
+        [cells(row) for row in rows],
+    )
+
+
+@click.command()
+@click.option("--size", "sizes", multiple=True, default=("64K", "1M", "8M", "32M", "64M"))
+@click.option("--total", default="256M", show_default=True, help="Bytes of one size on a target.")
+@click.option("--rounds", default=5, show_default=True, help="Measured rounds.")
+@click.option("--call", "call_", default="1M", show_default=True, help="Bytes of one call.")
+@click.option("--ram", help="RAM tier of each mount; default 6 times --total, 1G at least.")
+@click.option(
+    "--nvme",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    default=Path("/var/tmp"),  # noqa: S108  (a fresh folder is made in it)
+    show_default=True,
+    help="Where the NVMe tier's folder is made: a disk, not a tmpfs.",
+)
+@click.option(
+    "--touch",
+    type=click.IntRange(0, 90),
+    default=25,
+    show_default=True,
+    help="Percent of the free memory to touch first.",
+)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
+def main(  # noqa: PLR0913  (click's options)
+    *,
+    sizes: tuple[str, ...],
+    total: str,
+    rounds: int,
+    call_: str,
+    ram: str | None,
+    nvme: Path,
+    touch: int,
+    seed: int,
+    output: Path | None,
+) -> None:
+    """Bandwidth through the mount, beside what it stands on."""
+    try:
+        bytes_all, call = size(total), size(call_)
+        each = [size(text) for text in sizes]
+        tier = size(ram) if ram else max(6 * bytes_all, 1 << 30)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    report = Report(
+        "io", seed=seed, rounds=rounds, call=size_name(call), total=size_name(bytes_all)
+    )
+    touched = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE * touch // 100
+    note(f"touching {touched / 2**30:.1f} GiB of memory")
+    warm_memory(max(touched, mmap.PAGESIZE))
+    rows: list[dict[str, Any]] = []
+    content = Content(seed, call)
+    with targets(max(bytes_all, *each), nvme, tier) as found:
+        report.document["status"] = {
+            target.name: target.mounted.status() for target in found if target.mounted
+        }
+        for bytes_each in each:
+            work = Work(content, bytes_each, bytes_all)
+            measure(found, work, rounds)
+            new = results(found, work)
+            rows += new
+            show(report, new, bytes_each)
+    report.document["results"] = rows
+    report.bars(judged(rows))
+    report.write(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Operations a second with few and with many objects, and what the many cost.
+
+    .venv/bin/python -m scripts.bench.ops [--objects N] [--clients N ...] [--json FILE]
+
+Two mounts are measured in turns: one whose directory holds --few objects and one with --objects.
+"open+close" opens different objects, "open+close same" always one, as does the comparison floor
+(baseline/): a third mount, measured in the same turns. "stat hit" is answered by the kernel,
+"stat cold" by the daemon: the kernel's caches were dropped. readdir counts entries, not listings.
+
+Then: the daemon's memory for each object beyond the first --first, and how long after the
+daemon's start a mount of the large catalog answers. A million objects take a while to make.
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scripts.bench.clients import Clients
+from scripts.bench.measure import Bar, Series, size
+from scripts.bench.mounted import resident_bytes
+from scripts.bench.places import (
+    COLD,
+    FLOOR,
+    OPS,
+    Place,
+    Settings,
+    fill,
+    measure,
+    measure_cold,
+    places,
+    restart,
+)
+from scripts.bench.report import Report, note, number
+
+MEMORY = Bar("daemon memory, bytes an object", 400, at_least=False)
+ANSWER = Bar("first answer after the daemon's start, s", 1, at_least=False)
+
+
+def rows(places: list[Place]) -> list[dict[str, Any]]:
+    """One row for each place, operation and number of clients."""
+    found = []
+    for place in places:
+        for (op, clients), outcomes in place.outcomes.items():
+            series = Series(tuple(outcome.rate for outcome in outcomes))
+            best = max(outcomes, key=lambda outcome: outcome.rate)
+            found.append(
+                {
+                    "place": place.name,
+                    "objects": place.objects,
+                    "op": op,
+                    "clients": clients,
+                    "per_s": {"best": series.best, "median": series.median},
+                    "rates": list(series.rates),
+                    "p50_us": best.p50 * 1e6,
+                    "p99_us": best.p99 * 1e6,
+                }
+            )
+    return found
+
+
+def compare(few: Place, many: Place, floor: Place | None) -> list[dict[str, Any]]:
+    """The bars on rates: many objects against few, and open+close against the floor."""
+
+    def against(one: Place, op: str, other: Place, other_op: str, clients: int) -> float | None:
+        if (op, clients) not in one.outcomes or (other_op, clients) not in other.outcomes:
+            return None
+        own, base = (
+            Series(tuple(outcome.rate for outcome in place.outcomes[wanted, clients]))
+            for place, wanted in ((one, op), (other, other_op))
+        )
+        return own.against(base)["best"]
+
+    judged = []
+    for op, clients in many.outcomes:
+        bar = Bar(f"{op}, {many.objects} / {few.objects} objects", 0.9)
+        judged.append(bar.judged(against(many, op, few, op, clients), f"{clients} clients"))
+    if floor is not None:
+        for op in ("open+close same", "open+close"):
+            for _, clients in floor.outcomes:
+                bar = Bar(f"{op}, mount / comparison floor", 0.9)
+                value = against(few, op, floor, "open+close same", clients)
+                judged.append(bar.judged(value, f"{clients} clients"))
+    return judged
+
+
+def show(report: Report, found: list[dict[str, Any]]) -> None:
+    """One table for each number of clients."""
+    for clients in sorted({row["clients"] for row in found}):
+        report.table(
+            f"{clients} clients",
+            ["operation", "objects", "per s, best", "median", "p50 us", "p99 us"],
+            [
+                [
+                    row["op"],
+                    FLOOR if row["place"] == FLOOR else f"{row['objects']:,}",
+                    number(row["per_s"]["best"]),
+                    number(row["per_s"]["median"]),
+                    number(row["p50_us"]),
+                    number(row["p99_us"]),
+                ]
+                for row in sorted(found, key=lambda row: (*OPS, COLD).index(row["op"]))
+                if row["clients"] == clients
+            ],
+        )
+
+
+def memory_of(place: Place) -> int:
+    """Resident bytes of a mount's daemon once it is quiet."""
+    assert place.mounted is not None
+    return resident_bytes(int(place.mounted.settle()["daemon_pid"]))
+
+
+def populate(found: list[Place], group: Clients, settings: Settings) -> dict[str, Any]:
+    """Make the objects; what that took and how the daemon's memory grew."""
+    few, many = found[:2]
+    fill(few, group, settings.few, settings)
+    first = min(settings.first, settings.objects)
+    fill(many, group, first, settings)
+    memory = {first: memory_of(many)}
+    start = time.perf_counter()
+    fill(many, group, settings.objects, settings)
+    seconds = time.perf_counter() - start
+    memory[settings.objects] = memory_of(many)
+    beyond = settings.objects - first
+    grown = memory[settings.objects] - memory[first]
+    return {
+        "seconds": seconds,
+        "per_s": beyond / seconds,
+        "clients": group.number,
+        "daemon_rss_bytes": memory,
+        "bytes_per_object": grown / beyond if beyond else None,
+    }
+
+
+@click.command()
+@click.option("--objects", default=1_000_000, show_default=True, help="Objects of the large one.")
+@click.option("--few", default=1000, show_default=True, help="Objects of the small one.")
+@click.option("--first", default=10_000, show_default=True, help="Memory is counted beyond these.")
+@click.option("--clients", multiple=True, type=int, default=(1, 8), show_default=True)
+@click.option("--operations", default=4000, show_default=True, help="Calls of one kind a round.")
+@click.option("--rounds", default=3, show_default=True, help="Measured rounds.")
+@click.option("--bytes", "bytes_", default="4K", show_default=True, help="Bytes of one object.")
+@click.option("--ram", help="RAM tier of each mount; default fits all objects.")
+@click.option(
+    "--nvme",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    default=Path("/var/tmp"),  # noqa: S108  (a fresh folder is made in it)
+    show_default=True,
+    help="Where the NVMe tiers' folders are made: a disk, not a tmpfs.",
+)
+@click.option("--cold/--no-cold", default=True, help="Drop the kernel's caches; needs root.")
+@click.option("--restart/--no-restart", "again", default=True, help="Time a second mount.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
+def main(
+    *,
+    bytes_: str,
+    ram: str | None,
+    cold: bool,
+    again: bool,
+    output: Path | None,
+    **asked: Any,  # noqa: ANN401  (the rest of Settings, typed by click)
+) -> None:
+    """Operations a second with few and with many objects."""
+    try:
+        settings = Settings(bytes_each=size(bytes_), ram=size(ram) if ram else None, **asked)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    report = Report("ops", **{key: str(value) for key, value in asdict(settings).items()})
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(Clients(count)) for count in settings.clients]
+        found = stack.enter_context(places(settings))
+        few, many = found[:2]
+        assert many.mounted is not None
+        widest = max(groups, key=lambda group: group.number)
+        population = populate(found, widest, settings)
+        report.document["population"] = population
+        for group in groups:
+            measure(found, group, settings)
+        if cold and os.geteuid() == 0:
+            for group in groups:
+                measure_cold(found, group, settings)
+        results = rows(found)
+        report.document["results"] = results
+        report.document["status"] = many.mounted.status()
+        show(report, results)
+        judged = compare(few, many, found[2] if len(found) > len((few, many)) else None)
+        span = f"{settings.first:,} to {settings.objects:,}"
+        judged.append(MEMORY.judged(population["bytes_per_object"], span))
+        if again:
+            report.document["restart"] = found_again = restart(many)
+            judged.append(
+                ANSWER.judged(found_again["from_daemon_start_s"], f"{settings.objects:,} objects")
+            )
+        report.bars(judged)
+    note(f"objects made at {population['per_s']:,.0f} per s by {population['clients']} clients")
+    report.write(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+#!/bin/bash
+# Makes .venv/bin/kvfs work, and `mount -t kvfs` known to the system. Run it again at any time: it
+# does only what is missing. As root on Debian or Ubuntu it installs the system packages too.
+#
+#     scripts/install.sh [EXTRA]      EXTRA: test, s3 or torch
+#
+# PYTHON chooses the interpreter (python3), which must be 3.10 or newer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+extra=${1:-}
+
+say() { echo "install: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+# What is missing is found by trying, not by asking the package manager: it may have come otherwise.
+packages=()
+has() { command -v "$1" >/dev/null; }
+[ -z "${PYTHON:-}" ] || has "$PYTHON" || fail "PYTHON=$PYTHON: there is no such program"
+has "$python" || packages+=(python3)
+if ! has "$python" || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    packages+=(python3-venv)
+fi
+header='import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+if ! has "$python" || ! "$python" -c "$header"; then
+    packages+=(python3-dev)
+fi
+has cc || packages+=(gcc libc6-dev)
+has pkg-config || packages+=(pkg-config)
+if ! has pkg-config || ! pkg-config --exists fuse3; then
+    packages+=(libfuse3-dev)
+fi
+has fusermount3 || packages+=(fuse3)
+
+if [ ${#packages[@]} -gt 0 ]; then
+    if [ "$(id -u)" -eq 0 ] && has apt-get; then
+        say "apt-get install ${packages[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq
+        apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+    else
+        fail "missing, and only root on Debian or Ubuntu can have it installed: ${packages[*]}"
+    fi
+fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "$("$python" -V) is too old: kvfs needs 3.10; set PYTHON to a newer one"
+pkg-config --atleast-version=3.14 fuse3 ||
+    fail "libfuse $(pkg-config --modversion fuse3) is too old: kvfs needs 3.14," \
+        "which Debian 12, Ubuntu 24.04 and newer have"
+
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
+
+# The package is installed in place, so only a change of these needs another installation.
+wanted=$({
+    cat setup.cfg setup.py pyproject.toml kvfs/fuse/_passthrough.c
+    .venv/bin/python -V
+    pkg-config --modversion fuse3
+    pwd
+} | sha256sum)
+stamp=.venv/.installed${extra:+-$extra}
+works='import kvfs.cli, kvfs.fuse._passthrough'
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$works" 2>/dev/null; then
+    say "kvfs into .venv"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --editable ".${extra:+[$extra]}"
+    .venv/bin/python -c "$works"
+    echo "$wanted" >"$stamp"
+fi
+
+helper=/sbin/mount.kvfs
+ours=$PWD/mount/mount.kvfs
+if [ "$(id -u)" -ne 0 ]; then
+    say "not root: $helper is left alone, so 'mount -t kvfs' may not work; .venv/bin/kvfs does"
+elif [ -e "$helper" ] && [ ! -L "$helper" ]; then
+    say "$helper is not ours and is left alone; 'mount -t kvfs' uses it"
+elif [ "$(readlink "$helper")" != "$ours" ]; then
+    ln -sfn "$ours" "$helper"
+    say "$helper -> $ours"
+fi

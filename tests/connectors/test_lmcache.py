@@ -1,0 +1,89 @@
+"""LMCache 0.5.6 on a mount whose RAM tier is smaller than what LMCache keeps there."""
+# ruff: noqa: ANN401  (what fixtures of another file give)
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.clients
+
+MiB = 1 << 20
+CHUNK = 32 * MiB  # 256 tokens of Llama-3.1-8B
+CHUNKS = 12
+RAM = 256 * MiB
+DRIVER = "run_lmcache.py"
+ARGUMENTS = ("--chunks", str(CHUNKS))
+
+direct = pytest.mark.parametrize("flags", [(), ("--odirect",)], ids=["buffered", "odirect"])
+
+
+@pytest.fixture
+def mounted(mount: Any, tmp_path: Path) -> Any:
+    return mount(f"ram={RAM},nvme={tmp_path / 'nvme'},nvme_size=4G")
+
+
+def assert_beyond_ram(status: dict[str, Any]) -> None:
+    """What does not fit into the RAM tier is on NVMe, and nothing is lost for lack of room."""
+    ram, nvme = status["tiers"]["ram"], status["tiers"]["nvme"]
+    assert ram["capacity_bytes"] < CHUNKS * CHUNK
+    assert ram["used_bytes"] <= ram["capacity_bytes"]
+    assert nvme["used_bytes"] >= CHUNKS * CHUNK - ram["capacity_bytes"]
+    assert nvme["objects"] >= (CHUNKS * CHUNK - ram["capacity_bytes"]) // CHUNK
+    assert status["counters"]["dropped"] == 0
+
+
+@direct
+@pytest.mark.parametrize("mode", ["fs", "l2_fs", "l2_fs_native"])
+def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
+    mounted: Any, client: Any, settled: Any, mode: str, flags: tuple[str, ...]
+) -> None:
+    """Where "the file exists" is the index, any process finds every chunk, before and after."""
+    cache = mounted.path / "lmcache"
+    cache.mkdir()  # LMCache asks for its file system's block size before it makes the directory
+    run = (DRIVER, cache, "--mode", mode, *flags, *ARGUMENTS)
+
+    written = client(*run, "--keep")
+    assert written["chunk_bytes"] == CHUNK
+    assert written["left_in_dir"] == CHUNKS
+    assert_beyond_ram(settled(mounted))
+    assert client(*run, "--reader", "--keep")["hits"] == CHUNKS
+
+    mounted.remount()
+    assert client(*run, "--reader", "--keep")["hits"] == CHUNKS
+    assert client(*run, "--reader")["left_in_dir"] == 0  # read once more, then removed
+    assert list(cache.iterdir()) == []
+
+
+@direct
+def test_a_private_cache_keeps_every_byte(
+    mounted: Any, client: Any, settled: Any, flags: tuple[str, ...]
+) -> None:
+    """local_disk reads back all it wrote; what lies there is right later, though only the
+    process that wrote it knows of it."""
+    cache = mounted.path / "lmcache"
+    run = (DRIVER, cache, "--mode", "local_disk", *flags, *ARGUMENTS)
+
+    def found() -> list[str]:
+        return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in cache.iterdir())
+
+    written = client(*run, "--keep")
+    assert written["hits"] == CHUNKS
+    assert_beyond_ram(settled(mounted))
+    assert client(*run, "--reader", "--keep")["hits"] == 0
+    assert found() == sorted(written["sha256"])
+
+    mounted.remount()
+    assert found() == sorted(written["sha256"])
+
+
+@direct
+def test_a_private_cache_removes_what_it_wrote(
+    mounted: Any, client: Any, flags: tuple[str, ...]
+) -> None:
+    """local_disk stores, reads back and unlinks all of a set larger than the RAM tier."""
+    cache = mounted.path / "lmcache"
+    removed = client(DRIVER, cache, "--mode", "local_disk", *flags, *ARGUMENTS)
+    assert removed["hits"] == CHUNKS
+    assert removed["left_in_dir"] == 0

@@ -1,0 +1,51 @@
+"""SGLang 0.5.23 HiCacheFile on a mount whose RAM tier is smaller than what SGLang keeps there."""
+# ruff: noqa: ANN401  (what fixtures of another file give)
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.clients
+
+MiB = 1 << 20
+PAGE = 8 * MiB  # 64 tokens of Llama-3.1-8B
+PAGES = 48
+RAM = 256 * MiB
+DRIVER = "run_sglang_hicache.py"
+ARGUMENTS = ("--pages", str(PAGES))
+
+
+@pytest.fixture
+def mounted(mount: Any, tmp_path: Path) -> Any:
+    return mount(f"ram={RAM},nvme={tmp_path / 'nvme'},nvme_size=4G")
+
+
+def test_pages_are_found_by_other_processes_and_after_a_remount(
+    mounted: Any, client: Any, settled: Any
+) -> None:
+    """Every page of a set larger than the RAM tier is found and right, then cleared."""
+    run = (DRIVER, mounted.path / "sglang", *ARGUMENTS)
+
+    written = client(*run, "--keep")
+    assert written["page_bytes"] == PAGE
+    assert written["left_in_dir"] == PAGES
+    status = settled(mounted)
+    ram, nvme = status["tiers"]["ram"], status["tiers"]["nvme"]
+    assert ram["used_bytes"] <= ram["capacity_bytes"] < PAGES * PAGE
+    assert nvme["used_bytes"] >= PAGES * PAGE - ram["capacity_bytes"]
+    assert status["counters"]["dropped"] == 0
+    assert client(*run, "--reader", "--keep")["present"] == PAGES
+
+    mounted.remount()
+    assert client(*run, "--reader", "--keep")["present"] == PAGES
+    assert client(*run, "--reader")["left_in_dir"] == 0
+
+
+def test_sglang_can_see_how_much_room_there_is(mounted: Any, client: Any) -> None:
+    """Its own eviction and its cache of lookups work: both ask statfs and list the directory."""
+    cache = mounted.path / "sglang"
+    kept = client(DRIVER, cache, *ARGUMENTS, "--keep", "--max-size", f"{PAGES // 2 * 8}Mi")
+    assert 0 < kept["present"] <= PAGES // 2
+    cached = client(DRIVER, mounted.path / "cached", *ARGUMENTS, "--meta-cache")
+    assert cached["left_in_dir"] == 0

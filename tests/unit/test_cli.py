@@ -1,0 +1,476 @@
+"""The command line: what it refuses, with which exit code, and how it starts and ends a daemon."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvfs import runtime
+from kvfs.cli import doctor, human, main
+from kvfs.cli import mount as mount_command
+from kvfs.cli import set as set_command
+from kvfs.cli import status as status_command
+from kvfs.cli import umount as umount_command
+from kvfs.errors import ControlError
+from kvfs.mounts import MNT_DETACH, mount, umount
+
+ROOT = Path(__file__).parents[2]
+Requests = list[tuple[str, dict[str, object]]]
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "mountpoint": "/mnt/[kv]",
+    "daemon_pid": 4711,
+    "uptime_s": 90061.5,
+    "passthrough": {"on": True, "why": ""},
+    "huge_pages": {"on": False, "why": "forced"},
+    "tiers": {
+        "ram": {
+            "path": "/run/kvfs-ram/mnt-kv",
+            "capacity_bytes": 2 << 30,
+            "used_bytes": 1 << 30,
+            "reserved_bytes": 0,
+            "objects": 7,
+            "hits": 11,
+            "state": "ok",
+            "why": "",
+        },
+        "nvme": {
+            "path": "/data/kvfs",
+            "capacity_bytes": 100 << 30,
+            "used_bytes": 3 << 20,
+            "reserved_bytes": 512,
+            "objects": 8,
+            "hits": 13,
+            "state": "full",
+            "why": "disk full",
+        },
+    },
+    "objects": 9,
+    "census_done": False,
+    "open_handles": 1,
+    "writers": 2,
+    "jobs": 3,
+    "counters": {"opens_ram": 17, "mover_failures": 0},
+    "options": {"ram": "2G", "log_level": "info"},
+}
+
+
+def kvfs(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="kvfs")
+
+
+def assert_refused(result: Result, words: str, code: int = 2) -> None:
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert result.stderr.startswith("kvfs: ")
+    assert result.stderr.count("\n") == 1, "a refusal is one line"
+
+
+@pytest.fixture
+def dead_mount(tmp_path: Path) -> Iterator[Path]:
+    """Yield a kvfs mount whose daemon is gone."""
+    path = tmp_path / "dead"
+    path.mkdir()
+    device = os.open("/dev/fuse", os.O_RDWR)
+    mount("kvfs", path, runtime.FSTYPE, 0, f"fd={device},rootmode=40000,user_id=0,group_id=0")
+    os.close(device)
+    yield path
+    if runtime.mount_at(path):
+        umount(path, MNT_DETACH)
+
+
+@pytest.fixture
+def daemon() -> Iterator["subprocess.Popen[bytes]"]:
+    """Yield a process that ends when its stdin is closed."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command"),
+        (["--frobnicate"], "No such option"),
+        (["mount"], "Missing argument 'MOUNTPOINT' (see kvfs mount --help)"),
+        (["mount", ""], "the mount point is empty"),
+        (["mount", "/none"], "mount point /none does not exist; mkdir -p /none"),
+        (["mount", "/etc/passwd"], "mount point /etc/passwd is not a directory"),
+        (["mount", "/"], "/ is already a mount point"),
+        (["mount", "/proc"], "/proc is already a mount point (proc)"),
+        (["mount", "/usr", "-o", "ramm=1G"], "did you mean ram?"),
+        (["mount", "/usr", "-o", "ram=1G", "-o", "ram=2G"], "ram is given twice"),
+        (["mount", "/usr", "-o", "ram=1G", "--frobnicate"], "No such option"),
+        (["mount", "/usr", "/usr"], "unexpected extra argument"),
+        (["mount", "/usr", "--foreground", "-o", "ram=1K"], "at least 16M"),
+        (["umount", "/usr"], "/usr is not a mount point; mounts of kvfs: "),
+        (["umount", "/proc"], "/proc is a mount of type proc, expected fuse.kvfs"),
+        (["status", "/usr"], "/usr is not a mount point"),
+        (["status", "/none", "--json"], "/none is not a mount point"),
+        (["set", "/usr"], "Missing argument"),
+        (["set", "/usr", "log_level"], "log_level: expected NAME=VALUE"),
+        (["set", "/usr", "loglevel=info"], "did you mean log_level"),
+        (["set", "/usr", "log_level=loud"], "one of debug, info, warning, error"),
+        (["set", "/usr", "log_level=info", "log_level=info"], "given twice"),
+        (["set", "/usr", "ram=2G"], "ram cannot change while mounted"),
+        (["set", "/usr", "log_level=info"], "/usr is not a mount point"),
+        (["doctor", "/usr"], "unexpected extra argument"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_with_exit_code_2(
+    arguments: list[str], words: str
+) -> None:
+    assert_refused(kvfs(*arguments), words)
+
+
+def test_a_refusal_comes_before_any_change(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    result = kvfs("mount", tmp_path / "mnt", "-o", f"nvme={tmp_path}/new,nvme_size=900T")
+    assert_refused(result, "more than the device has")
+    assert list(tmp_path.iterdir()) == [tmp_path / "mnt"]
+
+
+def test_the_installed_script_refuses_alike() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvfs", "umount", "/proc"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvfs: /proc is a mount of type proc, expected fuse.kvfs\n"
+
+
+def test_asking_for_status_imports_no_file_system() -> None:
+    script = (
+        "import sys\n"
+        "from kvfs.cli import main\n"
+        "try: main(['status', '/proc'])\n"
+        "except SystemExit: print(*({'pyfuse3', 'rocksdict', 'kvfs.daemon'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "\n"
+
+
+def test_help_lists_every_command_and_every_option() -> None:
+    assert all(f"\n  {name}" in kvfs("--help").stdout for name in ("mount", "umount", "doctor"))
+    shown = kvfs("mount", "--help").stdout
+    assert "entry_timeout" in shown
+    assert "[opens; default: 2; kvfs set]" in shown
+    assert kvfs("--version").stdout.startswith("kvfs, version ")
+
+
+# mount
+
+
+@pytest.fixture
+def fake_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that puts a shell script in the daemon's place."""
+
+    def install(script: str) -> Path:
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\ncat >"{tmp_path}/config"\n{script}\n')
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        (tmp_path / "mnt").mkdir(exist_ok=True)
+        return tmp_path / "mnt"
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "code"),
+    [
+        ("""echo '{"error": "nvme=/x is locked", "exit": 2}'; exit 2""", "nvme=/x is locked", 2),
+        ("""echo '{"error": "no /dev/fuse", "exit": 1}'; exit 1""", "no /dev/fuse", 1),
+        ("echo Trace >&2; echo Error: x >&2; exit 1", "with 1 before it was ready: Error: x", 1),
+        ("exit 0", "exited with 0 before it was ready: it said nothing", 1),
+        ("kill -9 $$", "was killed by signal 9", 1),
+    ],
+)
+def test_a_daemon_that_fails_to_start_is_a_one_line_reason(
+    fake_daemon: Callable[[str], Path], script: str, words: str, code: int
+) -> None:
+    assert_refused(kvfs("mount", fake_daemon(script), "-o", "ram=16M"), words, code)
+
+
+def test_a_mount_returns_when_ready_and_says_what_is_on(
+    fake_daemon: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mount_command, "request", lambda _mountpoint, _verb: STATUS)
+    mountpoint = fake_daemon("""echo '{"ready": true}'""")
+    result = kvfs("mount", mountpoint, "-o", "ram=16M", "-o", "movers=2")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(
+        f"{mountpoint}: passthrough on, huge pages off (forced), ram 2.0 GiB at"
+    )
+    config = json.loads((tmp_path / "config").read_text())
+    assert (config["mountpoint"], config["movers"]) == (str(mountpoint), 2)
+
+
+# umount
+
+
+def answers(requests: Requests, pid: int, left: Iterator[int]) -> Callable[..., dict[str, Any]]:
+    def request(_mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
+        requests.append((verb, arguments))
+        if verb == "write_back":
+            return {"bytes_left": next(left), "objects_left": 1}
+        return {"daemon_pid": pid}
+
+    return request
+
+
+@pytest.mark.parametrize("flag", [[], ["--now"], ["--lazy"]])
+def test_a_mount_with_a_dead_daemon_is_unmounted(dead_mount: Path, flag: list[str]) -> None:
+    result = kvfs("umount", dead_mount, *flag)
+    assert result.exit_code == 0, result.stderr
+    assert "unmounting without the daemon's help" in result.stderr
+    assert runtime.mount_at(dead_mount) is None
+
+
+def test_a_daemon_that_hangs_does_not_prevent_a_lazy_unmount(tmp_path: Path) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+        mount("kvfs", tmp_path, runtime.FSTYPE, 0, options)
+        assert kvfs("umount", "--lazy", "--now", tmp_path).exit_code == 0
+        assert runtime.mount_at(tmp_path) is None
+    finally:
+        os.close(device)
+        if runtime.mount_at(tmp_path):
+            umount(tmp_path, MNT_DETACH)
+
+
+def test_an_unmount_saves_first_and_waits_for_the_daemon(
+    dead_mount: Path, daemon: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: Requests = []
+    request = answers(requests, daemon.pid, iter([3 << 20, 1 << 20, 0]))
+    monkeypatch.setattr(umount_command, "request", request)
+    monkeypatch.setattr(umount_command, "POLL_S", 0)
+    unmount = umount_command._unmount
+
+    def unmount_and_end(mountpoint: Path, *, lazy: bool) -> None:
+        unmount(mountpoint, lazy=lazy)
+        if daemon.stdin:
+            daemon.stdin.close()
+
+    monkeypatch.setattr(umount_command, "_unmount", unmount_and_end)
+    result = kvfs("umount", dead_mount)
+    assert result.exit_code == 0, result.stderr
+    assert [verb for verb, _ in requests] == ["status", "write_back", "write_back", "write_back"]
+    assert daemon.wait(0) == 0
+    assert runtime.mount_at(dead_mount) is None
+
+
+def test_an_unmount_that_cannot_save_leaves_the_mount(
+    dead_mount: Path, daemon: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umount_command, "request", answers([], daemon.pid, iter([5, 5, 5])))
+    monkeypatch.setattr(umount_command, "POLL_S", 0)
+    monkeypatch.setattr(umount_command, "STALLED_S", -1)
+    assert_refused(kvfs("umount", dead_mount), "5 bytes are only in RAM", code=1)
+    assert runtime.mount_at(dead_mount)
+
+
+def test_a_daemon_that_does_not_end_is_reported(
+    dead_mount: Path, daemon: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umount_command, "request", answers([], daemon.pid, iter([])))
+    monkeypatch.setattr(umount_command, "EXIT_S", 0)
+    assert_refused(kvfs("umount", "--now", dead_mount), "its daemon has not ended", code=1)
+
+
+def test_a_busy_mount_names_who_uses_it(tmp_path: Path) -> None:
+    mount("none", tmp_path, "tmpfs", 0, "size=1M")
+    try:
+        with (tmp_path / "open").open("wb"), pytest.raises(Exception, match="busy") as refusal:
+            umount_command._unmount(tmp_path, lazy=False)
+        assert f"({os.getpid()})" in str(refusal.value)
+    finally:
+        umount(tmp_path)
+
+
+# status and set
+
+
+def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mount: Path) -> None:
+    monkeypatch.setattr(status_command, "request", lambda _mountpoint, _verb: STATUS)
+    result = kvfs("status", dead_mount)
+    assert result.exit_code == 0, result.stderr
+    shown = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "mount point /mnt/[kv]" in shown
+    assert "daemon pid 4711, up 1 d 01:01:01" in shown
+    assert "passthrough on" in shown
+    assert "huge pages off: forced" in shown
+    assert "objects 9 (still counting)" in shown
+    assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 ok /run/kvfs-ram/mnt-kv" in shown
+    assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 full: disk full /data/kvfs" in shown
+    assert "opens ram 17" in shown
+
+
+def test_status_as_json_is_what_the_daemon_said(
+    monkeypatch: pytest.MonkeyPatch, dead_mount: Path
+) -> None:
+    monkeypatch.setattr(status_command, "request", lambda _mountpoint, _verb: STATUS)
+    assert json.loads(kvfs("status", "--json", dead_mount).stdout) == STATUS
+
+
+def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
+    result = kvfs("status", dead_mount)
+    assert_refused(result, f"(mounted by user_id=0; if its daemon died: umount -l {dead_mount})", 1)
+
+
+def test_set_hands_all_settings_over_at_once(
+    monkeypatch: pytest.MonkeyPatch, dead_mount: Path
+) -> None:
+    requests: Requests = []
+    monkeypatch.setattr(set_command, "request", answers(requests, 0, iter([])))
+    assert kvfs("set", dead_mount, "promote_after=3", "log_level=debug").exit_code == 0
+    assert requests == [("set", {"promote_after": "3", "log_level": "debug"})]
+
+
+def test_a_daemon_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch, dead_mount: Path) -> None:
+    def refuse(*_: object, **__: object) -> dict[str, Any]:
+        raise ControlError("not\nnow")
+
+    monkeypatch.setattr(set_command, "request", refuse)
+    assert_refused(kvfs("set", dead_mount, "promote_after=3"), "not now", code=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 62, "4096.0 PiB"),
+    ],
+)
+def test_sizes_are_shown_as_people_read_them(size: int, text: str) -> None:
+    assert human(size) == text
+
+
+# doctor
+
+
+def test_doctor_tries_passthrough_and_huge_pages_for_real() -> None:
+    before = runtime.mounts()
+    result = kvfs("doctor", "--json")
+    report = json.loads(result.stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert set(checks) == {
+        "kernel", "/dev/fuse", "libfuse", "privileges", "fusermount3", "passthrough", "huge pages",
+        "memory", "python packages", "C extension",
+    }  # fmt: skip
+    assert all(check["verdict"] in {"ok", "degraded", "missing"} for check in checks.values())
+    assert all(bool(check["cure"]) == (check["verdict"] != "ok") for check in checks.values())
+    assert report["ok"] == all(check["verdict"] == "ok" for check in checks.values())
+    assert result.exit_code == (0 if report["ok"] else 1)
+    assert checks["passthrough"]["found"] == "tried, works" or checks["passthrough"]["cure"]
+    assert runtime.mounts() == before
+
+
+def test_doctor_names_the_cure_of_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_privileged", lambda: False)
+    monkeypatch.setattr(platform, "release", lambda: "6.1.0-18-amd64")
+    monkeypatch.setattr(doctor, "LIBFUSE", (99, 0))
+    monkeypatch.setattr(doctor, "SMALL_MEMORY", 1 << 60)
+    monkeypatch.setenv("PATH", "/none")
+    result = kvfs("doctor")
+    assert result.exit_code == 1
+    shown = " ".join(result.stdout.split())
+    assert "degraded kernel Linux 6.1.0-18-amd64 cure: boot Linux 6.9" in shown
+    assert "missing libfuse" in shown
+    assert "degraded passthrough not tried: needs CAP_SYS_ADMIN" in shown
+    assert "degraded memory" in shown
+    assert "missing fusermount3 not installed cure: apt-get install fuse3" in shown
+
+
+def test_doctor_says_why_it_could_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    assert "could not try" in doctor._probe()["passthrough"]
+
+
+# mount.kvfs, as mount(8) runs it
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Path:
+    """Return mount.kvfs as installed: a link to a checkout, whose kvfs prints its arguments."""
+    checkout = tmp_path / "check out"
+    for name in ("mount", ".venv/bin"):
+        (checkout / name).mkdir(parents=True)
+    script = (ROOT / "mount/mount.kvfs").read_text()
+    for name, text in (
+        (".venv/bin/kvfs", '#!/bin/sh\nprintf "<%s>" "$@"\n'),
+        ("mount/mount.kvfs", script),
+    ):
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    link = tmp_path / "mount.kvfs"
+    link.symlink_to(checkout / "mount/mount.kvfs")
+    return link
+
+
+@pytest.mark.parametrize(
+    ("arguments", "handed_over"),
+    [
+        (["kvfs", "/mnt/k v"], "<mount><-o><><--></mnt/k v>"),
+        (["kvfs", "/kv", "-o", "rw,ram=1G"], "<mount><-o><rw,ram=1G><--></kv>"),
+        (["kvfs", "/kv", "-sv", "-n", "-o", "a", "-o", "$(x) *"], "<mount><-o><a,$(x) *><--></kv>"),
+        (["-o", "ro", "-t", "kvfs", "none", "/kv"], "<mount><-o><ro><--></kv>"),
+        (["kvfs", "/kv", "-f", "-o", "ro"], ""),
+        (["kvfs", "/kv", "-vf"], ""),
+    ],
+)
+def test_mount_kvfs_hands_over(helper: Path, arguments: list[str], handed_over: str) -> None:
+    done = subprocess.run([helper, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == handed_over
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "expected SPEC and DIR, got 0 words"),
+        (["kvfs"], "expected SPEC and DIR, got 1 words"),
+        (["kvfs", "/kv", "/kv"], "expected SPEC and DIR, got 3 words"),
+        (["kvfs", "/kv", "-o"], "-o needs a value"),
+        (["kvfs", "/kv", "-x"], "unknown option -x"),
+        (["kvfs", "/kv", "-vx"], "unknown option -vx"),
+        (["kvfs", "/kv", "--verbose"], "unknown option --verbose"),
+        (["kvfs", "/kv", "-N", "1"], "-N is not supported"),
+        (["kvfs", "/kv", "-t", "ext4"], "type ext4: expected kvfs"),
+    ],
+)
+def test_mount_kvfs_refuses(helper: Path, arguments: list[str], words: str) -> None:
+    done = subprocess.run([helper, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_mount_kvfs_says_when_kvfs_is_not_installed(helper: Path) -> None:
+    (helper.resolve().parents[1] / ".venv/bin/kvfs").unlink()
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [helper, "kvfs", "/kv"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2
+    assert "kvfs is not installed" in done.stderr

@@ -1,0 +1,401 @@
+"""The configuration: what is understood, what is refused, and with which words."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs import runtime
+from kvfs.config import MIB, Config, describe_options, format_size, parse_hot, parse_size
+from kvfs.errors import ConfigError
+from kvfs.mounts import mount, umount
+
+KV = Path("/mnt/kv")
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "mount point"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """Run as nobody, with a directory that root owns and all may read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            yield place
+        finally:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    mount("none", path, "tmpfs", 0, "size=32M")
+    yield path
+    umount(path)
+
+
+# What is understood
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("512", 512),
+        ("512B", 512),
+        ("16M", 16 << 20),
+        ("16m", 16 << 20),
+        ("2G", 2 << 30),
+        ("2GB", 2 << 30),
+        ("2Gi", 2 << 30),
+        ("2GiB", 2 << 30),
+        ("1.5T", 3 << 39),
+        ("4096K", 4 << 20),
+    ],
+)
+def test_sizes_have_units_of_powers_of_1024(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1G", "+1G", "1 G", "1GG", "1e9", "0x10", "1,5G", ".5G", "٢G", "9" * 5000]
+)
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a size such as"):
+        parse_size(text)
+
+
+@given(st.integers(0, (1 << 62) - 1))
+def test_a_formatted_size_is_the_same_size(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+def test_every_option_is_understood(tmp_path: Path) -> None:
+    config = Config.from_options(
+        KV,
+        f"ram=2G,nvme={tmp_path},nvme_size=100G,passthrough=on,huge=always,allow_other,movers=3,"
+        "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime",
+    )
+    assert config == Config(
+        mountpoint=KV,
+        ram=2 << 30,
+        nvme=tmp_path,
+        nvme_size=100 << 30,
+        passthrough="on",
+        huge="always",
+        allow_other=True,
+        movers=3,
+        promote_after=0,
+        reclaimable=50,
+        entry_timeout=1.5,
+        log=Path("/var/log/x"),
+        log_level="debug",
+        mount_flags=("ro", "noatime"),
+    )
+
+
+def test_defaults_are_fitted_to_the_machine(tmp_path: Path) -> None:
+    config = Config.from_options(KV, f"nvme={tmp_path}")
+    assert config.ram == pytest.approx(runtime.memory() * 0.25, abs=MIB)
+    assert (
+        16 * MIB <= config.nvme_size < os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    )
+    assert config.fitted == ("ram", "nvme_size")
+    assert 1 <= config.movers <= 4
+
+
+def test_a_tier_directory_that_is_still_to_be_made_is_sized_by_its_parent(tmp_path: Path) -> None:
+    assert Config.from_options(KV, f"nvme={tmp_path}/new").nvme_size >= 16 * MIB
+
+
+def test_what_fstab_says_to_mount_is_ignored() -> None:
+    words = "defaults,rw,noauto,user,user=me,nofail,_netdev,x-systemd.automount,comment=x,,relatime"
+    assert Config.from_options(KV, words) == Config.from_options(KV, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ("ro,rw", ()),
+        ("rw,ro", ("ro",)),
+        ("nosuid,nodev,noexec,dev", ("nosuid", "noexec")),
+        ("noatime,noatime", ("noatime",)),
+        ("noatime,atime,suid,exec", ()),
+    ],
+)
+def test_the_last_of_opposite_flags_holds(options: str, flags: tuple[str, ...]) -> None:
+    assert Config.from_options(KV, options).mount_flags == flags
+
+
+def test_a_comma_in_a_path_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "a,b").mkdir()
+    config = Config.from_options(KV, f"nvme={tmp_path}/a\\,b,ram=0")
+    assert config.nvme == tmp_path / "a,b"
+
+
+@pytest.mark.parametrize(("text", "on"), [("allow_other", True), ("allow_other=off", False)])
+def test_a_switch_may_stand_alone(text: str, *, on: bool) -> None:
+    assert Config.from_options(KV, text).allow_other is on
+
+
+@given(
+    ram=st.one_of(st.just(0), st.integers(16 * MIB, 1 << 61)),
+    name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/\\")),
+    seconds=st.floats(0, 1e6),
+    flags=st.lists(st.sampled_from(["ro", "nosuid", "nodev", "noexec", "noatime"]), unique=True),
+)
+def test_a_configuration_survives_the_way_to_text_and_to_json(
+    ram: int, name: str, seconds: float, flags: list[str]
+) -> None:
+    config = Config(
+        mountpoint=KV,
+        ram=ram,
+        nvme=Path(os.path.normpath(f"/x{name}")),
+        nvme_size=20 * MIB,
+        entry_timeout=seconds,
+        mount_flags=tuple(flags),
+    )
+    text = ",".join(f"{k}={v}" if v else k for k, v in config.as_options().items())
+    assert Config.from_options(KV, text) == config
+    assert Config.from_json(config.to_json()) == config
+
+
+def test_json_keeps_a_path_that_is_no_text() -> None:
+    config = Config(mountpoint=Path(os.fsdecode(b"/mnt/\xff")), log=Path("/l"), fitted=("ram",))
+    assert Config.from_json(config.to_json()) == config
+
+
+def test_json_of_another_version_is_refused() -> None:
+    values = json.loads(Config(mountpoint=KV).to_json())
+    del values["movers"]
+    with pytest.raises(ConfigError, match="different versions"):
+        Config.from_json(json.dumps(values))
+
+
+def test_every_option_is_described() -> None:
+    rows = {row.name: row for row in describe_options()}
+    assert set(Config(mountpoint=KV, nvme=KV, log=KV).as_options()) <= set(rows)
+    assert all(row.unit and row.default and row.meaning for row in rows.values())
+    hot = {name for name, row in rows.items() if row.hot}
+    assert hot == {"promote_after", "reclaimable", "entry_timeout", "log_level"}
+
+
+# What is refused for its text alone
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("ramm=2G", "unknown option 'ramm'; did you mean ram?"),
+        ("nvmesize=2G", "did you mean nvme_size"),
+        ("noatim", "did you mean noatime"),
+        ("frobnicate", "unknown option 'frobnicate'; there are ram, nvme"),
+        ("mount_flags=ro", "unknown option 'mount_flags'"),
+        ("=1", "unknown option ''"),
+        ("ram", "option ram=: expected a size"),
+        ("ram=", "option ram=: expected a size"),
+        ("ram=lots", "option ram=lots: expected a size"),
+        ("ram=1M", "option ram=1M: expected at least 16M"),
+        ("ram=16M,ram=17M", "ram is given twice"),
+        ("nvme_size=100G", "nvme_size is given without nvme"),
+        ("ram=0", "no place for objects"),
+        ("nvme=relative/path", "expected an absolute path"),
+        ("nvme=/tmp,nvme_size=15M", "expected at least 16M"),
+        ("passthrough=maybe", "one of auto, on, off"),
+        ("passthrough", "one of auto, on, off"),
+        ("huge=2M", "one of within_size, always, advise, never"),
+        ("allow_other=", "expected on or off"),
+        ("allow_other=yes", "expected on or off"),
+        ("movers=0", "a whole number from 1 to 64"),
+        ("movers=65", "a whole number from 1 to 64"),
+        ("movers=1.5", "a whole number from 1 to 64"),
+        ("reclaimable=91", "a whole number from 1 to 90"),
+        ("promote_after=-1", "a whole number from 0"),
+        ("entry_timeout=nan", "seconds from 0"),
+        ("entry_timeout=inf", "seconds from 0"),
+        ("entry_timeout=-1", "seconds from 0"),
+        ("entry_timeout=soon", "seconds from 0"),
+        ("log_level=verbose", "one of debug, info, warning, error"),
+        ("log=kvfs.log", "expected an absolute path"),
+        ("remount", "remount is not supported"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name_value_and_expectation(options: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Config.from_options(KV, options)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_relative_mount_point_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected an absolute path"):
+        Config.from_options(Path("kv"), "")
+
+
+def test_a_hot_option_changes_and_no_other_does() -> None:
+    config = Config(mountpoint=KV)
+    assert config.changed("promote_after", "7").promote_after == 7
+    with pytest.raises(ConfigError, match=r"ram cannot change while mounted.*promote_after"):
+        config.changed("ram", "1G")
+    with pytest.raises(ConfigError, match="did you mean log_level"):
+        parse_hot("loglevel", "info")
+    with pytest.raises(ConfigError, match="reclaimable=x"):
+        parse_hot("reclaimable", "x")
+
+
+# What the machine does not bear
+
+
+def test_a_sound_configuration_passes_and_changes_nothing(mountpoint: Path, tmp_path: Path) -> None:
+    options = f"ram=16M,nvme={tmp_path}/new,nvme_size=16M,log={tmp_path}/log"
+    Config.from_options(mountpoint, options).check()
+    assert sorted(tmp_path.iterdir()) == [mountpoint]
+
+
+def test_a_missing_mount_point_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; mkdir -p"):
+        Config.from_options(tmp_path / "none", "ram=16M").check()
+
+
+def test_a_mount_point_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not a directory"):
+        Config.from_options(tmp_path / "file", "ram=16M").check()
+    with pytest.raises(ConfigError, match="Not a directory"):
+        Config.from_options(tmp_path / "file/below", "ram=16M").check()
+
+
+def test_a_mount_point_in_use_is_refused(small_tmpfs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"already a mount point \(tmpfs\)"):
+        Config.from_options(small_tmpfs, "ram=16M").check()
+
+
+def test_a_mount_whose_daemon_died_is_refused_with_its_cure(
+    mountpoint: Path, tmp_path: Path
+) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+    mount("kvfs", mountpoint, runtime.FSTYPE, 0, options)
+    try:
+        # The daemon does not answer yet: the refusal must come without asking it.
+        with pytest.raises(ConfigError, match="umount -l"):
+            Config.from_options(mountpoint, "ram=16M").check()
+        os.close(device)
+        with pytest.raises(ConfigError, match=r"endpoint is not connected.*umount -l"):
+            Config.from_options(mountpoint, "ram=16M").check()
+        with pytest.raises(ConfigError, match="endpoint is not connected"):
+            Config.from_options(mountpoint / "below", "ram=16M").check()
+        with pytest.raises(ConfigError, match="endpoint is not connected"):
+            Config.from_options(tmp_path, f"nvme={mountpoint}/tier")
+    finally:
+        umount(mountpoint)
+
+
+def test_ram_beyond_the_memory_is_refused(mountpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="ram=1024T: more than the memory"):
+        Config.from_options(mountpoint, "ram=1024T").check()
+
+
+def test_a_tier_directory_without_a_parent_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path}/a does not exist; mkdir -p {tmp_path}/a/b"):
+        Config.from_options(mountpoint, f"nvme={tmp_path}/a/b")
+    with pytest.raises(ConfigError, match="does not exist"):
+        Config.from_options(mountpoint, f"nvme={tmp_path}/a/b,nvme_size=16M").check()
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling", "loop"])
+def test_a_tier_directory_that_is_none_is_refused(
+    mountpoint: Path, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / kind
+    if kind == "file":
+        place.touch()
+    else:
+        place.symlink_to(place if kind == "loop" else tmp_path / "none")
+    with pytest.raises(ConfigError, match="is not a directory"):
+        Config.from_options(mountpoint, f"nvme={place},nvme_size=16M").check()
+
+
+def test_a_tier_on_a_read_only_file_system_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    place = tmp_path / "ro"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", place], check=True)
+    try:
+        with pytest.raises(ConfigError, match="read-only file system"):
+            Config.from_options(mountpoint, f"nvme={place}/tier,nvme_size=16M").check()
+    finally:
+        umount(place)
+
+
+def test_a_tier_on_a_read_only_bind_mount_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bind"
+    place.mkdir()
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+        with pytest.raises(ConfigError, match="read-only file system"):
+            Config.from_options(mountpoint, f"nvme={place},nvme_size=16M").check()
+    finally:
+        umount(place)
+
+
+def test_a_tier_on_overlayfs_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    place = tmp_path / "merged"
+    layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    mount("overlay", place, "overlay", 0, layers)
+    try:
+        with pytest.raises(ConfigError, match=r"on overlayfs.*use a directory on ext4 or xfs"):
+            Config.from_options(mountpoint, f"nvme={place}/tier,nvme_size=16M").check()
+    finally:
+        umount(place)
+
+
+def test_a_tier_larger_than_its_device_is_refused(mountpoint: Path, small_tmpfs: Path) -> None:
+    Config.from_options(mountpoint, f"nvme={small_tmpfs},nvme_size=32M").check()
+    with pytest.raises(ConfigError, match="nvme_size=33M: more than the device has, 32M"):
+        Config.from_options(mountpoint, f"nvme={small_tmpfs},nvme_size=33M").check()
+
+
+def test_a_device_too_full_to_fit_a_tier_is_refused(mountpoint: Path, small_tmpfs: Path) -> None:
+    (small_tmpfs / "other").write_bytes(bytes(16 * MIB))
+    with pytest.raises(ConfigError, match=r"80 % of what is free there is 12M.*or give nvme_size"):
+        Config.from_options(mountpoint, f"nvme={small_tmpfs}")
+
+
+def test_a_tier_without_permission_to_write_is_refused(nobody: Path) -> None:
+    with pytest.raises(ConfigError, match=f"uid 65534 may not write to {nobody}"):
+        Config.from_options(Path("/usr"), f"nvme={nobody}/tier,nvme_size=16M").check()
+    with pytest.raises(ConfigError, match=f"log={nobody}/log: expected a file that uid 65534"):
+        Config.from_options(Path("/usr"), f"ram=16M,log={nobody}/log").check()
+
+
+def test_a_tier_and_its_mount_must_be_apart(mountpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nvme=.* is inside the mount point"):
+        Config.from_options(mountpoint, f"nvme={mountpoint}/tier,nvme_size=16M").check()
+    with pytest.raises(ConfigError, match=r"mount point .* is inside nvme="):
+        Config.from_options(mountpoint, f"nvme={tmp_path},nvme_size=16M").check()
+    (tmp_path / "link").symlink_to(mountpoint)
+    with pytest.raises(ConfigError, match=r"log=.* is inside the mount point"):
+        Config.from_options(mountpoint, f"ram=16M,log={tmp_path}/link/log").check()
+
+
+def test_a_log_that_is_a_directory_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(ConfigError, match=r"log=.*expected a file"):
+        Config.from_options(mountpoint, f"ram=16M,log={tmp_path}/log").check()
