@@ -6,6 +6,7 @@ birth: tiers and locks, catalog, what the last session left unfinished, mount, b
 the end is the reverse. A second later mount finds all that was sealed.
 """
 
+import faulthandler
 import json
 import logging
 import logging.handlers
@@ -22,9 +23,10 @@ from typing import Any
 
 import trio
 
-from kvfs import __version__, control, mounts, runtime
+from kvfs import __version__, mounts, runtime
 from kvfs.catalog import Catalog
 from kvfs.config import Config
+from kvfs.control import server
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
@@ -85,15 +87,14 @@ class Mount:
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
             self.nvme = NvmeTier(config.nvme, config.nvme_size)
+            self.nvme.grows = "nvme_size" in config.fitted
             self.nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self.nvme.identity
             self.catalog = Catalog(config.nvme / "catalog")
         epoch = None if self.catalog is None else int(self.catalog.fact("ram_epoch") or 0)
         root = runtime.ram_root() / identity
         if config.ram:
-            self.ram = RamTier(
-                root, config.ram, identity=identity, epoch=epoch, huge=config.huge
-            )
+            self.ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
         elif runtime.mount_at(root) is not None:
             mounts.umount(root, mounts.MNT_DETACH)  # an earlier session's, now not wanted
         if self.catalog is None:
@@ -114,7 +115,7 @@ class Mount:
                 "the last session did not end properly: %s",
                 "its bytes are all there" if same_boot else "copies are verified before use",
             )
-        self.invalidation = Invalidation(lambda parent, name: self.session.invalidate(parent, name))
+        self.invalidation = Invalidation(self._invalidate)
         residency = Residency(
             catalog,
             self.ram,
@@ -133,6 +134,9 @@ class Mount:
         self._drop_unfinished(catalog, residency)
         residency.first_new = catalog.next_id()
         return residency
+
+    def _invalidate(self, parent: int, name: bytes) -> None:
+        self.session.invalidate(parent, name)
 
     @staticmethod
     def _drop_unfinished(catalog: Catalog, residency: Residency) -> None:
@@ -191,7 +195,7 @@ class Mount:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
-                    control.serve,
+                    server.serve,
                     directory / "control.sock",
                     {
                         "status": self._status,
@@ -223,8 +227,13 @@ class Mount:
             await trio.to_thread.run_sync(self.session.unmount)
             return
         level = logging.INFO if self.backings.on else logging.WARNING
-        log.log(level, "%s: mounted, passthrough %s: %s", self.config.mountpoint,
-                "on" if self.backings.on else "off", self.backings.why)
+        log.log(
+            level,
+            "%s: mounted, passthrough %s: %s",
+            self.config.mountpoint,
+            "on" if self.backings.on else "off",
+            self.backings.why,
+        )
         ready()
 
     async def _unmount_on_signal(self) -> None:
@@ -261,6 +270,7 @@ class Mount:
                 }
                 for tier in residency.tiers
             },
+            "objects": residency.objects,
             "census_done": residency.census_done.is_set(),
             "open_handles": len(self.operations.handles),
             "writers": len(residency.staging),
@@ -335,12 +345,17 @@ def main() -> int:
     """The process that `kvfs mount` starts: configuration on stdin, one line of JSON on stdout."""
 
     def answer(message: dict[str, object]) -> None:
-        print(json.dumps(message), flush=True)
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
         null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         os.close(null)
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+                os.dup2(handler.stream.fileno(), 2)  # a last word of the interpreter goes there
 
+    faulthandler.enable()
     try:
         run(Config.from_json(sys.stdin.read()), lambda: answer({"ready": True}))
     except ConfigError as error:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocksdict import (
     BlockBasedOptions,
@@ -35,6 +35,9 @@ from rocksdict import (
 
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +118,7 @@ class Batch:
     def set_fact(self, name: str, value: str) -> None:
         self._write.put(b"m" + name.encode(), value.encode())
 
-    def __enter__(self) -> "Batch":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(
@@ -276,11 +279,13 @@ def _options() -> Options:
     """Memory that does not grow with the number of objects: 32 MiB of blocks, 2 x 16 of writes."""
     table = BlockBasedOptions()
     table.set_block_cache(Cache(32 << 20))
-    table.set_cache_index_and_filter_blocks(True)
-    table.set_bloom_filter(10, False)  # misses are the usual answer to an engine's lookup
+    table.set_cache_index_and_filter_blocks(v=True)
+    table.set_bloom_filter(
+        10, block_based=False
+    )  # misses are the usual answer to an engine's lookup
     table.set_format_version(5)
     options = Options(raw_mode=True)
-    options.create_if_missing(True)
+    options.create_if_missing(create_if_missing=True)
     options.set_block_based_table_factory(table)
     options.set_write_buffer_size(16 << 20)
     options.set_max_write_buffer_number(3)

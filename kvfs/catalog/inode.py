@@ -136,4 +136,3 @@ class Inode:
             links=tuple(_PAIR.iter_unpack(record[start:end])),
             target=record[end:],
         )
-

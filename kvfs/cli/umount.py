@@ -33,7 +33,9 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     runtime.kvfs_mount(mountpoint)
     daemon = _daemon(mountpoint)
     try:
-        if daemon is not None and not now:
+        if daemon is not None and now:
+            request(mountpoint, "discard_ram")
+        elif daemon is not None:
             _write_back(mountpoint)
         _unmount(mountpoint, lazy=lazy)
         if daemon is not None and not lazy and not _ended(daemon):

@@ -71,7 +71,11 @@ class Flow:
     def opened(self, inode: Inode) -> None:
         """An object was opened for reading: promote it when it is read again and again."""
         residency = self.residency
-        if not self.promote_after or residency.ram is None or inode.ram_epoch == residency.ram.epoch:
+        if (
+            not self.promote_after
+            or residency.ram is None
+            or inode.ram_epoch == residency.ram.epoch
+        ):
             return
         count = self._opens.pop(inode.ino, 0) + 1
         if count < self.promote_after:
@@ -163,7 +167,8 @@ class Flow:
 
     async def _demote(self, inode: Inode) -> None:
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
-        assert ram is not None and nvme is not None
+        if ram is None or nvme is None:
+            return
         cost = nvme.cost(inode.blocks)
         if not residency.reserve(nvme, cost):
             raise NoSpaceError(f"the NVMe tier has no room for {cost} bytes")
@@ -178,7 +183,8 @@ class Flow:
 
     async def _promote(self, inode: Inode) -> None:
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
-        assert ram is not None and nvme is not None
+        if ram is None or nvme is None:
+            return
         cost = ram.cost(inode.blocks)
         if residency.holders(inode) != [nvme]:
             return
@@ -305,6 +311,8 @@ class Flow:
                 break
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
+        if residency.nvme is not None and residency.nvme.grows:
+            residency.nvme.configured += residency.nvme.used
         residency.end_census()
         residency.wake()
         for tier in residency.tiers:
@@ -325,10 +333,11 @@ class Flow:
                 if ino >= residency.first_new or ino in self._jobs or ino in residency.busy:
                     continue
                 inode = residency.inode(ino) if ino else None
-                if inode is None or inode.version != version or tier not in residency.holders(inode):
-                    if ino or await trio.to_thread.run_sync(_older, path, self._started):
-                        await trio.to_thread.run_sync(_unlink, path)
-                        residency.counters["swept"] += 1
+                if inode and inode.version == version and tier in residency.holders(inode):
+                    continue
+                if ino or await trio.to_thread.run_sync(_older, path, self._started):
+                    await trio.to_thread.run_sync(_unlink, path)
+                    residency.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
 
 

@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
@@ -126,9 +127,8 @@ class Objects:
         """Open the best copy that is what it should be."""
         for tier in self.residency.holders(inode):
             try:
-                fd = await self._io(
-                    tier, lambda t=tier: t.open(inode.ino, inode.version, writable=writable)
-                )
+                opening = partial(tier.open, inode.ino, inode.version, writable=writable)
+                fd = await self._io(tier, opening)
             except NotFoundError as error:
                 self._missing(inode, tier, str(error))
                 continue
@@ -221,9 +221,7 @@ class Objects:
 
     # Writing
 
-    async def create(
-        self, parent: int, name: bytes, make: Callable[[], Inode]
-    ) -> OpenObject:
+    async def create(self, parent: int, name: bytes, make: Callable[[], Inode]) -> OpenObject:
         """A new file with its first writer. `make` gives the inode, or raises what forbids it.
 
         It is called after the last await, so that its checks still hold when its names are

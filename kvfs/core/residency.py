@@ -30,6 +30,22 @@ log = logging.getLogger(__name__)
 
 HOUR = 3600 * 10**9
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
+    "opens_passthrough",
+    "opens_served",
+    "misses",
+    "created",
+    "sealed",
+    "settled",
+    "demoted",
+    "promoted",
+    "dropped",
+    "missing",
+    "quarantined",
+    "swept",
+    "mover_failures",
+    "job_failures",
+)
 HEADROOM = 16  # a sixteenth of RAM stays free for files that outgrow their reservation
 
 
@@ -67,13 +83,13 @@ class Residency:
         self.gone = gone
         self.tiers: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
         self.sizes = ExpectedSizes()
-        self.counters: Counter[str] = Counter()
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.open: dict[int, OpenObject] = {}
         self.busy: dict[int, trio.Lock] = {}  # inodes whose backing is being opened or changed
         self.ram_only = LeastRecentlyUsed()
         self.ram_clean = LeastRecentlyUsed()
         self.on_nvme = LeastRecentlyUsed()
-        self.clean_bytes = 0  # of RAM, that are on NVMe as well
+        self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
         self.trash: list[tuple[Tier, int, int]] = []
@@ -151,6 +167,7 @@ class Residency:
             tier.objects += sign
         if len(holders) > 1:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
+            self.clean_objects += sign
 
     def _list_of(self, tier: Tier, holders: list[Tier]) -> LeastRecentlyUsed:
         if tier is self.nvme:
@@ -335,6 +352,11 @@ class Residency:
         for ino in in_use:
             listed.touch(ino)
         return found
+
+    @property
+    def objects(self) -> int:
+        """Files, each counted once."""
+        return sum(tier.objects for tier in self.tiers) - self.clean_objects + len(self.staging)
 
     @property
     def reclaimable(self) -> int:

@@ -37,9 +37,7 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 class Tree:
     """`gone(parent, name, ino)` is called for names found to have lost their bytes."""
 
-    def __init__(
-        self, residency: Residency, *, now: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, residency: Residency, *, now: Callable[[], int] = time.time_ns) -> None:
         self.residency = residency
         self.catalog: Catalog = residency.catalog
         self.now = now
@@ -271,18 +269,7 @@ class Tree:
         if inode.is_dir:
             self._check_descent(inode.ino, parent2)
         if flags == RENAME_EXCHANGE:
-            if target is None:
-                raise NotFoundError(f"no {name2!r} to exchange with")
-            if target[1].is_dir:
-                self._check_descent(target[1].ino, parent)
-            entry2, inode2 = target
-            with self.catalog.batch() as batch:
-                batch.unlink(parent, entry)  # both before either is made again
-                batch.unlink(parent2, entry2)
-                self._move(inode, entry, source_dir, target_dir, name2, batch)
-                self._move(inode2, entry2, target_dir, source_dir, name, batch)
-                self._changed(source_dir, batch)
-                self._changed(target_dir, batch)
+            self._exchange(source_dir, entry, inode, target_dir, name2)
             return
         if target is not None and flags == RENAME_NOREPLACE:
             raise ExistsError(f"{name2!r} exists in directory {parent2}")
@@ -296,7 +283,23 @@ class Tree:
             self._changed(source_dir, batch)
             self._changed(target_dir, batch)
 
-    def _move(  # noqa: PLR0913 (one entry, from, to)
+    def _exchange(
+        self, source_dir: Inode, entry: Dentry, inode: Inode, target_dir: Inode, name2: bytes
+    ) -> None:
+        entry2, inode2 = self._expect(target_dir.ino, name2)
+        if inode2.ino == inode.ino:
+            return
+        if inode2.is_dir:
+            self._check_descent(inode2.ino, source_dir.ino)
+        with self.catalog.batch() as batch:
+            batch.unlink(source_dir.ino, entry)  # both before either is made again
+            batch.unlink(target_dir.ino, entry2)
+            self._move(inode, entry, source_dir, target_dir, name2, batch)
+            self._move(inode2, entry2, target_dir, source_dir, entry.name, batch)
+            self._changed(source_dir, batch)
+            self._changed(target_dir, batch)
+
+    def _move(
         self,
         inode: Inode,
         entry: Dentry,

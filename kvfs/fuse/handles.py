@@ -12,6 +12,8 @@ from kvfs.errors import TooManyOpenError
 
 
 class Handle(NamedTuple):
+    """An open object, and in which way it was opened."""
+
     held: OpenObject
     writable: bool
 

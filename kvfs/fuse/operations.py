@@ -10,8 +10,8 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
 import trio
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Operation = Callable[P, Coroutine[Any, Any, R]]
 
 BLOCK = 4096  # f_bsize; LMCache divides by it, see docs/connectors in SEMANTICS.md
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
@@ -36,10 +37,12 @@ INODES_MAX = 1 << 40
 
 
 class HandleBackings(Backings, Protocol):
+    """Backings that also tell the kernel which handle uses them."""
+
     def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None: ...
 
 
-def _answer(operation: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+def _answer(operation: Operation[P, R]) -> Operation[P, R]:
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -225,7 +228,7 @@ class Operations(pyfuse3.Operations):
         self.tree.rmdir(parent_inode, name)
 
     @_answer
-    async def rename(  # noqa: PLR0913 (pyfuse3's signature)
+    async def rename(
         self,
         parent_inode_old: int,
         name_old: bytes,
@@ -238,9 +241,7 @@ class Operations(pyfuse3.Operations):
 
     # Files
 
-    async def _create(
-        self, parent: int, name: bytes, mode: int, ctx: RequestContext
-    ) -> OpenObject:
+    async def _create(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> OpenObject:
         def make() -> Inode:
             directory = self.tree.check_new(parent, name)
             return self.tree.born(directory, mode, ctx.uid, ctx.gid)
@@ -362,5 +363,3 @@ class Operations(pyfuse3.Operations):
 
     def stacktrace(self) -> None:
         """pyfuse3's debugging attribute is not offered."""
-
-

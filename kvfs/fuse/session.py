@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from kvfs import mounts, runtime
@@ -115,16 +114,12 @@ class Session:
         try:
             mounts.umount(self.mountpoint)
         except OSError as error:
-            log.warning("%s is busy (%s): detached, it ends with the last open file",
-                        self.mountpoint, error)
+            log.warning(
+                "%s is busy (%s): detached, it ends with the last open file", self.mountpoint, error
+            )
             with contextlib.suppress(OSError):  # somebody else was faster
                 mounts.umount(self.mountpoint, mounts.MNT_DETACH)
 
     def close(self) -> None:
         """After `run` has ended."""
         self._pyfuse3.close(unmount=False)
-
-
-def is_mounted(mountpoint: Path) -> bool:
-    found = runtime.mount_at(mountpoint)
-    return found is not None and found.fstype == FSTYPE

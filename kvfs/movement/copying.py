@@ -102,6 +102,8 @@ def _stream(inp: int, size: int, out: int | None) -> bytes:
     return digest.digest()
 
 
-def call(job: Callable[..., Moved], arguments: tuple[object, ...], options: dict[str, bool]) -> Moved:
+def call(
+    job: Callable[..., Moved], arguments: tuple[object, ...], options: dict[str, bool]
+) -> Moved:
     """What the worker is sent: positional and keyword arguments of a job."""
     return job(*arguments, **options)

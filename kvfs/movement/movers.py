@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
-import trio_parallel
+import trio_parallel  # type: ignore[import-untyped]
 
 from kvfs.errors import TierError
 from kvfs.movement import copying
@@ -66,7 +66,7 @@ class Movers:
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    return await self._context.run_sync(
+                    moved: Moved = await self._context.run_sync(
                         copying.call, job, arguments, options, limiter=self._limiter
                     )
                 except trio_parallel.BrokenWorkerError as error:
@@ -79,9 +79,11 @@ class Movers:
                         ATTEMPTS,
                         error,
                     )
+                else:
+                    return moved
             raise MoverFailedError(f"{job.__name__} {arguments[0]}: {ATTEMPTS} movers died")
         finally:
             self.running -= 1
 
 
-__all__ = ["MoverFailedError", "Moved", "Movers", "SourceChangedError"]
+__all__ = ["Moved", "MoverFailedError", "Movers", "SourceChangedError"]

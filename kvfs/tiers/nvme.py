@@ -21,6 +21,7 @@ class NvmeTier(Tier):
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)
+        self.grows = False  # the size is a share of what is free, to which its objects are added
         try:
             root.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

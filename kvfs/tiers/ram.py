@@ -17,7 +17,7 @@ from kvfs.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
-SHM = Path("/dev/shm")
+SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
 
 
 class RamTier(Tier):
@@ -34,7 +34,9 @@ class RamTier(Tier):
         Raises ConfigError if memory cannot be had in either way.
         """
         self.own_mount = os.geteuid() == 0
-        super().__init__(root if self.own_mount else SHM / f"kvfs-{os.geteuid()}-{identity}", capacity)
+        super().__init__(
+            root if self.own_mount else SHM / f"kvfs-{os.geteuid()}-{identity}", capacity
+        )
         self.slow = False
         self.huge = False
         self.huge_why = ""

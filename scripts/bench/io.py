@@ -54,7 +54,7 @@ def targets(total: int, nvme: Path, ram: int) -> Iterator[list[Target]]:
         shm = stack.enter_context(scratch(Path("/dev/shm")))  # noqa: S108  (what is compared)
         in_ram = stack.enter_context(kvfs(folder / "ram", f"ram={ram}"))
         in_ram.require("passthrough", on=True)
-        on_disk = stack.enter_context(kvfs(folder / "nvme", f"nvme={disk}/kvfs,{sizes}"))
+        on_disk = stack.enter_context(kvfs(folder / "nvme", f"ram=0,nvme={disk}/kvfs,{sizes}"))
         on_disk.require("passthrough", on=True)
         daemon = stack.enter_context(kvfs(folder / "daemon", f"ram={ram},passthrough=off"))
         daemon.require("passthrough", on=False)
@@ -214,7 +214,7 @@ def show(report: Report, rows: list[dict[str, Any]], bytes_each: int) -> None:
 )
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
-def main(  # noqa: PLR0913  (click's options)
+def main(
     *,
     sizes: tuple[str, ...],
     total: str,

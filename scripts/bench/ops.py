@@ -92,7 +92,7 @@ def show(report: Report, found: list[dict[str, Any]]) -> None:
     """One table for each number of clients."""
     for clients in sorted({row["clients"] for row in found}):
         report.table(
-            f"{clients} clients",
+            f"clients: {clients}",
             ["operation", "objects", "per s, best", "median", "p50 us", "p99 us"],
             [
                 [

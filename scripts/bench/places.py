@@ -33,6 +33,7 @@ OPS = (
 COLD = "stat cold"
 FLOOR = "floor"
 ANSWER_LIMIT_S = 300.0
+QUIET = not console.is_terminal  # no bars in files
 POLL_S = 5e-4  # between two tries for the first answer
 
 
@@ -88,7 +89,7 @@ def fill(place: Place, clients: Clients, upto: int, settings: Settings) -> None:
         for start in range(begin, upto, batch)
     ]
     columns = ("making objects", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=len(tasks) == 1) as progress:
+    with Progress(*columns, console=console, transient=True, disable=QUIET) as progress:
         bar = progress.add_task("", total=upto - begin)
         for made in clients.populate(tasks):
             progress.advance(bar, made)
@@ -119,7 +120,8 @@ def run(place: Place, op: str, clients: Clients, round_: int, settings: Settings
 
 def measure(places: list[Place], clients: Clients, settings: Settings) -> None:
     """Every operation on every place in turns; round 0 warms up."""
-    with Progress("{task.description}", BarColumn(), console=console, transient=True) as progress:
+    columns = ("{task.description}", BarColumn())
+    with Progress(*columns, console=console, transient=True, disable=QUIET) as progress:
         bar = progress.add_task("", total=(settings.rounds + 1) * len(OPS))
         for round_ in range(settings.rounds + 1):
             for op in OPS:
@@ -157,12 +159,13 @@ def answer_time(mounted: Mounted, path: Path) -> dict[str, float]:
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     starting = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while True:
+        ended = starting.poll() is not None  # asked first: a mount that is made must answer
         with contextlib.suppress(OSError):
             os.stat(path)
             break
-        if starting.poll() or time.clock_gettime(time.CLOCK_BOOTTIME) - began > ANSWER_LIMIT_S:
+        if ended or time.clock_gettime(time.CLOCK_BOOTTIME) - began > ANSWER_LIMIT_S:
             starting.kill()
-            message = f"{path} did not answer after the mount was made again"
+            message = f"{path} is not there after the mount was made again"
             raise Failed(message)
         time.sleep(POLL_S)
     answered = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,69 +1,50 @@
-"""The control socket: one JSON line asks, one JSON line answers.
+"""The daemon's end of the control socket.
 
-Contract: the socket is in the mount's private runtime directory, so who can open it is who mounted
-it, or root. `request` is the client and imports nothing of the daemon. `serve` runs in the
-daemon's loop; its handlers must not block. Not for data, nor for anything that needs a reply
-later: long work is started by one request and looked at by others.
+Contract: `serve` runs in the daemon's loop; its handlers must not block. Whatever a client sends,
+it gets one line with an answer or with a reason.
 """
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from kvfs import runtime
-from kvfs.errors import ControlError, KvfsError
+from kvfs.control.client import PATIENCE
+from kvfs.errors import KvfsError
 
 log = logging.getLogger(__name__)
 
 LINE_MAX = 64 << 10  # bytes of a request
-PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 
 Handler = Callable[..., Awaitable[dict[str, Any]]]
 
 
-def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
-    """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason."""
-    path = runtime.socket_path(mountpoint)
-    line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(PATIENCE)
-            connection.connect(str(path))
-            connection.sendall(line)
-            with connection.makefile("rb") as stream:
-                reply = stream.readline()
-    except OSError as error:
-        raise ControlError(
-            f"no daemon answers for {mountpoint} ({path}: {error}): is it a kvfs mount?"
-        ) from error
-    if not reply:
-        raise ControlError(f"the daemon of {mountpoint} closed the connection without an answer")
-    answer: dict[str, Any] = json.loads(reply)
-    if "error" in answer:
-        raise ControlError(answer["error"])
-    return answer
-
-
 async def serve(path: Path, handlers: Mapping[str, Handler]) -> None:
     """Answer until cancelled. Raises OSError if the socket cannot be made."""
-    path.unlink(missing_ok=True)
+    _remove(path)
     with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         await listening.bind(str(path))
-        path.chmod(0o600)
+        os.chmod(path, 0o600)
         listening.listen(16)
         listener = trio.SocketListener(listening)
         try:
-            await trio.serve_listeners(lambda stream: _converse(stream, handlers), [listener])
+            await trio.serve_listeners(partial(_converse, handlers), [listener])
         finally:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
-async def _converse(stream: trio.SocketStream, handlers: Mapping[str, Handler]) -> None:
+def _remove(path: Path) -> None:
+    """On a tmpfs, as /run is: no disk is waited for."""
+    path.unlink(missing_ok=True)
+
+
+async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
     try:
         with trio.move_on_after(PATIENCE):
             answer = await _answer(await _line(stream), handlers)

@@ -1,0 +1,142 @@
+"""A real mount for tests, which leaves nothing behind and whose daemon may log no surprise."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvfs import runtime
+from kvfs.control import request
+from kvfs.errors import ControlError
+
+PATIENCE = 60.0  # s; a condition that has not come true by then never will
+KVFS = (sys.executable, "-m", "kvfs")
+
+
+def wait_for(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:  # noqa: ANN401
+    """Poll until `condition()` is true, and return it. The one place in the tests that sleeps."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.005)
+    return found
+
+
+class Mounted:
+    """A kvfs that a test has mounted; only warnings named by `expect_log` may be in its log."""
+
+    def __init__(self, path: Path, options: str, log: Path) -> None:
+        self.path = path
+        self.options = options
+        self.log = log
+        self._expected: list[re.Pattern[str]] = []
+
+    def mount(self, options: str | None = None) -> None:
+        self.options = self.options if options is None else options
+        command = [*KVFS, "mount", str(self.path), "-o", f"{self.options},log={self.log}"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        self.pid: int = self.status()["daemon_pid"]
+
+    def status(self) -> dict[str, Any]:
+        return request(self.path, "status")
+
+    def counter(self, name: str) -> int:
+        found: int = self.status()["counters"][name]
+        return found
+
+    def idle(self) -> dict[str, Any]:
+        """The status once nothing is written, moved, counted or thrown away any more."""
+
+        def still() -> dict[str, Any] | None:
+            status = self.status()
+            busy = status["writers"] or status["jobs"] or status["trash"]
+            return None if busy or not status["census_done"] else status
+
+        found: dict[str, Any] = wait_for(still, f"{self.path} is idle")
+        return found
+
+    def umount(self, *arguments: str) -> None:
+        command = [*KVFS, "umount", *arguments, str(self.path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: not _alive(self.pid), "the daemon ends after umount")
+
+    def remount(self, options: str | None = None) -> None:
+        self.umount()
+        self.mount(options)
+
+    def kill(self) -> None:
+        """kill -9, as the machine's OOM killer would; the dead mount is taken away."""
+        os.kill(self.pid, signal.SIGKILL)
+        wait_for(lambda: not _alive(self.pid), "the killed daemon is gone")
+        subprocess.run(["umount", "-l", self.path], check=True)
+
+    def expect_log(self, pattern: str) -> None:
+        """A warning or error that matches is what this test is about; there must be one."""
+        self._expected.append(re.compile(pattern))
+
+    def check_log(self) -> None:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        loud = [line for line in lines if re.match(r"\S+ \S+ (WARNING|ERROR|CRITICAL)", line)]
+        surprising = [
+            line for line in loud if not any(pattern.search(line) for pattern in self._expected)
+        ]
+        assert not surprising, "\n".join(["unexpected in the log:", *surprising, *lines[-40:]])
+        for pattern in self._expected:
+            assert any(pattern.search(line) for line in loud), f"no {pattern.pattern!r} in the log"
+
+    def check_gauges(self) -> None:
+        """Nothing is open, reserved or under way when nobody uses the mount."""
+
+        def quiet() -> bool:
+            status = self.status()
+            reserved = sum(tier["reserved_bytes"] for tier in status["tiers"].values())
+            return not (status["open_handles"] or status["writers"] or status["jobs"] or reserved)
+
+        wait_for(quiet, f"no handle, writer, job or reservation is left: {self.status()}")
+
+    def clean_up(self) -> None:
+        mount = runtime.mount_at(self.path)
+        if mount is not None:
+            subprocess.run(["umount", "-l", self.path], check=False)
+        pid = getattr(self, "pid", 0)
+        if pid and _alive(pid):
+            try:
+                wait_for(lambda: not _alive(pid), "the daemon ends", seconds=20)
+            except AssertionError:
+                os.kill(pid, signal.SIGKILL)
+                raise
+        _remove_ram_tiers()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def _remove_ram_tiers() -> None:
+    """Memory that killed daemons left behind; a mount that lives keeps its own."""
+    in_use = set()
+    for mount in runtime.mounts():
+        if mount.fstype == runtime.FSTYPE:
+            try:
+                tiers = request(Path(mount.path), "status")["tiers"]
+            except ControlError:
+                continue
+            in_use |= {tier["path"] for tier in tiers.values()}
+    for mount in runtime.mounts():
+        if mount.source == "kvfs-ram" and mount.path not in in_use:
+            subprocess.run(["umount", "-l", mount.path], check=True)
