@@ -39,6 +39,7 @@ from kvfs.tiers import NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
 
+TIDY_PERIOD = 0.5  # s
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
 
@@ -207,6 +208,7 @@ class Mount:
                 nursery.start_soon(self._unmount_on_signal)
                 nursery.start_soon(self.flow.run)
                 nursery.start_soon(self._announce, ready)
+                nursery.start_soon(self._tidy)
                 await self.session.run()
                 log.info("%s: unmounted", self.config.mountpoint)
                 if self.keep_ram:
@@ -235,6 +237,12 @@ class Mount:
             self.backings.why,
         )
         ready()
+
+    async def _tidy(self) -> None:
+        """Space of an unlinked file comes back when its backing id is closed: soon, then."""
+        while True:
+            await trio.sleep(TIDY_PERIOD)
+            self.backings.tidy()
 
     async def _unmount_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

@@ -9,7 +9,7 @@ then the rest: a symbolic link's target.
 """
 
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from struct import Struct
 
 ROOT_INO = 1  # FUSE_ROOT_ID
@@ -64,8 +64,10 @@ class Inode:
     def nlink(self) -> int:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
 
-    def copy(self) -> "Inode":
-        return replace(self)
+    def take(self, other: "Inode") -> None:
+        """Become equal to another record of the same inode."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
 
     def pack(self) -> bytes:
         fixed = _FIXED.pack(

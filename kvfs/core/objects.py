@@ -5,8 +5,8 @@ is staging: one copy, nothing moves. It is sealed when its last writer's FLUSH i
 what follows (copies, digests) waits until that writer's handle is released, because a duplicate of
 its descriptor may still write.
 
-Concurrency: a backing file is opened or replaced under the inode's lock (`_held`), the only one
-there is; it is held across awaits of worker threads, never across another inode's lock. Names may
+Concurrency: a backing file is opened or replaced under the inode's lock, the only one there
+is; it is held across awaits of worker threads, never across another inode's lock. Names may
 change meanwhile, so what an await may have made untrue is looked at again after it. Everything
 else is synchronous.
 Not for names, nor for choosing victims.
@@ -15,8 +15,7 @@ Not for names, nor for choosing victims.
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -72,23 +71,23 @@ class Objects:
         self.promote = promote
         self.settle = settle
 
-    @asynccontextmanager
-    async def _held(self, ino: int) -> AsyncIterator[None]:
-        """The inode's lock; without a rival it costs no turn of the loop."""
-        locks = self.residency.busy
-        lock = locks.get(ino)
-        if lock is None:
-            lock = locks[ino] = trio.Lock()
-        try:
-            lock.acquire_nowait()
-        except trio.WouldBlock:
-            await lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
-            if not lock.statistics().tasks_waiting and locks.get(ino) is lock:
-                del locks[ino]
+    async def _lock(self, ino: int) -> None:
+        """Take the inode's lock; without a rival it costs no turn of the loop."""
+        busy = self.residency.busy
+        if ino not in busy:
+            busy[ino] = None
+            return
+        waiting = busy[ino]
+        if waiting is None:
+            waiting = busy[ino] = trio.lowlevel.ParkingLot()
+        await waiting.park()  # who unlocks hands the lock over
+
+    def _unlock(self, ino: int) -> None:
+        waiting = self.residency.busy[ino]
+        if waiting:
+            waiting.unpark()
+        else:
+            del self.residency.busy[ino]
 
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
@@ -99,7 +98,8 @@ class Objects:
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
         """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
-        async with self._held(ino):
+        await self._lock(ino)
+        try:
             held = self.residency.open.get(ino)
             if held is None:
                 inode = self.catalog.inode(ino)
@@ -122,6 +122,8 @@ class Objects:
                 held.readers -= 1
                 held.writers += 1
             return held
+        finally:
+            self._unlock(ino)
 
     async def _begin(self, inode: Inode, *, writable: bool) -> OpenObject:
         """Open the best copy that is what it should be."""
@@ -134,7 +136,10 @@ class Objects:
                 continue
             except TierError:
                 continue  # logged by the tier; the copy may be readable again later
-            if await self._sound(inode, tier, fd):
+            untouched = self._untouched(inode, tier, fd)
+            if untouched or await self._proven(inode, tier, fd):
+                if tier.slow or not untouched:
+                    self._check_still(inode, fd)
                 return self._opened(inode, tier, fd, writable=writable)
             os.close(fd)
         self.residency.counters["misses"] += 1
@@ -142,17 +147,13 @@ class Objects:
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
     def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
-            os.close(fd)
-            raise StaleError(f"inode {inode.ino} went away while it was opened")
-        held = OpenObject(current, tier, fd, writable, accounted=True)
+        held = OpenObject(inode, tier, fd, writable, accounted=True)
         held.backing_id = self._register(held)
         self.residency.open[inode.ino] = held
         tier.hits += 1
         if not writable:
-            self.residency.touch(current)
-            self.promote(current)
+            self.residency.touch(inode)
+            self.promote(inode)
             if held.backing_id:
                 os.close(fd)  # the kernel has its own reference
                 held.fd = -1
@@ -163,20 +164,40 @@ class Objects:
         self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
 
-    async def _sound(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Whether the file is the one that was sealed; what is not, goes into quarantine."""
+    def _check_still(self, inode: Inode, fd: int) -> None:
+        """After an await: bring the record up to date, if it is the same content still."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            os.close(fd)
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        inode.take(current)
+
+    def _untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Whether the file looks like what was sealed, and no crash has come between."""
         found = os.fstat(fd)
-        same = found.st_mtime_ns == inode.backing_mtime_ns
-        trusted = inode.session <= self.durable_through or inode.session == self.residency.session
-        if found.st_size == inode.size and same and (trusted or tier is self.residency.ram):
-            return True
-        # Written to behind our back, or last written before a crash: only the digest can tell.
+        session = inode.session
+        return (
+            found.st_size == inode.size
+            and found.st_mtime_ns == inode.backing_mtime_ns
+            and (
+                session == self.residency.session
+                or session <= self.durable_through
+                or tier is self.residency.ram
+            )
+        )
+
+    async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Written to behind our back, or last written before a crash: only the digest can tell.
+
+        What is not what it should be goes into quarantine.
+        """
+        found = os.fstat(fd)
         if found.st_size == inode.size and inode.digest:
             if await self.verifier.matches(tier, inode):
                 current = self.catalog.inode(inode.ino)
                 if current is not None and current.version == inode.version:
-                    inode.session = current.session = self.residency.session
-                    current.backing_mtime_ns = inode.backing_mtime_ns = found.st_mtime_ns
+                    current.session = self.residency.session
+                    current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
                         batch.put(current)
                 return True
@@ -403,13 +424,13 @@ class Objects:
         if not inode.links:
             with self.catalog.batch() as batch:
                 residency.forget(inode, batch, accounted=held.accounted)
-        if held.backing_id:
-            self.backings.release(held.backing_id)
         if held.fd >= 0:
             if held.tier.slow and writable:
                 await trio.to_thread.run_sync(os.close, held.fd)
             else:
                 os.close(held.fd)
+        if held.backing_id:
+            self.backings.release(held.backing_id)
 
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode

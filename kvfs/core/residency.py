@@ -85,7 +85,8 @@ class Residency:
         self.sizes = ExpectedSizes()
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.open: dict[int, OpenObject] = {}
-        self.busy: dict[int, trio.Lock] = {}  # inodes whose backing is being opened or changed
+        # Inodes whose backing is being opened or changed, with who waits for that.
+        self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.ram_only = LeastRecentlyUsed()
         self.ram_clean = LeastRecentlyUsed()
         self.on_nvme = LeastRecentlyUsed()

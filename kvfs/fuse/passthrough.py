@@ -9,8 +9,6 @@ import logging
 import os
 import sys
 
-import trio
-
 log = logging.getLogger(__name__)
 
 if "pyfuse3" in sys.modules:
@@ -31,6 +29,7 @@ class Passthrough:
     def __init__(self, device: int, *, wanted: bool) -> None:
         self.wanted = wanted
         self._refusals = 0
+        self._unused = 0  # a backing id, free once its RELEASE is answered
         _passthrough.attach(device, wanted)
 
     @property
@@ -61,8 +60,19 @@ class Passthrough:
             return 0
 
     def release(self, backing_id: int) -> None:
-        """Give an id back, once the reply that is being worked on has been sent."""
-        trio.lowlevel.current_trio_token().run_sync_soon(_close, backing_id)
+        """Give an id back, but not before the reply that is being worked on has been sent.
+
+        That is at the next call of this kind, or of `tidy`: a callback of the loop would cost every
+        close another turn of it.
+        """
+        self.tidy()
+        self._unused = backing_id
+
+    def tidy(self) -> None:
+        """Between two requests: close what the last one gave back."""
+        if self._unused:
+            _close(self._unused)
+            self._unused = 0
 
     def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None:
         _passthrough.bind(handle, backing_id, noflush)

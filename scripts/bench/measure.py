@@ -70,6 +70,11 @@ class Series:
     def median(self) -> float:
         return median(self.rates)
 
+    @property
+    def scatter(self) -> float:
+        """How many times slower the median round was than the best."""
+        return self.best / self.median
+
     def against(self, base: "Series") -> dict[str, float | None]:
         """Ratio of the best rounds, and the median of the ratios of paired rounds."""
         return {
@@ -89,13 +94,17 @@ class Bar:
     def holds(self, value: float) -> bool:
         return value >= self.bound if self.at_least else value <= self.bound
 
-    def judged(self, value: float | None, detail: str = "") -> dict[str, object]:
+    def judged(
+        self, value: float | None, detail: str = "", paired: float | None = None
+    ) -> dict[str, object]:
+        """A row of a report; `paired` is told beside the value and decides nothing."""
         verdict = "not measured" if value is None else "yes" if self.holds(value) else "NO"
         return {
             "bar": self.name,
             "at": detail,
             "bound": f"{'>=' if self.at_least else '<='} {self.bound:g}",
             "value": value,
+            "paired": paired,
             "holds": verdict,
         }
 

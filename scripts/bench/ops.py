@@ -66,25 +66,28 @@ def rows(places: list[Place]) -> list[dict[str, Any]]:
 def compare(few: Place, many: Place, floor: Place | None) -> list[dict[str, Any]]:
     """The bars on rates: many objects against few, and open+close against the floor."""
 
-    def against(one: Place, op: str, other: Place, other_op: str, clients: int) -> float | None:
+    def against(
+        one: Place, op: str, other: Place, other_op: str, clients: int
+    ) -> dict[str, float | None]:
         if (op, clients) not in one.outcomes or (other_op, clients) not in other.outcomes:
-            return None
+            return {"best": None, "median": None}
         own, base = (
             Series(tuple(outcome.rate for outcome in place.outcomes[wanted, clients]))
             for place, wanted in ((one, op), (other, other_op))
         )
-        return own.against(base)["best"]
+        return own.against(base)
 
     judged = []
     for op, clients in many.outcomes:
         bar = Bar(f"{op}, {many.objects} / {few.objects} objects", 0.9)
-        judged.append(bar.judged(against(many, op, few, op, clients), f"{clients} clients"))
+        value = against(many, op, few, op, clients)
+        judged.append(bar.judged(value["best"], f"{clients} clients", value["median"]))
     if floor is not None:
         for op in ("open+close same", "open+close"):
             for _, clients in floor.outcomes:
                 bar = Bar(f"{op}, mount / comparison floor", 0.9)
                 value = against(few, op, floor, "open+close same", clients)
-                judged.append(bar.judged(value, f"{clients} clients"))
+                judged.append(bar.judged(value["best"], f"{clients} clients", value["median"]))
     return judged
 
 

@@ -82,9 +82,16 @@ class Report:
         self.document["bars"] = judged
         self.table(
             "Bars",
-            ["bar", "at", "bound", "found", "holds"],
+            ["bar", "at", "bound", "found", "holds", "paired"],
             [
-                [bar["bar"], bar["at"], bar["bound"], number(bar["value"]), bar["holds"]]
+                [
+                    bar["bar"],
+                    bar["at"],
+                    bar["bound"],
+                    number(bar["value"]),
+                    bar["holds"],
+                    number(bar["paired"]),
+                ]
                 for bar in judged
             ],
         )

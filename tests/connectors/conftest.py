@@ -1,10 +1,8 @@
 """Runs the drivers of tests/clients in the clients' own environment and reads their verdict."""
-# ruff: noqa: ANN401  (what fixtures of another file give)
 
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ INTERPRETER = ROOT / ".venv-clients" / "bin" / "python"
 LIMIT_S = 300
 
 Client = Callable[..., dict[str, Any]]
-Settled = Callable[[Any], dict[str, Any]]
 
 
 @pytest.fixture
@@ -53,19 +50,3 @@ def client(tmp_path: Path) -> Client:
         return result
 
     return run
-
-
-@pytest.fixture
-def settled() -> Settled:
-    """`settled(mounted)`: its status once nothing is being written, moved or copied any more."""
-
-    def wait(mounted: Any) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while True:
-            status: dict[str, Any] = mounted.status()
-            if status["writers"] == status["jobs"] == 0:
-                return status
-            assert time.monotonic() < deadline, f"still busy after a minute: {status}"
-            time.sleep(0.02)
-
-    return wait

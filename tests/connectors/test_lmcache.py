@@ -1,11 +1,13 @@
 """LMCache 0.5.6 on a mount whose RAM tier is smaller than what LMCache keeps there."""
-# ruff: noqa: ANN401  (what fixtures of another file give)
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import Mount
+from tests.connectors.conftest import Client
+from tests.harness import Mounted
 
 pytestmark = pytest.mark.clients
 
@@ -20,8 +22,8 @@ direct = pytest.mark.parametrize("flags", [(), ("--odirect",)], ids=["buffered",
 
 
 @pytest.fixture
-def mounted(mount: Any, tmp_path: Path) -> Any:
-    return mount(f"ram={RAM},nvme={tmp_path / 'nvme'},nvme_size=4G")
+def mounted(mount: Mount) -> Mounted:
+    return mount(f"ram={RAM},nvme={{tmp}}/nvme,nvme_size=4G")
 
 
 def assert_beyond_ram(status: dict[str, Any]) -> None:
@@ -37,7 +39,7 @@ def assert_beyond_ram(status: dict[str, Any]) -> None:
 @direct
 @pytest.mark.parametrize("mode", ["fs", "l2_fs", "l2_fs_native"])
 def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
-    mounted: Any, client: Any, settled: Any, mode: str, flags: tuple[str, ...]
+    mounted: Mounted, client: Client, mode: str, flags: tuple[str, ...]
 ) -> None:
     """Where "the file exists" is the index, any process finds every chunk, before and after."""
     cache = mounted.path / "lmcache"
@@ -47,7 +49,7 @@ def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
     written = client(*run, "--keep")
     assert written["chunk_bytes"] == CHUNK
     assert written["left_in_dir"] == CHUNKS
-    assert_beyond_ram(settled(mounted))
+    assert_beyond_ram(mounted.idle())
     assert client(*run, "--reader", "--keep")["hits"] == CHUNKS
 
     mounted.remount()
@@ -58,7 +60,7 @@ def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
 
 @direct
 def test_a_private_cache_keeps_every_byte(
-    mounted: Any, client: Any, settled: Any, flags: tuple[str, ...]
+    mounted: Mounted, client: Client, flags: tuple[str, ...]
 ) -> None:
     """local_disk reads back all it wrote; what lies there is right later, though only the
     process that wrote it knows of it."""
@@ -70,7 +72,7 @@ def test_a_private_cache_keeps_every_byte(
 
     written = client(*run, "--keep")
     assert written["hits"] == CHUNKS
-    assert_beyond_ram(settled(mounted))
+    assert_beyond_ram(mounted.idle())
     assert client(*run, "--reader", "--keep")["hits"] == 0
     assert found() == sorted(written["sha256"])
 
@@ -80,7 +82,7 @@ def test_a_private_cache_keeps_every_byte(
 
 @direct
 def test_a_private_cache_removes_what_it_wrote(
-    mounted: Any, client: Any, flags: tuple[str, ...]
+    mounted: Mounted, client: Client, flags: tuple[str, ...]
 ) -> None:
     """local_disk stores, reads back and unlinks all of a set larger than the RAM tier."""
     cache = mounted.path / "lmcache"

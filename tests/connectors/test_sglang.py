@@ -1,10 +1,10 @@
 """SGLang 0.5.23 HiCacheFile on a mount whose RAM tier is smaller than what SGLang keeps there."""
-# ruff: noqa: ANN401  (what fixtures of another file give)
-
-from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.conftest import Mount
+from tests.connectors.conftest import Client
+from tests.harness import Mounted
 
 pytestmark = pytest.mark.clients
 
@@ -17,12 +17,12 @@ ARGUMENTS = ("--pages", str(PAGES))
 
 
 @pytest.fixture
-def mounted(mount: Any, tmp_path: Path) -> Any:
-    return mount(f"ram={RAM},nvme={tmp_path / 'nvme'},nvme_size=4G")
+def mounted(mount: Mount) -> Mounted:
+    return mount(f"ram={RAM},nvme={{tmp}}/nvme,nvme_size=4G")
 
 
 def test_pages_are_found_by_other_processes_and_after_a_remount(
-    mounted: Any, client: Any, settled: Any
+    mounted: Mounted, client: Client
 ) -> None:
     """Every page of a set larger than the RAM tier is found and right, then cleared."""
     run = (DRIVER, mounted.path / "sglang", *ARGUMENTS)
@@ -30,7 +30,7 @@ def test_pages_are_found_by_other_processes_and_after_a_remount(
     written = client(*run, "--keep")
     assert written["page_bytes"] == PAGE
     assert written["left_in_dir"] == PAGES
-    status = settled(mounted)
+    status = mounted.idle()
     ram, nvme = status["tiers"]["ram"], status["tiers"]["nvme"]
     assert ram["used_bytes"] <= ram["capacity_bytes"] < PAGES * PAGE
     assert nvme["used_bytes"] >= PAGES * PAGE - ram["capacity_bytes"]
@@ -42,7 +42,7 @@ def test_pages_are_found_by_other_processes_and_after_a_remount(
     assert client(*run, "--reader")["left_in_dir"] == 0
 
 
-def test_sglang_can_see_how_much_room_there_is(mounted: Any, client: Any) -> None:
+def test_sglang_can_see_how_much_room_there_is(mounted: Mounted, client: Client) -> None:
     """Its own eviction and its cache of lookups work: both ask statfs and list the directory."""
     cache = mounted.path / "sglang"
     kept = client(DRIVER, cache, *ARGUMENTS, "--keep", "--max-size", f"{PAGES // 2 * 8}Mi")

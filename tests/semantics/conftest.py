@@ -1,0 +1,46 @@
+"""One mount of each kind for all of these tests; each test has a directory of its own in it.
+
+`here` is that directory. A test that asks for it runs once for each way in which kvfs has its
+bytes read and written: by the kernel or by the daemon, from RAM or from NVMe.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Mounted
+
+KINDS = {
+    "kernel": "ram=256M,nvme={tmp}/nvme,nvme_size=2G",
+    "kernel-nvme": "nvme={tmp}/nvme,nvme_size=2G",
+    "daemon": "ram=256M,nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
+    "daemon-nvme": "nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
+}
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mounted]:
+    folder = tmp_path_factory.mktemp(request.param)
+    options = KINDS[request.param].replace("{tmp}", str(folder))
+    mounted = Mounted(folder / "kv", f"{options},allow_other", folder / "kv.log")
+    mounted.path.mkdir()
+    try:
+        mounted.mount()
+        yield mounted
+        mounted.umount("--now")
+        mounted.check_log()
+    finally:
+        mounted.clean_up()
+
+
+@pytest.fixture
+def here(shared: Mounted, request: pytest.FixtureRequest) -> Iterator[Path]:
+    directory = shared.path / request.function.__name__
+    directory.mkdir()
+    yield directory
+    shutil.rmtree(directory)
+    shared.check_gauges()

@@ -1,0 +1,136 @@
+"""System calls that Python has no name for, and calls made as somebody else.
+
+Contract: thin; a call that fails raises OSError with its errno, as os functions do. Not for kvfs.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+AT_FDCWD = -100
+RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
+FALLOC_FL_KEEP_SIZE = 1
+MAX_HANDLE = 128
+NOBODY = 65534
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.opendir.restype = libc.readdir64.restype = ctypes.c_void_p
+libc.telldir.restype = ctypes.c_long
+for _name in ("readdir64", "telldir", "closedir"):
+    getattr(libc, _name).argtypes = [ctypes.c_void_p]
+libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def renameat2(source: Path, target: Path, flags: int) -> None:
+    _checked(
+        libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags)
+    )
+
+
+def fallocate(descriptor: int, mode: int, length: int) -> None:
+    _checked(libc.fallocate(descriptor, mode, ctypes.c_long(0), ctypes.c_long(length)))
+
+
+def name_to_handle(path: Path) -> bytes:
+    """The handle that an NFS server would hand out, as `struct file_handle`."""
+    handle = ctypes.create_string_buffer(struct.pack("Ii", MAX_HANDLE, 0), 8 + MAX_HANDLE)
+    mount_id = ctypes.c_int()
+    _checked(
+        libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), handle, ctypes.byref(mount_id), 0)
+    )
+    return handle.raw
+
+
+def open_by_handle(mountpoint: Path, handle: bytes, flags: int = os.O_RDONLY) -> int:
+    with opened(mountpoint, os.O_RDONLY | os.O_DIRECTORY) as mount:
+        return _checked(libc.open_by_handle_at(mount, handle, flags))
+
+
+def drop_caches() -> None:
+    """Make the kernel forget all names, inodes and pages that nobody uses."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+class Listing:
+    """A directory read entry by entry, with telldir(3) and seekdir(3)."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = libc.opendir(os.fsencode(path))
+        assert self._stream, path
+
+    def next(self) -> bytes | None:
+        """The next name, but for "." and ".."; None at the end."""
+        while entry := libc.readdir64(self._stream):
+            name = ctypes.string_at(entry + 19)  # d_ino, d_off, d_reclen, d_type, d_name
+            if name not in {b".", b".."}:
+                return name
+        return None
+
+    def tell(self) -> int:
+        return int(libc.telldir(self._stream))
+
+    def seek(self, place: int) -> None:
+        libc.seekdir(self._stream, place)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (name := self.next()) is not None:
+            yield name
+
+    def close(self) -> None:
+        libc.closedir(self._stream)
+
+
+@contextmanager
+def opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
+    """An open descriptor, closed at the end."""
+    descriptor = os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def refused(code: int) -> Iterator[None]:
+    """What is inside must fail with this errno."""
+    with pytest.raises(OSError, match="") as caught:
+        yield
+    assert caught.value.errno == code, f"expected {errno.errorcode[code]}, got {caught.value}"
+
+
+def as_nobody(directory: Path, call: Callable[[], object]) -> int:
+    """Make a call as an unprivileged user who is in `directory`; its errno, or 0.
+
+    In a child, since a process does not get its privileges back. Paths in it are relative: nobody
+    may not come here by the long way.
+    """
+    child = os.fork()
+    if not child:
+        code = 255
+        try:
+            os.chdir(directory)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.umask(0o022)
+            call()
+            code = 0
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
