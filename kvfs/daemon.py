@@ -39,7 +39,6 @@ from kvfs.tiers import NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
 
-TIDY_PERIOD = 0.5  # s
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
 
@@ -132,8 +131,8 @@ class Mount:
                 batch.set_fact("ram_epoch", str(self.ram.epoch))
             batch.sync = True
         Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
+        residency.first_new = catalog.next_id()  # what is older, the census has yet to count
         self._drop_unfinished(catalog, residency)
-        residency.first_new = catalog.next_id()
         return residency
 
     def _invalidate(self, parent: int, name: bytes) -> None:
@@ -195,7 +194,7 @@ class Mount:
         self.invalidation.start()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(
+                await nursery.start(
                     server.serve,
                     directory / "control.sock",
                     {
@@ -208,7 +207,6 @@ class Mount:
                 nursery.start_soon(self._unmount_on_signal)
                 nursery.start_soon(self.flow.run)
                 nursery.start_soon(self._announce, ready)
-                nursery.start_soon(self._tidy)
                 await self.session.run()
                 log.info("%s: unmounted", self.config.mountpoint)
                 if self.keep_ram:
@@ -228,7 +226,8 @@ class Mount:
             self.refusal = ConfigError(f"passthrough=on, but {self.backings.why}; mount with auto")
             await trio.to_thread.run_sync(self.session.unmount)
             return
-        level = logging.INFO if self.backings.on else logging.WARNING
+        as_wanted = self.backings.on or self.config.passthrough == "off"
+        level = logging.INFO if as_wanted else logging.WARNING
         log.log(
             level,
             "%s: mounted, passthrough %s: %s",
@@ -237,12 +236,6 @@ class Mount:
             self.backings.why,
         )
         ready()
-
-    async def _tidy(self) -> None:
-        """Space of an unlinked file comes back when its backing id is closed: soon, then."""
-        while True:
-            await trio.sleep(TIDY_PERIOD)
-            self.backings.tidy()
 
     async def _unmount_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -318,12 +311,12 @@ class Mount:
         try:
             if catalog is not None:
                 if nvme is not None and self.session_number:
-                    os.sync()
+                    mounts.syncfs(nvme.root)
                     with catalog.batch() as batch:
                         batch.set_fact("clean", str(self.session_number))
                         batch.sync = True
                 catalog.close()
-        except KvfsError as error:
+        except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
         if self.ram is not None and self.session_number:
             self.ram.remove()

@@ -1,4 +1,4 @@
-"""mount(2) and umount2(2). What is mounted where: see `kvfs.runtime`."""
+"""mount(2), umount2(2) and syncfs(2), which Python lacks. `kvfs.runtime` knows what is mounted."""
 
 import ctypes
 import os
@@ -29,3 +29,14 @@ def umount(target: Path, flags: int = 0) -> None:
     if _libc.umount2(os.fsencode(target), flags) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(target))
+
+
+def syncfs(path: Path) -> None:
+    """Sync the file system that a directory is on. Raises OSError as syncfs(2) does."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(fd)

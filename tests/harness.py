@@ -138,5 +138,6 @@ def _remove_ram_tiers() -> None:
                 continue
             in_use |= {tier["path"] for tier in tiers.values()}
     for mount in runtime.mounts():
-        if mount.source == "kvfs-ram" and mount.path not in in_use:
+        ours = mount.source == "kvfs-ram" and Path(mount.path).parent == runtime.ram_root()
+        if ours and mount.path not in in_use:
             subprocess.run(["umount", "-l", mount.path], check=True)

@@ -25,14 +25,22 @@ LINE_MAX = 64 << 10  # bytes of a request
 Handler = Callable[..., Awaitable[dict[str, Any]]]
 
 
-async def serve(path: Path, handlers: Mapping[str, Handler]) -> None:
-    """Answer until cancelled. Raises OSError if the socket cannot be made."""
+async def serve(
+    path: Path,
+    handlers: Mapping[str, Handler],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer until cancelled; started when the first client may come.
+
+    Raises OSError if the socket cannot be made.
+    """
     _remove(path)
     with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         await listening.bind(str(path))
         os.chmod(path, 0o600)
         listening.listen(16)
         listener = trio.SocketListener(listening)
+        task_status.started()
         try:
             await trio.serve_listeners(partial(_converse, handlers), [listener])
         finally:

@@ -21,7 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.residency import Residency
 from kvfs.errors import KvfsError, NoSpaceError, TierError
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
-from kvfs.tiers import Tier
+from kvfs.tiers import NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +139,15 @@ class Flow:
         return self._draining or residency.reclaimable + self._demoting < wanted
 
     async def _job(self, ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
+        inode = self.residency.inode(ino)
+        version = 0 if inode is None else inode.version
         try:
-            inode = self.residency.inode(ino)
-            if inode is not None and inode.sealed and not self._written(ino):
+            if inode is not None and self._fit(inode, version):
                 await work(inode)
         except (OSError, SourceChangedError, KvfsError) as error:
+            if inode is None or self._fit(inode, version) is None:
+                log.debug("%s of inode %d: it went away meanwhile: %s", work.__name__, ino, error)
+                return
             self.residency.counters["job_failures"] += 1
             self._pause = trio.current_time() + PAUSE
             self._failures += 1
@@ -207,7 +211,7 @@ class Flow:
         current = self._fit(inode, version)
         sound = not digest or digest == moved.digest
         if current is None or not sound:
-            self.residency.trash.append((target, ino, version))
+            self.residency.throw_away(target, ino, version)
             if current is not None:
                 raise TierError(f"{source.path(ino, version)}: its bytes do not match their digest")
             return None
@@ -278,19 +282,28 @@ class Flow:
     async def _watch_space(self) -> None:
         """Others may fill the file system that the NVMe tier is on: take less, then."""
         residency, nvme = self.residency, self.residency.nvme
-        while nvme is not None:
-            try:
-                found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
-            except OSError as error:
-                nvme.failed("statfs", 0, error)
-            else:
-                spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
-                left = max(0, found.f_bavail * found.f_frsize - spare)
-                nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
-                if residency.census_done.is_set():
-                    residency.make_room(nvme)
+        unlinked: set[int] = set()
+        while True:
+            for ino in unlinked & residency.limbo.keys():
+                residency.purge(ino)  # the kernel never said that it forgot it
+            unlinked = set(residency.limbo)
+            if nvme is not None:
+                await self._measure_space(nvme)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    async def _measure_space(self, nvme: NvmeTier) -> None:
+        residency = self.residency
+        try:
+            found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
+        except OSError as error:
+            nvme.failed("statfs", 0, error)
+            return
+        spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
+        left = max(0, found.f_bavail * found.f_frsize - spare)
+        nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
+        if residency.census_done.is_set():
+            residency.make_room(nvme)
 
     async def _census(self) -> None:
         """Count what earlier sessions left; drop names whose bytes went away with RAM."""

@@ -105,7 +105,7 @@ class Objects:
                 inode = self.catalog.inode(ino)
                 if inode is None:
                     raise StaleError(f"inode {ino} is gone")
-                if writable and truncate:
+                if writable and truncate and inode.links:
                     held = await self._replace(inode)
                     held.writers += 1
                     return held
@@ -142,21 +142,24 @@ class Objects:
                     self._check_still(inode, fd)
                 return self._opened(inode, tier, fd, writable=writable)
             os.close(fd)
+        if self.catalog.inode(inode.ino) is None:  # and its name may mean another file by now
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.residency.counters["misses"] += 1
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
     def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
-        held = OpenObject(inode, tier, fd, writable, accounted=True)
+        held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
+        held.reserved = self.residency.from_limbo(inode.ino)
         held.backing_id = self._register(held)
         self.residency.open[inode.ino] = held
         tier.hits += 1
-        if not writable:
+        if not writable and inode.links:
             self.residency.touch(inode)
             self.promote(inode)
-            if held.backing_id:
-                os.close(fd)  # the kernel has its own reference
-                held.fd = -1
+        if not writable and held.backing_id:
+            os.close(fd)  # the kernel has its own reference
+            held.fd = -1
         return held
 
     def _register(self, held: OpenObject) -> int:
@@ -269,8 +272,7 @@ class Objects:
                     batch.put(directory)
             except BaseException:
                 os.close(fd)
-                residency.trash.append((tier, ino, 1))
-                residency.wake()
+                residency.throw_away(tier, ino, 1)
                 raise
         except BaseException:
             tier.reserved -= reserved
@@ -291,10 +293,9 @@ class Objects:
         try:
             fd = await self._io(tier, lambda: tier.create(inode.ino, version))
             current = self.catalog.inode(inode.ino)
-            if current is None or current.version != inode.version:
+            if current is None or current.version != inode.version or not current.links:
                 os.close(fd)
-                residency.trash.append((tier, inode.ino, version))
-                residency.wake()
+                residency.throw_away(tier, inode.ino, version)
                 raise StaleError(f"inode {inode.ino} went away while it was opened")
         except BaseException:
             tier.reserved -= reserved
@@ -342,13 +343,15 @@ class Objects:
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable = fd, True
-        if held.writers or not held.accounted:
+        if held.writers:
             return
-        old, new = inode.version, inode.version + 1
-        if inode.links:
+        if not held.accounted:  # unlinked, and written to before
+            residency.stage(held)
+            return
+        old = new = inode.version
+        if inode.links:  # nobody will look for the version of an unlinked file
+            new += 1
             await self._io(tier, lambda: tier.rename(inode.ino, old, new))
-        if not inode.links:  # unlinked while we waited: nobody will look for a version
-            new = old
         held.reserved = tier.cost(inode.blocks)
         self._restage(inode, new, keep=tier)
         held.accounted = False
@@ -422,6 +425,7 @@ class Objects:
             return
         del residency.open[inode.ino]
         if not inode.links:
+            held.tier.reserved -= held.reserved
             with self.catalog.batch() as batch:
                 residency.forget(inode, batch, accounted=held.accounted)
         if held.fd >= 0:
@@ -434,10 +438,10 @@ class Objects:
 
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode
-        held.tier.reserved -= held.reserved
-        held.reserved = 0
         residency.staging.pop(inode.ino, None)
         if inode.links:
+            held.tier.reserved -= held.reserved
+            held.reserved = 0
             self._seal(held)
             parent, name = self._some_name(inode)
             residency.sizes.learn(parent, name, inode.blocks * 512)
@@ -445,3 +449,5 @@ class Objects:
             held.accounted = True
             if held.tier is residency.nvme:
                 self.settle(inode)
+        else:
+            self.measure(held)  # readers that stay may still ask for its size

@@ -229,6 +229,8 @@ class Tree:
         elif inode.ino in self.residency.open:
             batch.put(inode)
             batch.mark_unfinished(inode.ino)
+        elif inode.is_file and self.residency.holders(inode):
+            self.residency.to_limbo(inode, batch)
         else:
             self.residency.forget(inode, batch)
 

@@ -153,7 +153,10 @@ class Operations(pyfuse3.Operations):
             inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing is kept for what the kernel knows: inodes are in the catalog."""
+        """What the kernel knows is not counted; but what has no name may go now."""
+        for inode, _ in inode_list:
+            if inode in self.residency.limbo:
+                self.residency.purge(inode)
 
     # Directories
 
@@ -331,7 +334,7 @@ class Operations(pyfuse3.Operations):
         """What a writer can count on: all that is sealed may be dropped, so it is room."""
         data = pyfuse3.StatvfsData()
         capacity = sum(tier.configured for tier in self.residency.tiers)
-        taken = sum(tier.reserved for tier in self.residency.tiers)
+        taken = sum(held.reserved for held in self.residency.staging.values())
         data.f_bsize = data.f_frsize = BLOCK
         data.f_blocks = capacity // BLOCK
         data.f_bfree = data.f_bavail = max(0, capacity - taken) // BLOCK

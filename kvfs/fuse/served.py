@@ -21,8 +21,5 @@ class Served:
     def release(self, backing_id: int) -> None:
         raise AssertionError(f"no backing id was given out, got {backing_id}")
 
-    def tidy(self) -> None:
-        """Nothing was given back."""
-
     def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None:
         """Nothing to say to the kernel."""

@@ -11,12 +11,11 @@ daemon         through a mount with passthrough=off: every byte passes the daemo
 
 Phases: write (fresh files), cold (page cache dropped; where a page cache stands in front), warm
 (read again) and mmap (mapped, copied out, unmapped). "transfer" times the calls that carry bytes,
-"whole" also open and close. One call carries --call bytes; memory is touched before it is used.
+"whole" also open and close. One call carries --call bytes. Each write is rehearsed natively right
+before, so that no target pays for memory that the machine must first get from its host.
 """
 
 import contextlib
-import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import click
 from scripts.bench.measure import Bar, Series, size, size_name, turns
 from scripts.bench.mounted import Failed, kvfs, scratch
 from scripts.bench.report import Report, note, number
-from scripts.bench.transfers import Content, Spent, Target, Work, drop_page_cache, warm_memory
+from scripts.bench.transfers import Content, Spent, Target, Work, drop_page_cache
 
 PHASES = ("write", "cold", "warm", "mmap")
 MiB = 1 << 20
@@ -88,9 +87,10 @@ def targets(total: int, nvme: Path, ram: int) -> Iterator[list[Target]]:
         ]
 
 
-def timed(phase: str, work: Work, target: Target, round_: int) -> Spent:
+def timed(phase: str, work: Work, target: Target, base: Target, round_: int) -> Spent:
     """One phase on one target."""
     if phase == "write":
+        work.rehearse(base)
         return work.write(target, round_)
     if phase == "mmap":
         return work.map(target)
@@ -101,6 +101,7 @@ def timed(phase: str, work: Work, target: Target, round_: int) -> Spent:
 
 def measure(found: list[Target], work: Work, count: int) -> None:
     """Fills the targets' rates of one size: (transfer, whole) in bytes a second, one a round."""
+    bases = {target.name: target for target in found}
     for target in found:
         target.rates = {phase: [] for phase in PHASES if phase != "cold" or target.cold}
     for round_ in range(count + 1):
@@ -110,7 +111,7 @@ def measure(found: list[Target], work: Work, count: int) -> None:
                 target = found[index]
                 if phase not in target.rates:
                     continue
-                spent = timed(phase, work, target, round_)
+                spent = timed(phase, work, target, bases[target.base], round_)
                 rates = work.amount / spent.transfer, work.amount / spent.whole
                 target.rates[phase] += [rates] if round_ else []  # round 0 warms up
         for target in found:
@@ -211,20 +212,13 @@ def show(report: Report, rows: list[dict[str, Any]], bytes_each: int) -> None:
 @click.option("--total", default="256M", show_default=True, help="Bytes of one size on a target.")
 @click.option("--rounds", default=5, show_default=True, help="Measured rounds.")
 @click.option("--call", "call_", default="1M", show_default=True, help="Bytes of one call.")
-@click.option("--ram", help="RAM tier of each mount; default 6 times --total, 1G at least.")
+@click.option("--ram", help="RAM tier of each mount; default 8 times --total, 1G at least.")
 @click.option(
     "--nvme",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     default=Path("/var/tmp"),  # noqa: S108  (a fresh folder is made in it)
     show_default=True,
     help="Where the NVMe tier's folder is made: a disk, not a tmpfs.",
-)
-@click.option(
-    "--touch",
-    type=click.IntRange(0, 90),
-    default=80,
-    show_default=True,
-    help="Percent of the free memory to touch first.",
 )
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
@@ -236,7 +230,6 @@ def main(
     call_: str,
     ram: str | None,
     nvme: Path,
-    touch: int,
     seed: int,
     output: Path | None,
 ) -> None:
@@ -244,15 +237,12 @@ def main(
     try:
         bytes_all, call = size(total), size(call_)
         each = [size(text) for text in sizes]
-        tier = size(ram) if ram else max(6 * bytes_all, 1 << 30)
+        tier = size(ram) if ram else max(8 * bytes_all, 1 << 30)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     report = Report(
         "io", seed=seed, rounds=rounds, call=size_name(call), total=size_name(bytes_all)
     )
-    touched = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE * touch // 100
-    note(f"touching {touched / 2**30:.1f} GiB of memory")
-    warm_memory(max(touched, mmap.PAGESIZE))
     rows: list[dict[str, Any]] = []
     bars: list[dict[str, Any]] = []
     content = Content(seed, call)
@@ -268,7 +258,7 @@ def main(
             bars += judged(found, work)
             show(report, new, bytes_each)
             if wild := scattered(found):
-                note(f"unsteady: {', '.join(wild)}; a busy machine, or touch more (--touch)")
+                note(f"unsteady: {', '.join(wild)}; the machine does something else as well")
     report.document["results"] = rows
     report.bars(bars)
     report.write(output)

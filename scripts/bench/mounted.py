@@ -55,11 +55,12 @@ class Mounted:
         return int(self.status()["daemon_pid"])
 
     def settle(self) -> dict[str, Any]:
-        """Waits until nothing is being moved and the daemon idles; returns the status then."""
+        """Wait until nothing is moved or removed and the daemon idles; the status then."""
         deadline = time.monotonic() + QUIET_LIMIT_S
         while True:
             status = self.status()
-            if status["jobs"] == status["writers"] == 0 and idle(int(status["daemon_pid"])):
+            busy = status["jobs"] or status["writers"] or status["trash"]
+            if not busy and idle(int(status["daemon_pid"])):
                 return status
             if time.monotonic() > deadline:
                 raise Failed(f"{self.path}: still busy after {QUIET_LIMIT_S:.0f} s: {status}")

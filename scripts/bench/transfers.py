@@ -81,12 +81,24 @@ class Work:
             start = clock()
             for piece in pieces:
                 if os.write(descriptor, piece) != len(piece):
-                    raise Failed(f"{target.name}: short write")
+                    raise Failed(f"{target.name}: {self.path(target, file)}: short write")
             end = clock()
             os.close(descriptor)
             spent.transfer += end - start
             spent.whole += clock() - opening
         return spent
+
+    def rehearse(self, base: Target) -> None:
+        """Write and unlink the same files natively, so that the memory is there.
+
+        A virtual machine's host takes free memory back and gives it again slowly, at the first
+        touch. What was freed a moment ago is still there, and is what is allocated first.
+        """
+        folder = base.folder / "rehearsal"
+        folder.mkdir(exist_ok=True)
+        rehearsal = Target(base.name, folder, base.name)
+        self.write(rehearsal, 0)
+        self.unlink(rehearsal)
 
     def read(self, target: Target) -> Spent:
         spent, clock = Spent(), time.perf_counter
@@ -152,14 +164,3 @@ def drop_page_cache(folders: tuple[Path, ...]) -> None:
                     os.fsync(descriptor)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(descriptor)
-
-
-def warm_memory(count: int) -> None:
-    """Touch memory once and give it back.
-
-    On a virtual machine the first touch is many times slower; what was freed last is used first.
-    """
-    with mmap.mmap(-1, count) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        for offset in range(0, count, mmap.PAGESIZE):
-            memory[offset] = 1

@@ -14,9 +14,9 @@ from tests.harness import Mounted
 
 KINDS = {
     "kernel": "ram=256M,nvme={tmp}/nvme,nvme_size=2G",
-    "kernel-nvme": "nvme={tmp}/nvme,nvme_size=2G",
+    "kernel-nvme": "ram=0,nvme={tmp}/nvme,nvme_size=2G",
     "daemon": "ram=256M,nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
-    "daemon-nvme": "nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
+    "daemon-nvme": "ram=0,nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
 }
 
 

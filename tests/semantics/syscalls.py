@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 AT_FDCWD = -100
 RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
 FALLOC_FL_KEEP_SIZE = 1
 MAX_HANDLE = 128
+UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 NOBODY = 65534
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -44,6 +43,12 @@ def fallocate(descriptor: int, mode: int, length: int) -> None:
     _checked(libc.fallocate(descriptor, mode, ctypes.c_long(0), ctypes.c_long(length)))
 
 
+def utimensat(path: Path, access: int, modification: int) -> None:
+    """With nanoseconds of 1970's first second, or one of the two special values."""
+    times = struct.pack("qqqq", 0, access, 0, modification)
+    _checked(libc.utimensat(AT_FDCWD, os.fsencode(path), times, 0))
+
+
 def name_to_handle(path: Path) -> bytes:
     """The handle that an NFS server would hand out, as `struct file_handle`."""
     handle = ctypes.create_string_buffer(struct.pack("Ii", MAX_HANDLE, 0), 8 + MAX_HANDLE)
@@ -65,30 +70,26 @@ def drop_caches() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-class Listing:
-    """A directory read entry by entry, with telldir(3) and seekdir(3)."""
+class Listing(Iterator[bytes]):
+    """A directory read name by name, with telldir(3) and seekdir(3)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, dots: bool = False) -> None:
+        self._dots = dots
         self._stream = libc.opendir(os.fsencode(path))
         assert self._stream, path
 
-    def next(self) -> bytes | None:
-        """The next name, but for "." and ".."; None at the end."""
+    def __next__(self) -> bytes:
         while entry := libc.readdir64(self._stream):
-            name = ctypes.string_at(entry + 19)  # d_ino, d_off, d_reclen, d_type, d_name
-            if name not in {b".", b".."}:
+            name = ctypes.string_at(entry + 19)  # behind d_ino, d_off, d_reclen and d_type
+            if self._dots or name not in {b".", b".."}:
                 return name
-        return None
+        raise StopIteration
 
     def tell(self) -> int:
         return int(libc.telldir(self._stream))
 
     def seek(self, place: int) -> None:
         libc.seekdir(self._stream, place)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while (name := self.next()) is not None:
-            yield name
 
     def close(self) -> None:
         libc.closedir(self._stream)
@@ -107,9 +108,13 @@ def opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
 @contextmanager
 def refused(code: int) -> Iterator[None]:
     """What is inside must fail with this errno."""
-    with pytest.raises(OSError, match="") as caught:
+    found = 0
+    try:
         yield
-    assert caught.value.errno == code, f"expected {errno.errorcode[code]}, got {caught.value}"
+    except OSError as error:
+        found = error.errno or -1
+    names = [errno.errorcode.get(number, str(number)) for number in (found, code)]
+    assert found == code, f"{names[0]}, expected {names[1]}"
 
 
 def as_nobody(directory: Path, call: Callable[[], object]) -> int:

@@ -1,0 +1,255 @@
+"""Tiers at work on a real mount: demotion, promotion, eviction, and movers that die."""
+
+import errno
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mount
+from tests.harness import Mounted, wait_for
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+SEED = 3
+
+
+def content(number: int) -> bytes:
+    return random.Random(SEED + number).randbytes(SIZE)
+
+
+def write(one: Mounted, number: int) -> str:
+    data = content(number)
+    (one.path / f"{number}.bin").write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest(one: Mounted, number: int) -> str:
+    return hashlib.sha256((one.path / f"{number}.bin").read_bytes()).hexdigest()
+
+
+def test_more_than_ram_is_demoted_and_nothing_is_lost(either: Mounted) -> None:
+    if not either.status()["passthrough"]["on"]:
+        either.expect_log("passthrough off")
+    digests = [write(either, number) for number in range(64)]  # twice the RAM tier
+    status = either.idle()
+    assert status["counters"]["demoted"] >= 32
+    assert status["counters"]["dropped"] == 0
+    assert status["objects"] == 64
+    for tier in status["tiers"].values():
+        assert tier["used_bytes"] <= tier["capacity_bytes"]
+    assert status["reclaimable_bytes"] >= 256 * MIB // 4
+    assert [digest(either, number) for number in range(64)] == digests
+
+
+def test_what_is_read_again_comes_back_to_ram(kv: Mounted) -> None:
+    digests = [write(kv, number) for number in range(40)]
+    kv.idle()
+    kv.remount()  # all of it is on NVMe now
+    assert kv.status()["tiers"]["ram"]["objects"] == 0
+    assert digest(kv, 0) == digests[0]
+    assert kv.idle()["counters"]["promoted"] == 0, "read once: stays"
+    assert digest(kv, 0) == digests[0]
+    wait_for(lambda: kv.counter("promoted") == 1, "read twice: promoted")
+    hits = kv.status()["tiers"]["ram"]["hits"]
+    assert digest(kv, 0) == digests[0]
+    assert kv.status()["tiers"]["ram"]["hits"] == hits + 1
+
+
+def test_promote_after_0_promotes_nothing(mount: Mount) -> None:
+    kv = mount("ram=128M,nvme={tmp}/nvme,nvme_size=1G,promote_after=0")
+    write(kv, 0)
+    kv.idle()
+    kv.remount()
+    for _ in range(5):
+        digest(kv, 0)
+    assert kv.idle()["counters"]["promoted"] == 0
+
+
+def test_a_full_nvme_drops_what_was_used_longest_ago(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    digests = {number: write(kv, number) for number in range(20)}
+    kv.idle()
+    for number in range(20, 120):  # 800 MiB in all
+        digests[number] = write(kv, number)
+        assert digest(kv, 0) == digests[0], "in use all the time"
+    status = kv.idle()
+    left = sorted(int(name.partition(".")[0]) for name in os.listdir(kv.path))
+    assert left[0] == 0
+    assert left[-1] == 119
+    assert 20 < len(left) < 45
+    assert min(left[1:]) > 60, "the old ones went"
+    assert status["counters"]["dropped"] == 120 - len(left)
+    for tier in status["tiers"].values():
+        assert tier["used_bytes"] <= tier["capacity_bytes"]
+    assert all(digest(kv, number) == digests[number] for number in left)
+
+
+def test_the_kernel_forgets_names_that_were_dropped(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=128M")
+    write(kv, 0)
+    path = kv.path / "0.bin"
+    assert path.stat().st_size == SIZE, "now the kernel has it cached for an hour"
+    for number in range(1, 60):
+        write(kv, number)
+    wait_for(lambda: not path.exists(), "the cached entry is invalidated", seconds=10)
+    with pytest.raises(FileNotFoundError):
+        path.open("rb")
+
+
+def test_an_open_file_is_never_a_victim(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=128M")
+    expected = write(kv, 0)
+    with (kv.path / "0.bin").open("rb") as file:
+        for number in range(1, 60):
+            write(kv, number)
+        assert hashlib.sha256(file.read()).hexdigest() == expected
+    assert digest(kv, 0) == expected
+
+
+def test_enospc_only_when_nothing_may_be_dropped(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    write(kv, 0)  # the directory's size is learned
+    held = []
+    try:
+        with pytest.raises(OSError, match="No space left") as caught:
+            for number in range(1, 20):
+                held.append(os.open(kv.path / f"{number}.bin", os.O_CREAT | os.O_WRONLY))
+                os.pwrite(held[-1], content(number), 0)
+        assert caught.value.errno == errno.ENOSPC
+        assert len(held) >= 5
+    finally:
+        for fd in held:
+            os.close(fd)
+    write(kv, 99)
+    assert digest(kv, 99) == hashlib.sha256(content(99)).hexdigest()
+
+
+def test_a_file_that_outgrows_what_was_expected_gets_room(mount: Mount) -> None:
+    kv = mount("ram=256M,nvme={tmp}/nvme,nvme_size=1G")
+    for number in range(3):
+        (kv.path / f"small{number}.bin").write_bytes(b"x" * 4096)
+    for number in range(20):
+        write(kv, number)
+    kv.idle()
+    big = random.Random(9).randbytes(MIB)
+    with (kv.path / "big.bin").open("wb", buffering=0) as file:
+        for _ in range(150):
+            assert file.write(big) == MIB
+    assert (kv.path / "big.bin").stat().st_size == 150 * MIB
+    assert kv.idle()["tiers"]["ram"]["used_bytes"] <= 256 * MIB
+
+
+def test_writers_get_no_enospc_from_a_stream_of_five_times_all_capacity(mount: Mount) -> None:
+    kv = mount("ram=128M,nvme={tmp}/nvme,nvme_size=128M")
+    failures: list[str] = []
+
+    def stream(worker: int) -> None:
+        try:
+            for number in range(worker, 160, 4):
+                write(kv, number)
+        except OSError as error:
+            failures.append(f"{worker}: {error}")
+
+    threads = [threading.Thread(target=stream, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for name in os.listdir(kv.path):
+        number = int(name.partition(".")[0])
+        assert digest(kv, number) == hashlib.sha256(content(number)).hexdigest()
+
+
+def mover_pids(one: Mounted) -> list[int]:
+    threads = Path(f"/proc/{one.pid}/task").iterdir()
+    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+
+
+def test_a_movers_death_fails_no_operation(kv: Mounted) -> None:
+    kv.expect_log("a mover died over copy")
+    digests = [write(kv, number) for number in range(24)]
+    wait_for(lambda: mover_pids(kv), "movers are at work")
+    killed = 0
+    for number in range(24, 96):
+        if killed < 4:  # a job outlives two deaths, so even four must not lose anything
+            for pid in mover_pids(kv)[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        digests.append(write(kv, number))
+    status = kv.idle()
+    assert killed == 4
+    assert status["counters"]["mover_failures"] >= 1
+    assert status["counters"]["dropped"] == 0
+    assert [digest(kv, number) for number in range(96)] == digests
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of 200 MiB of its own."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(200 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_disk_that_others_fill_is_used_less(small_disk: Path, mount: Mount) -> None:
+    """Objects go rather than that anyone on that disk gets ENOSPC."""
+    kv = mount(f"ram=64M,nvme={small_disk}/nvme,nvme_size=150M")
+    digests = {number: write(kv, number) for number in range(16)}
+    kv.idle()
+    before = kv.status()["tiers"]["nvme"]["capacity_bytes"]
+    free = shutil.disk_usage(small_disk).free
+    with (small_disk / "foreign").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free)
+    wait_for(
+        lambda: kv.status()["tiers"]["nvme"]["capacity_bytes"] < before,
+        "the tier shrinks with what is free",
+    )
+    for number in range(16, 48):
+        digests[number] = write(kv, number)
+    kv.idle()
+    left = [int(name.partition(".")[0]) for name in os.listdir(kv.path)]
+    assert 47 in left
+    assert all(digest(kv, number) == digests[number] for number in left)
+
+
+def test_a_lost_nvme_directory_is_a_miss_and_comes_back(mount: Mount, tmp_path: Path) -> None:
+    """RAM goes on; nothing is forgotten; the log says it once."""
+    kv = mount("ram=128M,nvme={tmp}/nvme,nvme_size=512M,promote_after=0")
+    digests = [write(kv, number) for number in range(8)]
+    kv.idle()
+    kv.remount()
+    digests.append(write(kv, 8))
+    digests.append(write(kv, 9))
+    digests.append(write(kv, 10))
+    status = kv.idle()
+    assert status["tiers"]["ram"]["objects"] >= 1
+    kv.expect_log(r"nvme tier .*: open of inode \d+ failed: ENOENT .*directory lost")
+    (tmp_path / "nvme").rename(tmp_path / "away")
+    misses = 0
+    for number in range(11):
+        try:
+            assert digest(kv, number) == digests[number]
+        except FileNotFoundError:
+            misses += 1
+    assert misses >= 8
+    assert kv.status()["tiers"]["nvme"]["state"] == "lost"
+    (tmp_path / "away").rename(tmp_path / "nvme")
+    assert [digest(kv, number) for number in range(11)] == digests
+    assert kv.status()["tiers"]["nvme"]["state"] == "ok"
+    assert kv.log.read_text().count("directory lost") == 1

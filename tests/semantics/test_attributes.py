@@ -1,0 +1,252 @@
+import errno
+import os
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.semantics.syscalls import (
+    NOBODY,
+    UTIME_NOW,
+    UTIME_OMIT,
+    as_nobody,
+    opened,
+    refused,
+    utimensat,
+)
+
+HOUR = 3600 * 10**9
+
+
+def test_mode_and_owner(here: Path) -> None:
+    """
+    `chmod` and `chown` change mode, user and group of anything, and `st_ctime` with them. Changing
+    the owner of a file takes its set-user-ID bit away, as does writing to it without privileges.
+    """
+    (here / "a").touch()
+    os.symlink("a", here / "link")
+    before = os.stat(here / "a").st_ctime_ns
+    os.chown(here / "a", 1234, 5678)
+    os.chmod(here / "a", 0o4711)
+    found = os.stat(here / "a")
+    assert (found.st_mode, found.st_uid, found.st_gid) == (0o104711, 1234, 5678)
+    assert found.st_ctime_ns > before
+    os.chown(here / "a", 1, -1)
+    assert os.stat(here / "a").st_mode == 0o100711
+    os.chmod(here / "a", 0o4777)
+    assert as_nobody(here, lambda: os.close(_written(os.open("a", os.O_WRONLY)))) == 0
+    assert os.stat(here / "a").st_mode == 0o100777
+    os.lchown(here / "link", 77, 88)
+    assert os.lstat(here / "link").st_uid == 77
+    assert os.stat(here / "a").st_uid == 1
+
+
+def _written(descriptor: int) -> int:
+    os.write(descriptor, b"x")
+    return descriptor
+
+
+def test_times(here: Path) -> None:
+    """
+    `utimensat` sets either time or both to the nanosecond, or to now with `UTIME_NOW`, and leaves
+    alone what is `UTIME_OMIT`; on a descriptor as on a path, on a file, a directory or a link.
+    """
+    (here / "a").touch()
+    os.mkdir(here / "d")
+    os.symlink("a", here / "link")
+    for name in ("a", "d", "link"):
+        os.utime(here / name, ns=(HOUR + 1, 2 * HOUR + 2), follow_symlinks=False)
+        found = os.lstat(here / name)
+        assert (found.st_atime_ns, found.st_mtime_ns) == (HOUR + 1, 2 * HOUR + 2)
+    utimensat(here / "a", UTIME_NOW, UTIME_OMIT)
+    assert os.stat(here / "a").st_mtime_ns == 2 * HOUR + 2
+    assert os.stat(here / "a").st_atime_ns > HOUR + 1
+    utimensat(here / "a", UTIME_OMIT, 3)
+    assert os.stat(here / "a").st_mtime_ns == 3
+    with opened(here / "a", os.O_RDONLY) as descriptor:
+        os.utime(descriptor, ns=(4, 5))
+        assert os.fstat(descriptor).st_mtime_ns == 5
+
+
+def test_time_set_while_written(here: Path) -> None:
+    """
+    A modification time that is set while the file is open for writing stays when it is closed, as
+    programs that copy times expect it; a later write sets it to the time of that write.
+    """
+    with opened(here / "a", os.O_CREAT | os.O_WRONLY) as descriptor:
+        os.write(descriptor, b"copied")
+        os.utime(descriptor, ns=(HOUR, 2 * HOUR))
+        assert os.fstat(descriptor).st_mtime_ns == 2 * HOUR
+    assert (os.stat(here / "a").st_atime_ns, os.stat(here / "a").st_mtime_ns) == (HOUR, 2 * HOUR)
+    with opened(here / "a", os.O_WRONLY) as descriptor:
+        assert os.fstat(descriptor).st_mtime_ns == 2 * HOUR
+        os.utime(descriptor, ns=(HOUR, HOUR))
+        os.write(descriptor, b"changed")
+    assert os.stat(here / "a").st_mtime_ns > 2 * HOUR
+
+
+def test_times_follow(here: Path) -> None:
+    """
+    Writing and truncating set `st_mtime` and `st_ctime` of the file; making, renaming and removing
+    an entry set those of its directory. What a file showed at its close it shows until it changes.
+    """
+    directory = here / "d"
+    directory.mkdir()
+
+    def advances(path: Path, change: Callable[[], object]) -> None:
+        os.utime(path, ns=(HOUR, HOUR))
+        change()
+        assert os.stat(path).st_mtime_ns > HOUR
+        assert os.stat(path).st_ctime_ns >= os.stat(path).st_mtime_ns
+
+    advances(directory, (directory / "a").touch)
+    advances(directory / "a", lambda: (directory / "a").write_bytes(b"content"))
+    advances(directory / "a", lambda: os.truncate(directory / "a", 3))
+    advances(directory, lambda: os.rename(directory / "a", directory / "b"))
+    shown = os.stat(directory / "b")
+    with opened(directory / "b", os.O_RDONLY):
+        assert os.stat(directory / "b").st_mtime_ns == shown.st_mtime_ns
+    advances(directory, lambda: os.unlink(directory / "b"))
+    advances(directory, lambda: os.mkdir(directory / "c"))
+    advances(directory, lambda: os.rmdir(directory / "c"))
+
+
+def test_access_time(here: Path) -> None:
+    """
+    `st_atime` is set when a file is opened for reading: if it is not younger than `st_mtime`, or is
+    older than a minute. Evictors that sort by it find the files in the order of their use.
+    """
+    (here / "a").write_bytes(b"content")
+    os.utime(here / "a", ns=(HOUR, 2 * HOUR))
+    (here / "a").read_bytes()
+    first = os.stat(here / "a").st_atime_ns
+    assert first > 2 * HOUR
+    (here / "a").read_bytes()
+    assert os.stat(here / "a").st_atime_ns == first
+
+
+def test_sizes(here: Path) -> None:
+    """
+    `st_size` is what was written, while it is being written too; `st_blocks` is the room that one
+    copy takes, in units of 512 bytes. `st_blksize` is 4096.
+    """
+    with opened(here / "a", os.O_CREAT | os.O_WRONLY) as descriptor:
+        for size in (1, 100_000, 1 << 20):
+            os.pwrite(descriptor, b"x", size - 1)
+            assert os.fstat(descriptor).st_size == os.stat(here / "a").st_size == size
+        os.pwrite(descriptor, b"x" * (1 << 20), 0)
+    found = os.stat(here / "a")
+    assert found.st_size == 1 << 20
+    assert found.st_blocks * 512 >= 1 << 20
+    assert found.st_blksize == 4096
+
+
+def test_link_counts(here: Path) -> None:
+    """
+    `st_nlink` of a directory is 2 and one more for each directory in it.
+    """
+    for expected, name in enumerate(("a", "b", "c"), start=3):
+        os.mkdir(here / name)
+        (here / name / "file").touch()
+        assert os.stat(here).st_nlink == expected
+    os.rename(here / "a", here / "b" / "a")
+    assert (os.stat(here).st_nlink, os.stat(here / "b").st_nlink) == (4, 3)
+
+
+def test_set_group(here: Path) -> None:
+    """
+    What is made in a directory with the set-group-ID bit gets the directory's group, and a directory
+    made in it gets the bit as well.
+    """
+    os.chown(here, -1, 4242)
+    os.chmod(here, 0o2775)
+    (here / "file").touch()
+    os.mkdir(here / "d")
+    os.symlink("file", here / "link")
+    assert {os.lstat(here / name).st_gid for name in ("file", "d", "link")} == {4242}
+    assert os.stat(here / "d").st_mode & stat.S_ISGID
+    assert not os.stat(here / "file").st_mode & stat.S_ISGID
+
+
+def test_permissions(here: Path) -> None:
+    """
+    The kernel checks permissions by mode, user and group, as on a local disk: reading, writing and
+    searching are EACCES without the bit, changing somebody else's mode or times is EPERM, and in a
+    sticky directory only a file's owner may unlink or rename it.
+    """
+    (here / "secret").write_bytes(b"secret")
+    os.chmod(here / "secret", 0o600)
+    (here / "open").write_bytes(b"open")
+    os.mkdir(here / "closed", 0o700)
+    os.mkdir(here / "sticky")
+    os.chmod(here / "sticky", 0o1777)
+    (here / "sticky" / "mine").touch()
+
+    def attempt(call: Callable[[], object]) -> int:
+        return as_nobody(here, call)
+
+    assert attempt(lambda: os.open("open", os.O_RDONLY)) == 0
+    assert attempt(lambda: os.open("open", os.O_WRONLY)) == errno.EACCES
+    assert attempt(lambda: os.open("secret", os.O_RDONLY)) == errno.EACCES
+    assert attempt(lambda: os.truncate("open", 0)) == errno.EACCES
+    assert attempt(lambda: os.stat("secret")) == 0
+    assert attempt(lambda: os.stat("closed/x")) == errno.EACCES
+    assert attempt(lambda: os.mkdir("x")) == errno.EACCES
+    assert attempt(lambda: os.unlink("open")) == errno.EACCES
+    assert attempt(lambda: os.chmod("open", 0o777)) == errno.EPERM
+    assert attempt(lambda: os.utime("open", ns=(1, 1))) == errno.EPERM
+    assert attempt(lambda: os.unlink("sticky/mine")) == errno.EPERM
+    assert attempt(lambda: os.close(os.open("sticky/his", os.O_CREAT | os.O_EXCL))) == 0
+    assert os.stat(here / "sticky" / "his").st_uid == NOBODY
+    assert attempt(lambda: os.rename("sticky/his", "sticky/her")) == 0
+
+
+def test_extended_attributes(here: Path) -> None:
+    """
+    `user.*`, `trusted.*` and `security.*` attributes can be set, read, listed and removed on files
+    and directories, and stay with the inode when it is renamed. `XATTR_CREATE` of one that is there
+    is EEXIST; `XATTR_REPLACE`, reading and removing of one that is not are ENODATA.
+    """
+    (here / "a").touch()
+    os.mkdir(here / "d")
+    for path in (here / "a", here / "d"):
+        os.setxattr(path, "user.empty", b"")
+        os.setxattr(path, "user.x", b"\0 1")
+        os.setxattr(path, "trusted.x", b"2", os.XATTR_CREATE)
+        os.setxattr(path, "user.x", b"3", os.XATTR_REPLACE)
+        with refused(errno.EEXIST):
+            os.setxattr(path, "user.x", b"4", os.XATTR_CREATE)
+        with refused(errno.ENODATA):
+            os.setxattr(path, "user.y", b"4", os.XATTR_REPLACE)
+        assert sorted(os.listxattr(path)) == ["trusted.x", "user.empty", "user.x"]
+    os.rename(here / "a", here / "b")
+    assert os.getxattr(here / "b", "user.x") == b"3"
+    assert os.getxattr(here / "b", "user.empty") == b""
+    os.removexattr(here / "b", "user.x")
+    for call in (os.getxattr, os.removexattr):
+        with refused(errno.ENODATA):
+            call(here / "b", "user.x")
+
+
+def test_extended_attribute_limits(here: Path) -> None:
+    """
+    A value takes up to 64 KiB, the names of one inode up to 64 KiB together; what is too much is
+    E2BIG. There are no access control lists: `system.*` is EOPNOTSUPP, which `cp -a` and its like
+    take for an answer.
+    """
+    (here / "a").touch()
+    os.setxattr(here / "a", "user.big", b"x" * 65536)
+    assert os.getxattr(here / "a", "user.big") == b"x" * 65536
+    with refused(errno.E2BIG):
+        os.setxattr(here / "a", "user.bigger", b"x" * 65537)
+    with refused(errno.E2BIG):
+        for number in range(300):
+            os.setxattr(here / "a", f"user.{number:03}".ljust(255, "n"), b"")
+    assert len("".join(f"{name}\0" for name in os.listxattr(here / "a"))) <= 65536
+    entries = [(1, 6), (4, 4), (32, 4)]  # owner, group and others, as an access control list
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry, -1) for entry in entries)
+    for name in ("system.posix_acl_access", "system.x"):
+        with refused(errno.EOPNOTSUPP):
+            os.setxattr(here / "a", name, acl)
+        with refused(errno.EOPNOTSUPP):
+            os.getxattr(here / "a", name)

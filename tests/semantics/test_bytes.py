@@ -1,0 +1,175 @@
+import errno
+import mmap
+import os
+import random
+import shutil
+from pathlib import Path
+
+from tests.semantics.syscalls import FALLOC_FL_KEEP_SIZE, fallocate, opened, refused
+
+M = 1 << 20
+G = 1 << 30
+
+
+def test_random_offsets(here: Path) -> None:
+    """
+    Reads and writes at any offset and of any length behave as on a local disk: a read is short only
+    at the end of the file, bytes never written are zeros, and what one descriptor has written every
+    other one reads at once.
+    """
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    model = bytearray()
+    flags = os.O_CREAT | os.O_RDWR
+    with opened(here / "a", flags) as writer, opened(here / "a", os.O_RDONLY) as reader:
+        for _ in range(150):
+            offset, length = dice.randrange(3 * M), dice.randrange(200_000)
+            kind = dice.randrange(5)
+            if kind == 0:
+                model.extend(bytes(max(0, offset - len(model))))
+                del model[offset:]
+                os.ftruncate(writer, offset)
+            elif kind <= 2 and length:
+                data = dice.randbytes(length)
+                model.extend(bytes(max(0, offset + length - len(model))))
+                model[offset : offset + length] = data
+                half = length // 2
+                assert os.pwritev(writer, [data[:half], data[half:]], offset) == length
+            else:
+                assert os.pread(reader, length, offset) == model[offset : offset + length]
+            assert os.fstat(reader).st_size == len(model)
+    assert (here / "a").read_bytes() == model
+
+
+def test_sparse(here: Path) -> None:
+    """
+    Files may be sparse: one of 100 GiB with a few bytes in it is made in no time, takes the room of
+    these bytes (`st_blocks` says so), and reads zeros everywhere else.
+    """
+    flags = os.O_CREAT | os.O_RDWR
+    with opened(here / "a", flags) as descriptor, opened(here / "a", os.O_RDONLY) as reader:
+        os.ftruncate(descriptor, 100 * G)
+        os.pwrite(descriptor, b"middle", 50 * G)
+        found = os.stat(here / "a")
+        assert found.st_size == 100 * G
+        assert found.st_blocks * 512 <= 4 * M
+        assert os.pread(reader, 8, 50 * G - 1) == b"\0middle\0"
+        assert os.pread(reader, 8, 100 * G - 2) == b"\0\0"
+        assert os.pread(reader, 8, 100 * G) == b""
+        os.unlink(here / "a")  # while it is open: reading 100 GiB of zeros for a digest takes long
+
+
+def test_truncate(here: Path) -> None:
+    """
+    `truncate` and `ftruncate` shorten a file or lengthen it with zeros, whether it is open or not;
+    what was cut off does not come back when the file grows again.
+    """
+    (here / "a").write_bytes(b"abcdef")
+    os.truncate(here / "a", 3)
+    os.truncate(here / "a", 5)
+    assert (here / "a").read_bytes() == b"abc\0\0"
+    with opened(here / "a", os.O_RDWR) as descriptor:
+        os.ftruncate(descriptor, M)
+        os.truncate(here / "a", 2)
+        assert os.fstat(descriptor).st_size == 2
+        os.ftruncate(descriptor, 4)
+        assert os.pread(descriptor, 9, 0) == b"ab\0\0"
+    os.truncate(here / "a", 0)
+    assert os.stat(here / "a").st_size == 0
+    with refused(errno.EISDIR):
+        os.truncate(here, 0)
+
+
+def test_too_large(here: Path) -> None:
+    """
+    A size beyond what a file may have is EFBIG, and the file stays as it was.
+    """
+    (here / "a").write_bytes(b"abc")
+    with refused(errno.EFBIG):
+        os.truncate(here / "a", (1 << 63) - 1)
+    assert (here / "a").read_bytes() == b"abc"
+
+
+def test_map_private(here: Path) -> None:
+    """
+    A file can be mapped `MAP_PRIVATE`, also with `MAP_POPULATE`; what is changed in the mapping stays
+    there.
+    """
+    data = os.urandom(M + 5)
+    (here / "a").write_bytes(data)
+    with opened(here / "a", os.O_RDONLY) as descriptor:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+        both = mmap.PROT_READ | mmap.PROT_WRITE
+        with mmap.mmap(descriptor, len(data), flags=flags, prot=both) as mapped:
+            assert mapped[:] == data
+            mapped[:4] = b"mine"
+    assert (here / "a").read_bytes() == data
+
+
+def test_map_shared(here: Path) -> None:
+    """
+    A file can be mapped `MAP_SHARED` for reading and writing. What is written through the mapping is
+    read by everybody, at once or after `msync`, and is in the file after the mapping is gone, even
+    if the descriptor was closed before.
+    """
+    with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
+        os.ftruncate(descriptor, M)
+        mapped = mmap.mmap(descriptor, M)
+    mapped[:5] = b"first"
+    mapped.flush()
+    assert (here / "a").read_bytes()[:6] == b"first\0"
+    mapped[M - 4 :] = b"last"
+    mapped.close()
+    assert (here / "a").read_bytes() == b"first".ljust(M - 4, b"\0") + b"last"
+
+
+def test_fsync(here: Path) -> None:
+    """
+    `fsync` and `fdatasync` of a file return when its bytes are on the device, if it lives on NVMe;
+    in RAM there is nothing to wait for. `fsync` of a directory succeeds: its names are in the
+    catalog's log already.
+    """
+    with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
+        os.write(descriptor, b"x" * M)
+        os.fsync(descriptor)
+        os.fdatasync(descriptor)
+    with opened(here / "a", os.O_RDONLY) as descriptor:
+        os.fsync(descriptor)
+    with opened(here, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
+        os.fdatasync(descriptor)
+
+
+def test_fallocate(here: Path) -> None:
+    """
+    `fallocate` is EOPNOTSUPP in all its modes, which callers take for an answer; `posix_fallocate`
+    works, since the C library then writes the zeros itself.
+    """
+    with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
+        for mode in (0, FALLOC_FL_KEEP_SIZE):
+            with refused(errno.EOPNOTSUPP):
+                fallocate(descriptor, mode, M)
+        os.posix_fallocate(descriptor, 0, M)
+    assert (here / "a").read_bytes() == bytes(M)
+
+
+def test_copies(here: Path) -> None:
+    """
+    `copy_file_range`, `sendfile` and `lseek` with `SEEK_DATA` and `SEEK_HOLE` work as far as the
+    kernel does them by itself: copies are made by reading and writing, and a file looks like one
+    piece of data.
+    """
+    data = os.urandom(3 * M)
+    (here / "a").write_bytes(data)
+    shutil.copyfile(here / "a", here / "sent")
+    with (
+        opened(here / "a", os.O_RDONLY) as source,
+        opened(here / "copied", os.O_CREAT | os.O_WRONLY) as target,
+    ):
+        assert os.lseek(source, 0, os.SEEK_DATA) == 0
+        assert os.lseek(source, 0, os.SEEK_HOLE) == len(data)
+        left = len(data)
+        while left:
+            left -= os.copy_file_range(source, target, left, len(data) - left, len(data) - left)
+    assert (here / "sent").read_bytes() == (here / "copied").read_bytes() == data

@@ -1,0 +1,122 @@
+import errno
+import fcntl
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.harness import Mounted
+from tests.semantics.syscalls import (
+    NOBODY,
+    as_nobody,
+    drop_caches,
+    name_to_handle,
+    open_by_handle,
+    opened,
+    refused,
+)
+
+
+def test_locks(here: Path) -> None:
+    """
+    `flock`, `lockf` and open-file-description locks work between all processes of this machine, on
+    every file, also on one that is open for reading only where the call allows that. They are gone
+    with their holder and are unknown to other machines.
+    """
+    (here / "a").touch()
+    os.chmod(here / "a", 0o666)
+
+    def take_whole() -> None:
+        with opened(Path("a"), os.O_RDONLY) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def take_range() -> None:
+        with opened(Path("a"), os.O_RDWR) as descriptor:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 5)
+
+    with opened(here / "a", os.O_RDWR) as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert as_nobody(here, take_whole) == errno.EWOULDBLOCK
+        assert as_nobody(here, take_range) == 0
+        fcntl.flock(holder, fcntl.LOCK_UN)
+        fcntl.lockf(holder, fcntl.LOCK_EX, 1, 14)
+        assert as_nobody(here, take_whole) == 0
+        assert as_nobody(here, take_range) == errno.EWOULDBLOCK
+    assert as_nobody(here, take_range) == 0
+
+
+def test_special_files(here: Path) -> None:
+    """
+    Fifos, sockets and device nodes can be made and used; only their names are on kvfs. `mknod` of a
+    regular file makes an empty one.
+    """
+    os.mkfifo(here / "fifo", 0o600)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit((here / "fifo").read_bytes)
+        (here / "fifo").write_bytes(b"through")
+        assert reader.result() == b"through"
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as calling:
+        with opened(here, os.O_RDONLY | os.O_DIRECTORY) as directory:  # the path is too long
+            listening.bind(f"/proc/self/fd/{directory}/socket")
+            listening.listen()
+            calling.connect(f"/proc/self/fd/{directory}/socket")
+    os.mknod(here / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (here / "null").write_bytes(b"away")
+    assert os.stat(here / "null").st_rdev == os.makedev(1, 3)
+    assert stat.S_ISSOCK(os.stat(here / "socket").st_mode)
+    os.mknod(here / "file", stat.S_IFREG | 0o640)
+    assert (os.stat(here / "file").st_size, os.stat(here / "file").st_mode) == (0, 0o100640)
+    with refused(errno.EEXIST):
+        os.mkfifo(here / "file")
+
+
+def test_handles(here: Path, shared: Mounted) -> None:
+    """
+    A file handle, as NFS servers keep it (`name_to_handle_at`), opens its file or directory again
+    after the kernel has forgotten it, and after it was renamed.
+    """
+    os.mkdir(here / "d")
+    (here / "d" / "a").write_bytes(b"content")
+    handles = [name_to_handle(here / "d" / "a"), name_to_handle(here / "d")]
+    drop_caches()
+    file = open_by_handle(shared.path, handles[0])
+    assert os.read(file, 9) == b"content"
+    os.close(file)
+    os.rename(here / "d" / "a", here / "a")
+    os.rename(here / "d", here / "e")
+    (here / "e" / "inside").touch()
+    drop_caches()
+    file = open_by_handle(shared.path, handles[0])
+    assert os.read(file, 9) == b"content"
+    os.close(file)
+    directory = open_by_handle(shared.path, handles[1], os.O_RDONLY | os.O_DIRECTORY)
+    assert os.listdir(directory) == ["inside"]
+    assert os.stat("..", dir_fd=directory).st_ino == os.stat(here).st_ino
+    os.close(directory)
+
+
+def test_stale_handles(here: Path, shared: Mounted) -> None:
+    """
+    When the last name of a file is gone its handle is ESTALE, though a file of the same name is made
+    again: inode numbers are never given out twice.
+    """
+    (here / "a").write_bytes(b"old")
+    handle, old = name_to_handle(here / "a"), os.stat(here / "a").st_ino
+    os.unlink(here / "a")
+    (here / "a").write_bytes(b"new")
+    for _ in range(2):
+        with refused(errno.ESTALE):
+            open_by_handle(shared.path, handle)
+        drop_caches()
+    assert os.stat(here / "a").st_ino > old
+
+
+def test_access_for_others(here: Path) -> None:
+    """
+    With `allow_other` every user of the machine may use the mount, as far as modes allow; without it
+    only the one who mounted it, and root is no exception.
+    """
+    os.chmod(here, 0o777)
+    assert as_nobody(here, lambda: os.close(os.open("a", os.O_CREAT | os.O_WRONLY))) == 0
+    assert os.stat(here / "a").st_uid == NOBODY

@@ -1,0 +1,252 @@
+"""RocksDB as kvfs uses it: batches, numbers, scans, and what is refused."""
+
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvfs.catalog import Catalog, Dentry, Inode
+from kvfs.catalog import catalog as module
+from kvfs.errors import CatalogError, ConfigError
+
+HOSTILE = [b"\x00", b"\x01", b"a", b"a\xff", b"b", b"\xfe\xff", b"\xff", b"\xff\xff", b"\xff" * 255]
+EDGES = [1, 2, 255, 256, (1 << 32) - 1, 1 << 56, (1 << 63) - 1]  # inode numbers around carries
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = Catalog(tmp_path / "catalog")
+    yield opened
+    opened.close()
+
+
+def inode(ino: int) -> Inode:
+    return Inode(
+        ino=ino,
+        mode=stat.S_IFREG,
+        uid=0,
+        gid=0,
+        atime_ns=0,
+        mtime_ns=0,
+        ctime_ns=0,
+        links=((1, ino),),
+    )
+
+
+def crashed(catalog: Catalog, to: Path) -> Catalog:
+    """What the next process finds when this one dies now."""
+    shutil.copytree(catalog.path, to)
+    return Catalog(to)
+
+
+# Batches
+
+
+def test_a_batch_is_there_when_its_block_ends(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        batch.put(inode(20))
+        batch.link(1, Dentry(b"a", 20, 20))
+        assert catalog.inode(20) is None
+    assert catalog.inode(20) == inode(20)
+    assert catalog.lookup(1, b"a") == catalog.dentry(1, 20) == Dentry(b"a", 20, 20)
+
+
+def test_an_exception_discards_all_of_a_batch(catalog: Catalog) -> None:
+    def fail() -> None:
+        with catalog.batch() as batch:
+            batch.put(inode(20))
+            batch.link(1, Dentry(b"a", 20, 20))
+            batch.set_fact("fact", "new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert catalog.inode(20) is None
+    assert catalog.lookup(1, b"a") is None
+    assert catalog.dentry(1, 20) is None
+    assert catalog.fact("fact") is None
+
+
+def test_a_committed_batch_survives_the_death_of_the_process(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    with catalog.batch() as batch:
+        batch.put(inode(20))
+        batch.link(1, Dentry(b"a", 20, 20))
+        batch.mark_unfinished(20)
+        batch.set_fact("fact", "value")
+    after = crashed(catalog, tmp_path / "copy")
+    assert after.inode(20) == inode(20)
+    assert after.lookup(1, b"a") == Dentry(b"a", 20, 20)
+    assert after.unfinished() == [20]
+    assert after.fact("fact") == "value"
+    after.close()
+
+
+def test_marks_come_and_go(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        for ino in EDGES:
+            batch.mark_unfinished(ino)
+    assert catalog.unfinished() == EDGES
+    with catalog.batch() as batch:
+        batch.mark_finished(EDGES[0])
+        batch.mark_finished(99)
+    assert catalog.unfinished() == EDGES[1:]
+
+
+# Numbers
+
+
+def test_numbers_are_never_given_out_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDS_AT_ONCE", 3)
+    seen: list[int] = []
+    path = tmp_path / "catalog"
+    for life in range(6):
+        catalog = Catalog(path)
+        seen += [catalog.next_id() for _ in range(life + 1)]
+        if life % 2:
+            after = crashed(catalog, tmp_path / f"copy{life}")
+            seen.append(after.next_id())
+            after.close()
+            catalog.close()
+            path = after.path
+        else:
+            catalog.close()
+    assert seen == sorted(set(seen)), "a number came again"
+    assert seen[0] == module.FIRST_ID
+
+
+# Scans
+
+
+@pytest.mark.parametrize("parent", EDGES)
+def test_names_of_any_bytes_stay_in_their_directory(catalog: Catalog, parent: int) -> None:
+    with catalog.batch() as batch:
+        for place in (parent - 1, parent, parent + 1):
+            for cookie, name in enumerate(HOSTILE, 100):
+                batch.link(place, Dentry(name, place * 1000 % (1 << 60) + cookie, cookie))
+    for cookie, name in enumerate(HOSTILE, 100):
+        found = catalog.lookup(parent, name)
+        assert found == Dentry(name, parent * 1000 % (1 << 60) + cookie, cookie)
+    assert [entry.name for entry in catalog.entries_after(parent, 0, 100)] == HOSTILE
+    assert catalog.lookup(parent, b"a\xfe") is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(names=st.sets(st.binary(min_size=1, max_size=20), max_size=20), ino=st.sampled_from(EDGES))
+def test_attributes_of_any_name_stay_with_their_inode(
+    catalog: Catalog, names: set[bytes], ino: int
+) -> None:
+    with catalog.batch() as batch:
+        for place in (ino - 1, ino, ino + 1):
+            batch.delete(inode(place))
+            for name in names:
+                batch.set_xattr(place, name, name + b"!")
+    assert catalog.xattr_names(ino) == sorted(names)
+    assert all(catalog.xattr(ino, name) == name + b"!" for name in names)
+    with catalog.batch() as batch:
+        batch.delete(inode(ino))
+    assert catalog.xattr_names(ino) == []
+    assert catalog.xattr_names(ino + 1) == sorted(names)
+    with catalog.batch() as batch:
+        for place in (ino - 1, ino + 1):
+            batch.delete(inode(place))
+
+
+def test_a_directory_is_read_in_the_order_of_cookies(catalog: Catalog) -> None:
+    cookies = [700, 3, 256, 255, 1 << 40, 65536]
+    with catalog.batch() as batch:
+        for cookie in cookies:
+            batch.link(1, Dentry(b"%d" % cookie, cookie, cookie))
+    seen: list[int] = []
+    at = 2
+    while entries := catalog.entries_after(1, at, 2):
+        assert len(entries) <= 2
+        seen += [entry.cookie for entry in entries]
+        at = seen[-1]
+    assert seen == sorted(cookies)
+    with catalog.batch() as batch:
+        batch.unlink(1, Dentry(b"256", 256, 256))
+    assert [entry.cookie for entry in catalog.entries_after(1, 255, 1)] == [700]
+    assert catalog.dentry(1, 256) is None
+    assert catalog.lookup(1, b"256") is None
+
+
+def test_inodes_are_found_in_order_and_at_once(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        for ino in EDGES:
+            batch.put(inode(ino))
+    assert [found.ino for found in catalog.inodes_after(0, 100)] == EDGES
+    assert [found.ino for found in catalog.inodes_after(2, 2)] == EDGES[2:4]
+    assert catalog.inodes([255, 7, 1]) == [inode(255), None, inode(1)]
+    assert catalog.inodes([]) == []
+
+
+def test_attributes_go_with_their_inode_and_one_by_one(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        batch.put(inode(20))
+        batch.set_xattr(20, b"user.a", b"")
+        batch.set_xattr(20, b"user.b", b"value")
+    assert catalog.xattr(20, b"user.a") == b""
+    with catalog.batch() as batch:
+        batch.remove_xattr(20, b"user.a")
+    assert catalog.xattr_names(20) == [b"user.b"]
+    with catalog.batch() as batch:
+        batch.delete(inode(20))
+    assert catalog.xattr_names(20) == []
+    assert catalog.inode(20) is None
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("found", ["2", "900", "draft"])
+def test_a_newer_format_is_refused_and_both_are_named(tmp_path: Path, found: str) -> None:
+    catalog = Catalog(tmp_path / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("format", found)
+    catalog.close()
+    for _ in range(2):  # and the refused one has let go of it
+        with pytest.raises(ConfigError, match=f"format {found}, this kvfs reads up to 1: mount"):
+            Catalog(tmp_path / "catalog")
+
+
+def test_a_catalog_that_is_in_use_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(ConfigError, match=f"catalog {catalog.path} cannot be opened"):
+        Catalog(catalog.path)
+
+
+@pytest.mark.parametrize("harm", ["rubbish", "file", "readonly"])
+def test_a_catalog_that_cannot_be_read_is_refused(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "catalog"
+    Catalog(path).close()
+    if harm == "rubbish":
+        (path / "CURRENT").write_text("rubbish\n")
+    elif harm == "file":
+        shutil.rmtree(path)
+        path.write_text("a file")
+    else:
+        path = Path("/proc/catalog")
+    with pytest.raises(ConfigError, match=f"catalog {path} cannot be opened"):
+        Catalog(path)
+
+
+def test_a_failing_database_is_a_catalog_error(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog")
+    catalog.close()
+    batch = catalog.batch()
+    batch.put(inode(20))
+    calls = [
+        lambda: catalog.inode(20),
+        lambda: catalog.inodes([20]),
+        lambda: catalog.inodes_after(0, 10),
+        lambda: batch.__exit__(None, None, None),
+        catalog.close,
+    ]
+    for call in calls:
+        with pytest.raises(CatalogError, match=f"catalog {catalog.path}"):
+            call()

@@ -1,0 +1,148 @@
+"""What imports what: read from the source, so that imports inside functions count as well."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import kvfs
+
+ROOT = Path(kvfs.__file__).parent
+# From the top down. A module may import its own layer and those below.
+LAYERS = (
+    ("kvfs.__main__",),
+    ("kvfs.cli",),
+    ("kvfs.daemon",),
+    ("kvfs.control",),
+    ("kvfs.fuse",),
+    ("kvfs.core",),
+    ("kvfs.movement",),
+    ("kvfs.eviction",),
+    ("kvfs.tiers",),
+    ("kvfs.catalog",),
+    ("kvfs.config",),
+    ("kvfs.runtime", "kvfs.mounts"),
+    ("kvfs.errors",),
+)
+# The command line talks to the daemon; what it may know of the rest is what both need.
+CLI_MAY = ("kvfs.cli", "kvfs.config", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
+# A library that is expensive, or could be exchanged, has one home.
+HOMES = {
+    "pyfuse3": ("kvfs.fuse",),
+    "rocksdict": ("kvfs.catalog",),
+    "trio_parallel": ("kvfs.movement",),
+    "xxhash": ("kvfs.movement",),
+    "click": ("kvfs.cli",),
+    "rich": ("kvfs.cli",),
+}
+NEVER = ("boto3", "botocore", "torch", "requests", "numpy")
+
+
+class Import(NamedTuple):
+    module: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.imported}"
+
+
+def name_of(path: Path) -> str:
+    parts = ["kvfs", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def is_or_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Everything that the module imports anywhere, also for types only."""
+    for node in ast.walk(ast.parse(MODULES[module].read_bytes())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} has a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                submodule = whole in MODULES or whole == "kvfs.fuse._passthrough"
+                yield Import(module, whole if submodule else node.module, node.lineno)
+
+
+def of_kvfs(found: Import) -> bool:
+    """Whether it is one of kvfs's own modules; the package itself has the version and no more."""
+    return is_or_in(found.imported, "kvfs") and found.imported != "kvfs"
+
+
+ALL = [found for module in MODULES for found in imports(module)]
+
+
+def layer(module: str) -> int | None:
+    for number, packages in enumerate(LAYERS):
+        if any(is_or_in(module, package) for package in packages):
+            return number
+    return None
+
+
+def test_every_module_has_a_layer() -> None:
+    assert [module for module in MODULES if module != "kvfs" and layer(module) is None] == []
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for found in ALL:
+        if not of_kvfs(found):
+            continue
+        above, below = layer(found.module), layer(found.imported)
+        assert above is not None
+        assert below is not None, f"{found}, which is in no layer"
+        if above > below:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_only_the_daemon_knows_everything() -> None:
+    """The command line gets by with the socket; it loads the daemon to run it in the foreground."""
+    wrong = [
+        str(found)
+        for found in ALL
+        if is_or_in(found.module, "kvfs.cli")
+        and of_kvfs(found)
+        and not any(is_or_in(found.imported, allowed) for allowed in CLI_MAY)
+        and (found.module, found.imported) != ("kvfs.cli.mount", "kvfs.daemon")
+    ]
+    assert wrong == []
+    assert not [
+        str(found)
+        for found in ALL
+        if is_or_in(found.module, "kvfs.control")
+        and of_kvfs(found)
+        and not is_or_in(found.imported, "kvfs.control")
+        and layer(found.imported) not in {layer("kvfs.runtime"), layer("kvfs.errors")}
+    ]
+
+
+@pytest.mark.parametrize(("library", "homes"), HOMES.items())
+def test_a_library_stays_in_its_home(library: str, homes: tuple[str, ...]) -> None:
+    users = [found for found in ALL if is_or_in(found.imported, library)]
+    assert [
+        str(found) for found in users if not any(is_or_in(found.module, home) for home in homes)
+    ] == []
+    assert users, f"nobody imports {library}: take it out of this test"
+
+
+def test_heavy_libraries_are_not_imported() -> None:
+    wrong = [str(f) for f in ALL if any(is_or_in(f.imported, library) for library in NEVER)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is_for(module: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[module].read_bytes()))

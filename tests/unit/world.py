@@ -1,0 +1,399 @@
+"""The core on real tiers and a real catalog, without a kernel, and what must always hold in it."""
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+import xxhash
+
+from kvfs.catalog import ROOT_INO, Catalog, Inode
+from kvfs.core.flow import Flow
+from kvfs.core.objects import Objects
+from kvfs.core.residency import OpenObject, Residency
+from kvfs.core.tree import Tree
+from kvfs.daemon import Mount
+from kvfs.eviction import LeastRecentlyUsed
+from kvfs.movement import copying
+from kvfs.movement.movers import Moved, Movers
+from kvfs.tiers import NvmeTier, RamTier, Tier
+
+T = TypeVar("T")
+MIB = 1 << 20
+
+
+async def nothing() -> None:
+    """What happens while a mover works, unless a test says otherwise."""
+
+
+class Inline(Movers):
+    """Movers that copy in this process; `before` and `after` a job something else may happen."""
+
+    def __init__(self) -> None:
+        self.workers = 2
+        self.counters = Counter[str]()
+        self.running = 0
+        self.before: Callable[[], Awaitable[None]] = nothing
+        self.after: Callable[[], Awaitable[None]] = nothing
+
+    async def copy(
+        self, source: str, destination: str, size: int, *, sync: bool, cold: bool
+    ) -> Moved:
+        await self.before()
+        moved = copying.copy(source, destination, size, sync=False, cold=False)
+        await self.after()
+        return moved
+
+    async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
+        await self.before()
+        moved = copying.read_through(source, size, sync=False)
+        await self.after()
+        return moved
+
+
+class Calm(Objects):
+    """Waits for the disk in this thread: threads are not what these tests are about."""
+
+    @staticmethod
+    async def _io(tier: Tier, call: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        return call()
+
+
+class Ids:
+    """Backings that count what they gave out; `first` 0 means that the daemon serves all bytes."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+        self.taken: set[int] = set()
+
+    def register(self, fd: int) -> int:
+        assert stat.S_ISREG(os.fstat(fd).st_mode)
+        if not self._next:
+            return 0
+        self._next += 1
+        self.taken.add(self._next)
+        return self._next
+
+    def release(self, backing_id: int) -> None:
+        self.taken.remove(backing_id)
+
+
+class World:
+    """A mount without a mount: `restart()` is a new daemon on the same storage."""
+
+    def __init__(
+        self,
+        tmp: Path,
+        *,
+        ram: int = 16 * MIB,
+        nvme: int = 64 * MIB,
+        passthrough: bool = False,
+        objects: type[Objects] = Calm,
+    ) -> None:
+        self.tmp = tmp
+        self.sizes = (ram, nvme)
+        self.passthrough = passthrough
+        self.kind = objects
+        self.gone: list[tuple[int, bytes, int]] = []
+        self.start()
+        trio.run(self.census)
+
+    def start(self) -> None:
+        ram, nvme = self.sizes
+        self.catalog = Catalog(self.tmp / "catalog")
+        self.nvme = NvmeTier(self.tmp / "nvme", nvme) if nvme else None
+        epoch = int(self.catalog.fact("ram_epoch") or 0)
+        where = self.tmp / "ram"
+        self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
+        mount = Mount.__new__(Mount)  # the daemon's own beginning of a session, without its mount
+        mount.ram, mount.nvme = self.ram, self.nvme
+        self.residency = mount._begin_session(self.catalog)
+        self.residency.gone = self._gone
+        self.tree = Tree(self.residency)
+        self.movers = Inline()
+        self.movers.counters = self.residency.counters
+        self.flow = Flow(self.residency, self.movers, promote_after=2, reclaimable=25)
+        self.swept = False
+        self.backings = Ids(1000 if self.passthrough else 0)
+        self.objects = self.kind(
+            self.residency,
+            self.backings,
+            self.flow,
+            durable_through=mount.durable_through,
+            promote=self.flow.opened,
+            settle=self.flow.settle,
+        )
+
+    def _gone(self, parent: int, name: bytes, ino: int) -> None:
+        self.gone.append((parent, name, ino))
+
+    def stop(self) -> None:
+        for held in self.residency.open.values():
+            if held.fd >= 0:
+                os.close(held.fd)
+        self.catalog.close()
+        if self.nvme is not None:
+            self.nvme.close()
+
+    def end(self) -> None:
+        self.stop()
+        if self.ram is not None:
+            self.ram.remove()
+
+    def restart(self, *, lose_ram: bool = False, crash: bool = False, reboot: bool = False) -> None:
+        """A new daemon on the same storage; the census is the caller's."""
+        with self.catalog.batch() as batch:
+            if not crash:
+                batch.set_fact("clean", str(self.residency.session))
+            if reboot:
+                batch.set_fact("boot", "an earlier one")
+        self.stop()
+        if (lose_ram or reboot) and self.ram is not None:
+            self.ram.remove()
+        self.start()
+
+    @property
+    def tiers(self) -> list[Tier]:
+        return self.residency.tiers
+
+    @property
+    def fast(self) -> RamTier:
+        assert self.ram is not None
+        return self.ram
+
+    @property
+    def disk(self) -> NvmeTier:
+        assert self.nvme is not None
+        return self.nvme
+
+    # What an application does
+
+    def maker(self, parent: int, name: bytes) -> Callable[[], Inode]:
+        def make() -> Inode:
+            directory = self.tree.check_new(parent, name)
+            return self.tree.born(directory, stat.S_IFREG | 0o644, 0, 0)
+
+        return make
+
+    async def create(self, name: bytes, content: bytes = b"", parent: int = ROOT_INO) -> OpenObject:
+        held = await self.objects.create(parent, name, self.maker(parent, name))
+        self.write(held, content)
+        return held
+
+    @staticmethod
+    def write(held: OpenObject, content: bytes, at: int = 0) -> None:
+        """As the kernel does it, through passthrough: kvfs sees nothing of it."""
+        assert held.writers
+        os.pwrite(held.fd, content, at)
+
+    async def close(self, held: OpenObject, *, writable: bool) -> None:
+        self.objects.flush(held, writable=writable)
+        await self.objects.release(held, writable=writable)
+
+    async def store(self, name: bytes, content: bytes, tier: Tier | None = None) -> Inode:
+        """A whole file, in a certain tier if that matters."""
+        if tier is not None:
+            self.expect(name, len(content) if tier is self.ram else None)
+        held = await self.create(name, content)
+        assert tier is None or held.tier is tier
+        await self.close(held, writable=True)
+        return held.inode
+
+    def expect(self, name: bytes, size: int | None) -> None:
+        """Let files like this begin in RAM, if a size is known, or on NVMe."""
+        sizes = self.residency.sizes
+        sizes._seen.clear()
+        if size is not None:
+            sizes.learn(ROOT_INO, name, size)
+
+    def find(self, name: bytes, parent: int = ROOT_INO) -> Inode:
+        return self.tree.lookup(parent, name)
+
+    async def read(self, ino: int) -> bytes:
+        held = await self.objects.open(ino, writable=False)
+        try:
+            return self.content(held)
+        finally:
+            await self.close(held, writable=False)
+
+    def content(self, held: OpenObject) -> bytes:
+        if held.fd >= 0:
+            return os.pread(held.fd, 1 << 30, 0)
+        return Path(held.tier.path(held.inode.ino, held.inode.version)).read_bytes()
+
+    # What the movers do
+
+    async def demote(self, ino: int) -> None:
+        await self.job(ino, self.flow._demote)
+
+    async def promote(self, ino: int) -> None:
+        await self.job(ino, self.flow._promote)
+
+    async def settle(self, ino: int) -> None:
+        await self.job(ino, self.flow._settle)
+
+    async def job(self, ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
+        """As the dispatcher does it: no job begins before the trash is empty."""
+        await self.flow._empty_trash()
+        if ino not in self.flow._jobs:
+            self.flow._jobs.add(ino)
+            await self.flow._job(ino, work)
+
+    async def census(self) -> None:
+        await self.flow._census()
+        self.swept = True
+
+    # What must hold
+
+    def inodes(self) -> Iterator[Inode]:
+        """Every inode there is, as the core sees it."""
+        known = {inode.ino for inode in self.catalog.inodes_after(0, 1 << 20)}
+        for ino in sorted(known):
+            inode = self.residency.inode(ino)
+            assert inode is not None
+            yield inode
+        assert set(self.residency.open) <= known
+
+    def on_disk(self, tier: Tier) -> set[str]:
+        return {path for _, _, path in tier.files()}
+
+    def check_accounts(self) -> None:
+        """What holds between any two awaits: used bytes, objects, lists."""
+        residency = self.residency
+        if not residency.census_done.is_set():
+            return  # what it has not reached is not in the accounts
+        used, objects = Counter[str](), Counter[str]()
+        clean = clean_objects = 0
+        ram_only, ram_clean, on_nvme = set[int](), set[int](), set[int]()
+        for inode in self.inodes():
+            held = residency.open.get(inode.ino)
+            if not inode.is_file or not (inode.sealed if held is None else held.accounted):
+                assert not inode.is_file or held is not None, f"{inode} is neither open nor sealed"
+                continue
+            holders = residency.holders(inode)
+            assert holders, f"{inode} is nowhere"
+            for tier in holders:
+                used[tier.name] += tier.cost(inode.blocks)
+                objects[tier.name] += 1
+            if len(holders) > 1:
+                clean += Tier.cost(inode.blocks)
+                clean_objects += 1
+            if self.ram in holders:
+                (ram_clean if len(holders) > 1 else ram_only).add(inode.ino)
+            if self.nvme in holders:
+                on_nvme.add(inode.ino)
+        for tier in self.tiers:
+            found, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])
+            assert found == wanted, f"{tier.name}: {found}, should be {wanted}"
+        assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
+        assert set(residency.ram_only) == ram_only
+        assert set(residency.ram_clean) == ram_clean
+        past = set().union(*residency.on_nvme._past.values())
+        assert on_nvme <= set(residency.on_nvme) <= on_nvme | past
+        assert residency.objects == len(ram_only | on_nvme) + len(residency.staging)
+
+    def check(self) -> None:
+        """What holds between any two operations."""
+        self.check_accounts()
+        residency = self.residency
+        assert not residency.busy
+        reserved = Counter[str]()
+        staging, unfinished = set(), set()
+        for ino, held in residency.open.items():
+            assert held.inode.ino == ino
+            assert held.readers + held.writers > 0
+            assert held.fd >= 0 or not held.writers
+            reserved[held.tier.name] += held.reserved
+            if held.writers:
+                assert not held.accounted
+                staging.add(ino)
+            if not held.inode.links or (held.writers and not held.inode.sealed):
+                unfinished.add(ino)
+        assert set(residency.staging) == staging
+        for tier in self.tiers:
+            assert tier.reserved == reserved[tier.name], tier.name
+        assert set(self.catalog.unfinished()) == unfinished
+        self.check_names()
+        self.check_files()
+        ids = {held.backing_id for held in residency.open.values()} - {0}
+        assert ids == self.backings.taken
+
+    def check_names(self) -> None:
+        """Links of inodes and entries of directories say the same."""
+        links = {
+            (parent, cookie, inode.ino)
+            for inode in self.inodes()
+            for parent, cookie in inode.links
+            if inode.ino != ROOT_INO
+        }
+        entries = set()
+        for directory in self.inodes():
+            if not directory.is_dir:
+                continue
+            subdirs = 0
+            for entry in self.catalog.entries_after(directory.ino, 0, 1 << 20):
+                assert self.catalog.lookup(directory.ino, entry.name) == entry
+                entries.add((directory.ino, entry.cookie, entry.ino))
+                inode = self.residency.inode(entry.ino)
+                assert inode is not None, f"{entry} leads nowhere"
+                subdirs += inode.is_dir
+            assert directory.subdirs == subdirs
+        assert links == entries
+
+    def check_files(self) -> None:
+        """Every backing file is named by the catalog or in the trash, and the other way round."""
+        for tier in self.tiers:
+            named = {
+                tier.path(inode.ino, inode.version)
+                for inode in self.inodes()
+                if inode.is_file and tier in self.residency.holders(inode)
+            }
+            trash = {
+                tier.path(ino, version)
+                for where, ino, version in self.residency.trash
+                if where is tier
+            }
+            found = self.on_disk(tier)
+            assert not named & trash, f"{tier.name}: {named & trash} would be thrown away"
+            assert named <= found, f"{tier.name} lacks {named - found}"
+            if not self.swept:
+                continue
+            assert found <= named | trash, f"{tier.name} has left over {found - named - trash}"
+
+    async def check_at_rest(self) -> None:
+        """Nothing is open: no room is reserved, nothing is thrown away but not unlinked."""
+        assert not self.residency.open
+        await self.flow._empty_trash()
+        self.check()
+        assert all(tier.reserved == 0 for tier in self.tiers)
+        assert self.flow._demoting == 0
+        assert not self.flow._jobs
+        assert not self.backings.taken
+
+
+@contextmanager
+def world(tmp: Path, **options: object) -> Iterator[World]:
+    made = World(tmp, **options)  # type: ignore[arg-type]
+    before = open_files()
+    try:
+        yield made
+    finally:
+        made.end()
+    assert open_files() <= before
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def digest(content: bytes) -> bytes:
+    return xxhash.xxh3_128(content).digest()
+
+
+def keys(listed: LeastRecentlyUsed) -> list[int]:
+    return list(listed)
