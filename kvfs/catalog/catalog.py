@@ -163,12 +163,20 @@ class Catalog:
             )
 
     def close(self) -> None:
-        """Sync and close. What was committed before survives a power loss after."""
+        """Sync and close. What was committed before survives a power loss after.
+
+        Raises CatalogError.
+        """
         try:
-            self._db.flush()
-            self._db.close()
+            self._db.flush_wal(sync=True)
         except Exception as error:
-            raise CatalogError(f"catalog {self.path}: close failed: {error}") from error
+            raise CatalogError(f"catalog {self.path}: sync failed: {error}") from error
+        try:
+            self._db.close()
+        except (
+            Exception
+        ) as error:  # on a full disk: nothing is lost, the next opening reads the log
+            log.warning("catalog %s: tables were not written at the end: %s", self.path, error)
 
     # Writing
 

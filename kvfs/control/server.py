@@ -78,7 +78,7 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any
         asked = json.loads(line)
         verb, arguments = asked["verb"], asked.get("arguments", {})
         handler = handlers[verb]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {
             "error": f"request {line[:80]!r}, expected one JSON object in a line with a verb of "
             + ", ".join(sorted(handlers))

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 QUEUE_MAX = 1024  # promotions and settlements that wait; more are forgotten, they are optional
-GROWTH_PERIOD = 0.01  # s between two looks at files that are being written to RAM
+GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
+GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
 OPENS_REMEMBERED = 65536
@@ -263,17 +264,22 @@ class Flow:
             await trio.to_thread.run_sync(_unlink_all, batch)
 
     async def _watch_growth(self) -> None:
-        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs."""
+        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
+
+        Each look reserves as much again as a file has, as vectors do: a writer of 10 GB/s gets
+        ahead by 20 MB between two looks at first, and by no more than it has reserved later.
+        """
         residency = self.residency
         while True:
             await residency.writing.wait()
             for held in list(residency.staging.values()):
                 size = os.fstat(held.fd).st_blocks * 512
                 if size > held.reserved:
-                    more = size + size // 4 - held.reserved
+                    more = size + min(size, GROWTH_MAX) - held.reserved
                     held.reserved += more
                     held.tier.reserved += more
-                    residency.make_room(held.tier)
+            for tier in {held.tier for held in residency.staging.values()}:
+                residency.make_room(tier)
             if not residency.staging:
                 residency.writing = trio.Event()
             else:

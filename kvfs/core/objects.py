@@ -127,12 +127,13 @@ class Objects:
 
     async def _begin(self, inode: Inode, *, writable: bool) -> OpenObject:
         """Open the best copy that is what it should be."""
+        lost = False
         for tier in self.residency.holders(inode):
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
                 fd = await self._io(tier, opening)
             except NotFoundError as error:
-                self._missing(inode, tier, str(error))
+                lost |= self._missing(inode, tier, str(error))
                 continue
             except TierError:
                 continue  # logged by the tier; the copy may be readable again later
@@ -142,7 +143,8 @@ class Objects:
                     self._check_still(inode, fd)
                 return self._opened(inode, tier, fd, writable=writable)
             os.close(fd)
-        if self.catalog.inode(inode.ino) is None:  # and its name may mean another file by now
+            lost = True
+        if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.residency.counters["misses"] += 1
         self._drop_if_lost(inode)
@@ -217,16 +219,18 @@ class Objects:
         self._lose(inode, tier)
         return False
 
-    def _missing(self, inode: Inode, tier: Tier, reason: str) -> None:
+    def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
+        """A backing file is not there. False if that is because the object changed meanwhile."""
         if not tier.present():
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
-            return
+            return True
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version:
-            return  # it was dropped or rewritten while we waited
+            return False
         log.error("%s", reason)
         self.residency.counters["missing"] += 1
         self._lose(inode, tier)
+        return True
 
     def _lose(self, inode: Inode, tier: Tier) -> None:
         """A copy is no more. The object goes with its last one."""

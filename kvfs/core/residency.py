@@ -352,14 +352,15 @@ class Residency:
     def make_room(self, tier: Tier) -> None:
         """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
 
-        In RAM this goes as far as losing objects that no other tier holds: a writer that gets
-        ENOSPC from the kernel is worse off.
+        In RAM this loses objects that no other tier holds only when memory itself runs out: a
+        writer that gets ENOSPC from the kernel is worse off.
         """
         least = self.headroom // 2 if tier is self.ram else 0
-        while tier.free < least and (
-            self._reclaim(tier) or (tier is self.ram and self._drop_ram_only())
-        ):
+        while tier.free < least and self._reclaim(tier):
             pass
+        if tier is self.ram:
+            while tier.left() < least and (self._reclaim(tier) or self._drop_ram_only()):
+                pass
 
     def _reclaim(self, tier: Tier) -> bool:
         """Make some room at once; False if that would lose something that fits elsewhere."""

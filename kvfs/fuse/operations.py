@@ -156,7 +156,10 @@ class Operations(pyfuse3.Operations):
         """What the kernel knows is not counted; but what has no name may go now."""
         for inode, _ in inode_list:
             if inode in self.residency.limbo:
-                self.residency.purge(inode)
+                try:
+                    self.residency.purge(inode)
+                except KvfsError as error:  # pyfuse3 takes no error of a forget
+                    log.error("inode %d is not removed yet: %s", inode, error)
 
     # Directories
 

@@ -125,5 +125,10 @@ class Tier:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         return NoSpaceError(message) if full else TierError(message)
 
+    def left(self) -> int:
+        """Bytes that the device itself has left. Raises OSError."""
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
     def close(self) -> None:
         """Let go of what the tier holds. The files stay."""

@@ -393,13 +393,20 @@ def test_unlinked_while_a_writer_waits_leaves_no_file(made: World, when: str, st
 
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("when", ["meanwhile", "after"])
-def test_unlinked_while_it_is_opened_is_stale(made: World, when: str, *, truncate: bool) -> None:
+def test_unlinked_while_it_is_opened_leaves_nothing(made: World, when: str, *, truncate: bool) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES)
         setattr(slow(made), when, lambda: made.tree.unlink(ROOT_INO, b"a"))
-        with pytest.raises(StaleError):
-            await made.objects.open(inode.ino, writable=truncate, truncate=truncate)
+        try:
+            held = await made.objects.open(inode.ino, writable=truncate, truncate=truncate)
+        except StaleError:
+            assert truncate
+        else:
+            made.check()
+            assert made.content(held) == BYTES
+            await made.close(held, writable=truncate)
         await made.check_at_rest()
+        assert not made.on_disk(made.disk)
 
     run(case)
 

@@ -272,8 +272,10 @@ class World:
         ram_only, ram_clean, on_nvme = set[int](), set[int](), set[int]()
         for inode in self.inodes():
             held = residency.open.get(inode.ino)
-            if not inode.is_file or not (inode.sealed if held is None else held.accounted):
-                assert not inode.is_file or held is not None, f"{inode} is neither open nor sealed"
+            if not inode.is_file or inode.ino in residency.limbo:
+                continue
+            if not (inode.sealed if held is None else held.accounted):
+                assert held is not None, f"{inode} is neither open nor sealed"
                 continue
             holders = residency.holders(inode)
             assert holders, f"{inode} is nowhere"
@@ -314,6 +316,14 @@ class World:
                 staging.add(ino)
             if not held.inode.links or (held.writers and not held.inode.sealed):
                 unfinished.add(ino)
+        for ino, (tier, cost) in residency.limbo.items():
+            inode = self.catalog.inode(ino)
+            assert inode is not None
+            assert not inode.links
+            assert residency.holders(inode) == [tier]
+            reserved[tier.name] += cost
+            unfinished.add(ino)
+        assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
         for tier in self.tiers:
             assert tier.reserved == reserved[tier.name], tier.name
@@ -368,6 +378,8 @@ class World:
     async def check_at_rest(self) -> None:
         """Nothing is open: no room is reserved, nothing is thrown away but not unlinked."""
         assert not self.residency.open
+        for ino in list(self.residency.limbo):
+            self.residency.purge(ino)  # the kernel forgets what was unlinked
         await self.flow._empty_trash()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)

@@ -1,0 +1,126 @@
+"""Worker processes, real ones: they may die, a job may not."""
+
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import xxhash
+
+from kvfs.errors import TierError
+from kvfs.movement import copying
+from kvfs.movement.copying import Moved
+from kvfs.movement.movers import ATTEMPTS, MoverFailedError, Movers, SourceChangedError
+
+pytestmark = pytest.mark.slow
+
+
+def dying(source: str, size: int, *, sync: bool) -> Moved:
+    """A job whose worker is killed as often as its source still has bytes, one for each death."""
+    left = os.stat(source).st_size
+    if left:
+        os.truncate(source, left - 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Moved(os.getpid().to_bytes(4, "little"), size)
+
+
+def refusing(source: str, size: int, *, sync: bool) -> Moved:
+    raise SourceChangedError(f"{source} {size} {sync}")
+
+
+def run(case: Callable[[Movers], Awaitable[None]], workers: int = 1) -> Counter[str]:
+    counters = Counter[str]()
+
+    async def opened() -> None:
+        async with Movers.open(workers, counters) as movers:
+            await case(movers)
+            assert movers.running == 0
+
+    trio.run(opened)
+    return counters
+
+
+def test_jobs_run_in_other_processes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    digest = xxhash.xxh3_128(b"content").digest()
+
+    async def case(movers: Movers) -> None:
+        source, target = str(tmp_path / "a"), str(tmp_path / "b")
+        moved = await movers.copy(source, target, 7, sync=True, cold=True)
+        assert moved.digest == digest
+        assert (tmp_path / "b").read_bytes() == b"content"
+        found = await movers.read_through(target, 7, sync=False)
+        assert found.digest == digest
+        ran = await movers._run(dying, str(tmp_path / "empty"), 7, options={"sync": True})
+        assert ran.digest != os.getpid().to_bytes(4, "little")
+
+    (tmp_path / "empty").touch()
+    assert run(case, workers=2)["mover_failures"] == 0
+
+
+@pytest.mark.parametrize("deaths", [1, ATTEMPTS - 1])
+def test_the_death_of_a_worker_fails_no_job(
+    tmp_path: Path, deaths: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lives").write_bytes(bytes(deaths))
+
+    async def case(movers: Movers) -> None:
+        moved = await movers._run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
+        assert moved.blocks == 7
+
+    assert run(case)["mover_failures"] == deaths
+    assert f"a mover died over dying {tmp_path}/lives (attempt 1 of {ATTEMPTS})" in caplog.text
+
+
+def test_a_job_that_kills_every_worker_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "lives").write_bytes(bytes(2 * ATTEMPTS))
+    (tmp_path / "a").write_bytes(b"content")
+
+    async def case(movers: Movers) -> None:
+        with pytest.raises(MoverFailedError, match=f"dying {tmp_path}/lives: {ATTEMPTS} movers"):
+            await movers._run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
+        assert movers.running == 0
+        moved = await movers.read_through(str(tmp_path / "a"), 7, sync=False)
+        assert moved.digest == xxhash.xxh3_128(b"content").digest()
+
+    assert run(case)["mover_failures"] == ATTEMPTS
+    assert issubclass(MoverFailedError, TierError)
+
+
+def test_errors_of_a_job_come_back_as_they_are(tmp_path: Path) -> None:
+    async def case(movers: Movers) -> None:
+        with pytest.raises(FileNotFoundError):
+            await movers.read_through(str(tmp_path / "none"), 1, sync=False)
+        with pytest.raises(SourceChangedError, match="some 5 True"):
+            await movers._run(refusing, "some", 5, options={"sync": True})
+
+    assert run(case)["mover_failures"] == 0
+
+
+def test_no_more_jobs_run_than_there_are_workers(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+
+    async def case(movers: Movers) -> None:
+        async def one() -> None:
+            await movers.read_through(str(tmp_path / "a"), 7, sync=False)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(one)
+            await trio.testing.wait_all_tasks_blocked()
+            assert movers.running == 10
+            statistics = movers._limiter.statistics()
+            assert (statistics.borrowed_tokens, statistics.total_tokens) == (2, 2)
+
+    run(case, workers=2)
+
+
+def test_what_a_worker_is_sent_can_be_sent() -> None:
+    for job in (copying.copy, copying.read_through, copying.call):
+        assert pickle.loads(pickle.dumps(job)) is job  # noqa: S301
+    moved = Moved(b"digest", 8)
+    assert pickle.loads(pickle.dumps(moved)) == moved  # noqa: S301
