@@ -35,6 +35,7 @@ class Mounted:
         self.options = options
         self.log = log
         self._expected: list[re.Pattern[str]] = []
+        self._allowed: list[re.Pattern[str]] = []
 
     def mount(self, options: str | None = None) -> None:
         self.options = self.options if options is None else options
@@ -85,11 +86,17 @@ class Mounted:
         """A warning or error that matches is what this test is about; there must be one."""
         self._expected.append(re.compile(pattern))
 
+    def allow_log(self, pattern: str) -> None:
+        """A warning or error that matches may come, depending on who is faster."""
+        self._allowed.append(re.compile(pattern))
+
     def check_log(self) -> None:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         loud = [line for line in lines if re.match(r"\S+ \S+ (WARNING|ERROR|CRITICAL)", line)]
         surprising = [
-            line for line in loud if not any(pattern.search(line) for pattern in self._expected)
+            line
+            for line in loud
+            if not any(pattern.search(line) for pattern in self._expected + self._allowed)
         ]
         assert not surprising, "\n".join(["unexpected in the log:", *surprising, *lines[-40:]])
         for pattern in self._expected:

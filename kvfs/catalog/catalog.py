@@ -173,9 +173,8 @@ class Catalog:
             raise CatalogError(f"catalog {self.path}: sync failed: {error}") from error
         try:
             self._db.close()
-        except (
-            Exception
-        ) as error:  # on a full disk: nothing is lost, the next opening reads the log
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            # On a full disk: nothing is lost, the next opening reads it from the log.
             log.warning("catalog %s: tables were not written at the end: %s", self.path, error)
 
     # Writing

@@ -74,8 +74,11 @@ class Tree:
     def lookup(self, parent: int, name: bytes) -> Inode:
         """The inode of a name. Raises NotFoundError, also if its bytes went away with RAM."""
         _check_name(name)
-        if name == b".":
-            return self.directory(parent)
+        if name == b".":  # how NFS handles are resolved, also those of files
+            found = self.inode(parent)
+            if not found.links:
+                raise StaleError(f"inode {parent} has no name any more")
+            return found
         if name == b"..":
             return self.directory(self.directory(parent).links[0][0])
         entry = self.catalog.lookup(parent, name)
@@ -281,7 +284,9 @@ class Tree:
             if target is not None:
                 self._replace(target_dir, *target, inode, batch)
             batch.unlink(parent, entry)
-            self._move(inode, entry, source_dir, target_dir, name2, batch)
+            cookie = self.catalog.next_id() if target is None else target[0].cookie
+            moved = Dentry(name2, inode.ino, cookie)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
             self._changed(source_dir, batch)
             self._changed(target_dir, batch)
 
@@ -296,8 +301,9 @@ class Tree:
         with self.catalog.batch() as batch:
             batch.unlink(source_dir.ino, entry)  # both before either is made again
             batch.unlink(target_dir.ino, entry2)
-            self._move(inode, entry, source_dir, target_dir, name2, batch)
-            self._move(inode2, entry2, target_dir, source_dir, entry.name, batch)
+            moved, moved2 = entry2._replace(ino=inode.ino), entry._replace(ino=inode2.ino)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
+            self._move(inode2, entry2, target_dir, source_dir, moved2, batch)
             self._changed(source_dir, batch)
             self._changed(target_dir, batch)
 
@@ -307,11 +313,13 @@ class Tree:
         entry: Dentry,
         source_dir: Inode,
         target_dir: Inode,
-        name: bytes,
+        moved: Dentry,
         batch: Batch,
     ) -> None:
-        """The inode gets another name with a new cookie; the caller has unlinked `entry`."""
-        moved = Dentry(name, inode.ino, self.catalog.next_id())
+        """The inode gets another name; the caller has unlinked `entry`.
+
+        A name that was there before keeps its cookie, so that a listing shows it once.
+        """
         old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
         inode.links = tuple(new if link == old else link for link in inode.links)
         inode.ctime_ns = self.now()

@@ -136,7 +136,7 @@ def test_a_killed_daemon_loses_nothing_that_was_sealed(kv: Mounted) -> None:
         assert os.write(fd, b"torn") == 4
     kv.kill()
     for fd in (unsealed, unlinked, rewritten):
-        with pytest.raises(OSError, match="abort|connected"):
+        with pytest.raises(OSError, match=r"abort|connected"):
             os.close(fd)
 
     kv.mount()
@@ -174,7 +174,7 @@ def test_after_a_reboot_names_whose_bytes_are_gone_are_gone(kv: Mounted) -> None
     left = sorted(os.listdir(kv.path))
     assert len(left) == on_nvme
     assert {name: digest(kv.path / name) for name in left} == {n: digests[n] for n in left}
-    gone = sorted(set(digests) - set(left))[0]
+    gone = min(set(digests) - set(left))
     with pytest.raises(FileNotFoundError):
         os.stat(kv.path / gone)
     assert write(kv.path / gone, MIB, 7) == digest(kv.path / gone), "the name is free again"
@@ -343,7 +343,7 @@ def test_without_root_the_daemon_serves_the_bytes() -> None:
     """
     kvfs = " ".join(KVFS)
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)  # where fusermount3 may look as nobody, unlike tmp_path
+        os.chmod(folder, 0o777)  # noqa: S103 - where fusermount3 may look as nobody, unlike tmp_path
         script = f"""
             set -e
             mknod -m 666 {folder}/fuse c 10 229

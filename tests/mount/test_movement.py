@@ -43,7 +43,7 @@ def test_more_than_ram_is_demoted_and_nothing_is_lost(either: Mounted) -> None:
     assert status["objects"] == 64
     for tier in status["tiers"].values():
         assert tier["used_bytes"] <= tier["capacity_bytes"]
-    assert status["reclaimable_bytes"] >= 256 * MIB // 4
+    assert status["reclaimable_bytes"] >= 256 * MIB // 4 - SIZE
     assert [digest(either, number) for number in range(64)] == digests
 
 
@@ -115,12 +115,16 @@ def test_an_open_file_is_never_a_victim(mount: Mount) -> None:
 def test_enospc_only_when_nothing_may_be_dropped(mount: Mount) -> None:
     kv = mount("ram=64M")
     write(kv, 0)  # the directory's size is learned
-    held = []
+    held: list[int] = []
+
+    def fill() -> None:
+        for number in range(1, 20):
+            held.append(os.open(kv.path / f"{number}.bin", os.O_CREAT | os.O_WRONLY))
+            os.pwrite(held[-1], content(number), 0)
+
     try:
         with pytest.raises(OSError, match="No space left") as caught:
-            for number in range(1, 20):
-                held.append(os.open(kv.path / f"{number}.bin", os.O_CREAT | os.O_WRONLY))
-                os.pwrite(held[-1], content(number), 0)
+            fill()
         assert caught.value.errno == errno.ENOSPC
         assert len(held) >= 5
     finally:
@@ -213,6 +217,7 @@ def test_a_disk_that_others_fill_is_used_less(small_disk: Path, mount: Mount) ->
     kv = mount(f"ram=64M,nvme={small_disk}/nvme,nvme_size=150M")
     digests = {number: write(kv, number) for number in range(16)}
     kv.idle()
+    kv.allow_log("_demote of inode .* failed, nothing is changed: .*No space left")
     before = kv.status()["tiers"]["nvme"]["capacity_bytes"]
     free = shutil.disk_usage(small_disk).free
     with (small_disk / "foreign").open("wb") as file:
