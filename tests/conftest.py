@@ -30,6 +30,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         for one in mounted:
             if runtime.mount_at(one.path) is not None:
                 one.check_gauges()
+                one.check_accounts()
                 one.umount("--now")
             one.check_log()
 

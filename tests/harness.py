@@ -112,6 +112,17 @@ class Mounted:
 
         wait_for(quiet, f"no handle, writer, job or reservation is left: {self.status()}")
 
+    def check_accounts(self) -> None:
+        """Each tier holds what it says: backing files, and bytes as the device counts them."""
+        status = self.idle()
+        for name, tier in status["tiers"].items():
+            found = [
+                path.stat() for path in Path(tier["path"], "objects").rglob("*") if path.is_file()
+            ]
+            used = sum(max(4096, file.st_blocks * 512) for file in found)
+            assert len(found) == tier["objects"], (name, len(found), status)
+            assert used == tier["used_bytes"], (name, used, status)
+
     def clean_up(self) -> None:
         mount = runtime.mount_at(self.path)
         if mount is not None:

@@ -15,6 +15,7 @@ Not for names, nor for choosing victims.
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -23,7 +24,7 @@ import trio
 
 from kvfs.catalog import Dentry, Inode
 from kvfs.core.residency import OpenObject, Residency
-from kvfs.errors import NoSpaceError, NotFoundError, StaleError, TierError, TooLargeError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError, TooLargeError
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -334,6 +335,9 @@ class Objects:
         inode.version = version
         inode.sealed = False
         inode.digest = b""
+        inode.mode &= ~stat.S_ISUID  # who writes a file must not inherit its owner's rights
+        if inode.mode & stat.S_IXGRP:
+            inode.mode &= ~stat.S_ISGID
 
     async def _make_writable(self, held: OpenObject) -> None:
         """A writer comes. Readers keep what they have: all share one backing file.
@@ -376,15 +380,21 @@ class Objects:
             else:
                 os.ftruncate(held.fd, size)
         except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise NoSpaceError(f"{held.tier.name} tier: {error}") from error
-            if error.errno == errno.EFBIG:
-                raise TooLargeError(f"size {size}: {error}") from error
-            raise held.tier.failed("truncate", ino, error) from error
+            raise self.failed("truncate", held, error) from error
         finally:
             self.flush(held, writable=True)
             await self.release(held, writable=True)
         return held.inode
+
+    @staticmethod
+    def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
+        """What a failed call on a backing file means. Only a tier's own failure is logged."""
+        what = f"{held.tier.name} tier: {verb} of inode {held.inode.ino}: {error}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return NoSpaceError(what)
+        if error.errno == errno.EFBIG:
+            return TooLargeError(what)
+        return held.tier.failed(verb, held.inode.ino, error)
 
     # Sealing
 

@@ -48,7 +48,7 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
     "mover_failures",
     "job_failures",
 )
-HEADROOM = 64 << 20  # bytes: a writer of 12 GB/s for 5 ms, until kvfs looks again
+HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
 @dataclass(slots=True, eq=False)
@@ -193,12 +193,12 @@ class Residency:
 
     def dismiss(self, inode: Inode) -> None:
         """An object leaves the accounts: it is rewritten, unlinked or dropped."""
-        if not self._counted(inode.ino):
-            self._counted_early.add(inode.ino)  # and the census will pass it by
-            return
-        self._count(inode, -1)
         for listed in (self.ram_only, self.ram_clean, self.on_nvme):
             listed.discard(inode.ino)
+        if self._counted(inode.ino):
+            self._count(inode, -1)
+        else:
+            self._counted_early.add(inode.ino)  # and the census will pass it by
 
     def discard_copy(self, inode: Inode, tier: Tier) -> None:
         """Throw one backing file away; the caller has seen to record and accounts."""
@@ -350,7 +350,7 @@ class Residency:
         """Bytes of RAM that are kept free for files that outgrow their reservation."""
         if self.ram is None:
             return 0
-        return max(self.ram.capacity // 16, min(self.ram.capacity // 4, HEADROOM))
+        return self.ram.capacity // HEADROOM
 
     def make_room(self, tier: Tier) -> None:
         """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.

@@ -53,10 +53,10 @@ def _answer(operation: Operation[P, R]) -> Operation[P, R]:
         except FUSEError:
             raise
         except OSError as error:
-            log.exception("%s%r failed", operation.__name__, args[1:])
+            log.exception("%s%.200r failed", operation.__name__, args[1:])
             raise FUSEError(error.errno or errno.EIO) from None
         except Exception:
-            log.exception("%s%r failed: a defect of kvfs", operation.__name__, args[1:])
+            log.exception("%s%.200r failed: a defect of kvfs", operation.__name__, args[1:])
             raise FUSEError(errno.EIO) from None
 
     return answered
@@ -97,8 +97,10 @@ class Operations(pyfuse3.Operations):
         entry.st_atime_ns = inode.atime_ns
         entry.st_mtime_ns = inode.mtime_ns
         entry.st_ctime_ns = inode.ctime_ns
-        entry.entry_timeout = self.timeout
-        entry.attr_timeout = self.timeout if held is None else 0
+        # Set-id bits go when the file is written: nobody may act on an older mode.
+        lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
+        entry.entry_timeout = self.timeout if lasting else 0
+        entry.attr_timeout = self.timeout if lasting and held is None else 0
         return entry
 
     @_answer
@@ -303,16 +305,22 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
-        if held.tier.slow:
-            return await trio.to_thread.run_sync(os.pread, held.fd, size, off)
-        return os.pread(held.fd, size, off)
+        try:
+            if held.tier.slow:
+                return await trio.to_thread.run_sync(os.pread, held.fd, size, off)
+            return os.pread(held.fd, size, off)
+        except OSError as error:
+            raise self.objects.failed("read", held, error) from error
 
     @_answer
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         held = self.handles[fh].held
-        if held.tier.slow:
-            return await trio.to_thread.run_sync(os.pwrite, held.fd, buf, off)
-        return os.pwrite(held.fd, buf, off)
+        try:
+            if held.tier.slow:
+                return await trio.to_thread.run_sync(os.pwrite, held.fd, buf, off)
+            return os.pwrite(held.fd, buf, off)
+        except OSError as error:
+            raise self.objects.failed("write", held, error) from error
 
     @_answer
     async def flush(self, fh: int) -> None:

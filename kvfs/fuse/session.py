@@ -85,7 +85,8 @@ class Session:
             f"fd={self._device},rootmode=40000,user_id=0,group_id=0,default_permissions,"
             f"max_read={MAX_READ}" + (",allow_other" if config.allow_other else "")
         )
-        flags = 0
+        # A cache has no use for programs with rights of their own, nor for devices.
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV
         for flag in config.mount_flags:
             flags |= _FLAGS[flag]
         try:

@@ -18,6 +18,9 @@ from kvfs.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
+LABEL_SLACK = 4 << 20  # bytes for the identity and the folders
+BURST = 512 << 20  # bytes: a writer of 20 GB/s for 25 ms
+CATALOG_SLACK = 256 << 20  # with the catalog: its logs are bounded by 64 MiB, its tables are small
 SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
 
 
@@ -39,6 +42,11 @@ class RamTier(Tier):
             root if self.own_mount else SHM / f"kvfs-{os.geteuid()}-{identity}", capacity
         )
         self.slow = False
+        # The tmpfs itself is larger than what may be in it: what is there beside objects must not
+        # take their room, and a file that outgrows its reservation goes on while others make way.
+        # A write that ends a page short is one that some connectors do not check.
+        self.slack = CATALOG_SLACK if epoch is None else LABEL_SLACK
+        self.slack += min(capacity // 2, BURST)
         self.huge = False
         self.huge_why = ""
         label = self.root / "identity"
@@ -64,7 +72,8 @@ class RamTier(Tier):
 
     def _options(self, huge: str) -> str:
         # nr_inodes=0: objects are bounded by what each is accounted at, not by a second limit.
-        return f"size={self.capacity},nr_inodes=0,mode=0700,huge={huge}"
+        size = self.capacity + self.slack
+        return f"size={size},nr_inodes=0,mode=0700,huge={huge}"
 
     def _begin(self, huge: str) -> None:
         try:
@@ -102,6 +111,9 @@ class RamTier(Tier):
     def _say_huge(self, huge: str) -> None:
         self.huge = huge != "never"
         self.huge_why = f"tmpfs huge={huge}"
+
+    def left(self) -> int:
+        return super().left() - self.slack
 
     def remove(self) -> None:
         """Give the memory back. Whatever is in it is gone."""

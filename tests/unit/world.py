@@ -296,7 +296,8 @@ class World:
         assert set(residency.ram_only) == ram_only
         assert set(residency.ram_clean) == ram_clean
         past = set().union(*residency.on_nvme._past.values())
-        assert on_nvme <= set(residency.on_nvme) <= on_nvme | past
+        assert on_nvme <= set(residency.on_nvme)
+        assert set(residency.on_nvme) <= on_nvme | past
         assert residency.objects == len(ram_only | on_nvme) + len(residency.staging)
 
     def check(self) -> None:
