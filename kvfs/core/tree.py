@@ -362,6 +362,10 @@ class Tree:
         inode = self.inode(ino)
         if mode is not None:
             inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
+        elif inode.is_file and (uid is not None or gid is not None):
+            inode.mode &= ~stat.S_ISUID  # a new owner has not granted them
+            if inode.mode & stat.S_IXGRP:
+                inode.mode &= ~stat.S_ISGID
         if uid is not None:
             inode.uid = uid
         if gid is not None:
@@ -401,6 +405,8 @@ class Tree:
         inode = self.inode(ino)
         if not name.startswith((b"user.", b"trusted.", b"security.")):
             raise UnsupportedError(f"attribute {name!r}, expected user.*, trusted.* or security.*")
+        if name == b"security.capability":  # and the C part answers that there is none
+            raise UnsupportedError("file capabilities: the mount is nosuid, they would mean nothing")
         if len(name) > NAME_MAX:
             raise InvalidError(f"attribute name of {len(name)} bytes, at most {NAME_MAX}")
         if len(value) > XATTR_VALUE_MAX:

@@ -34,9 +34,7 @@ def _checked(result: int) -> int:
 
 
 def renameat2(source: Path, target: Path, flags: int) -> None:
-    _checked(
-        libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags)
-    )
+    _checked(libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags))
 
 
 def fallocate(descriptor: int, mode: int, length: int) -> None:
@@ -53,9 +51,7 @@ def name_to_handle(path: Path) -> bytes:
     """The handle that an NFS server would hand out, as `struct file_handle`."""
     handle = ctypes.create_string_buffer(struct.pack("Ii", MAX_HANDLE, 0), 8 + MAX_HANDLE)
     mount_id = ctypes.c_int()
-    _checked(
-        libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), handle, ctypes.byref(mount_id), 0)
-    )
+    _checked(libc.name_to_handle_at(AT_FDCWD, os.fsencode(path), handle, ctypes.byref(mount_id), 0))
     return handle.raw
 
 

@@ -1,4 +1,6 @@
 import errno
+import fcntl
+import mmap
 import os
 from pathlib import Path
 
@@ -117,9 +119,6 @@ def test_scratch_file(here: Path) -> None:
     3. A writes and reads slots of it, in any order, with `O_DIRECT`.
     4. A ends, in whatever way: the space is free.
     """
-    import fcntl
-    import mmap
-
     slot = mmap.mmap(-1, M)
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
     with opened(here / "scratch", flags, 0o600) as a:
@@ -144,8 +143,6 @@ def test_preallocated(here: Path) -> None:
     3. A writes the rest and renames `.tmp1` to `k`.
     4. B maps `k`, `MAP_PRIVATE`, and reads all of it.
     """
-    import mmap
-
     with opened(here / ".tmp1", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600) as a:
         os.ftruncate(a, M + 88)
         os.write(a, b"h" * 88)

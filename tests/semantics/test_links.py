@@ -6,6 +6,7 @@ from tests.semantics.syscalls import opened, refused
 
 PROC = Path("/proc/self/fd")
 
+
 def test_hard_links(here: Path) -> None:
     """
     A file may have several names, in any directories. They are equal: each shows the same inode,

@@ -133,5 +133,8 @@ def test_who_serves(here: Path, shared: Mounted) -> None:
     (here / "a").read_bytes()
     after = shared.status()["counters"]
     grown = {name: after[name] - before[name] for name in ("opens_passthrough", "opens_served")}
-    assert grown == ({"opens_passthrough": 2, "opens_served": 0} if on else
-                     {"opens_passthrough": 0, "opens_served": 2})
+    assert grown == (
+        {"opens_passthrough": 2, "opens_served": 0}
+        if on
+        else {"opens_passthrough": 0, "opens_served": 2}
+    )

@@ -82,7 +82,7 @@ def test_full(mount: Mount, mode: str) -> None:
     (kv.path / "before").write_bytes(b"x" * M)
     with opened(kv.path / "large", os.O_CREAT | os.O_WRONLY) as descriptor:
         with refused(errno.ENOSPC):
-            for _ in range(40):
+            for _ in range(1000):
                 os.write(descriptor, b"x" * M)
         os.unlink(kv.path / "large")
     wait_for(lambda: kv.idle()["tiers"]["ram"]["used_bytes"] <= 2 * M, "room again")
