@@ -160,8 +160,9 @@ class Flow:
             self.residency.wake()
 
     def _written(self, ino: int) -> bool:
+        """Whether a copy would be in vain: it is being written, or goes when it is closed."""
         held = self.residency.open.get(ino)
-        return held is not None and held.writers > 0
+        return held is not None and (held.writers > 0 or not held.inode.links)
 
     def _fit(self, inode: Inode, version: int) -> Inode | None:
         """The object, if it is still the one that a job was about."""
@@ -237,7 +238,7 @@ class Flow:
     def write_back(self) -> tuple[int, int]:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
         residency = self.residency
-        left = [residency.inode(ino) for ino in residency.ram_only]
+        left = [residency.inode(ino) for ino in residency.ram_only if not self._written(ino)]
         if residency.nvme is None or not left:
             self._draining = False
             return 0, 0

@@ -1,3 +1,4 @@
+# ruff: noqa: S103  (who may do what is the point)
 import errno
 import os
 import stat
@@ -155,8 +156,8 @@ def test_link_counts(here: Path) -> None:
 
 def test_set_group(here: Path) -> None:
     """
-    What is made in a directory with the set-group-ID bit gets the directory's group, and a directory
-    made in it gets the bit as well.
+    What is made in a directory with the set-group-ID bit gets the directory's group, and a
+    directory made in it gets the bit as well.
     """
     os.chown(here, -1, 4242)
     os.chmod(here, 0o2775)
@@ -231,8 +232,8 @@ def test_extended_attributes(here: Path) -> None:
 def test_extended_attribute_limits(here: Path) -> None:
     """
     A value takes up to 64 KiB, the names of one inode up to 64 KiB together; what is too much is
-    E2BIG. There are no access control lists: `system.*` is EOPNOTSUPP, which `cp -a` and its like
-    take for an answer.
+    E2BIG. There are neither access control lists nor file capabilities: `system.*` and
+    `security.capability` are EOPNOTSUPP, which `cp -a` and its like take for an answer.
     """
     (here / "a").touch()
     os.setxattr(here / "a", "user.big", b"x" * 65536)
@@ -250,3 +251,6 @@ def test_extended_attribute_limits(here: Path) -> None:
             os.setxattr(here / "a", name, acl)
         with refused(errno.EOPNOTSUPP):
             os.getxattr(here / "a", name)
+    capability = struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service
+    with refused(errno.EOPNOTSUPP):
+        os.setxattr(here / "a", "security.capability", capability)

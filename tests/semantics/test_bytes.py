@@ -93,8 +93,8 @@ def test_too_large(here: Path) -> None:
 
 def test_map_private(here: Path) -> None:
     """
-    A file can be mapped `MAP_PRIVATE`, also with `MAP_POPULATE`; what is changed in the mapping stays
-    there.
+    A file can be mapped `MAP_PRIVATE`, also with `MAP_POPULATE`; what is changed in the mapping
+    stays there.
     """
     data = os.urandom(M + 5)
     (here / "a").write_bytes(data)
@@ -109,9 +109,9 @@ def test_map_private(here: Path) -> None:
 
 def test_map_shared(here: Path) -> None:
     """
-    A file can be mapped `MAP_SHARED` for reading and writing. What is written through the mapping is
-    read by everybody, at once or after `msync`, and is in the file after the mapping is gone, even
-    if the descriptor was closed before.
+    A file can be mapped `MAP_SHARED` for reading and writing. What is written through the mapping
+    is read by everybody, at once or after `msync`, and is in the file after the mapping is gone,
+    even if the descriptor was closed before.
     """
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, M)

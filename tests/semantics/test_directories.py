@@ -42,8 +42,8 @@ def test_listing(here: Path) -> None:
 def test_listing_while_changing(here: Path) -> None:
     """
     While a directory is being read, names may come and go: each name that is there all the time is
-    listed exactly once, whatever file it stands for; one that comes or goes meanwhile is listed once
-    or not at all. Nothing is skipped because something before it was unlinked.
+    listed exactly once, whatever file it stands for; one that comes or goes meanwhile is listed
+    once or not at all. Nothing is skipped because something before it was unlinked.
     """
     seed = random.randrange(1 << 32)
     print("seed", seed)

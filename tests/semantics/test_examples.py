@@ -149,6 +149,8 @@ def test_preallocated(here: Path) -> None:
         assert os.stat(here / ".tmp1").st_size == M + 88
         os.write(a, b"d" * M)
         os.rename(here / ".tmp1", here / "k")
-    with opened(here / "k", os.O_RDONLY) as b:
-        with mmap.mmap(b, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as mapped:
-            assert mapped[:] == b"h" * 88 + b"d" * M
+    with (
+        opened(here / "k", os.O_RDONLY) as b,
+        mmap.mmap(b, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as mapped,
+    ):
+        assert mapped[:] == b"h" * 88 + b"d" * M

@@ -52,9 +52,9 @@ def test_sealed(either: Mounted) -> None:
 
 def test_resident(either: Mounted) -> None:
     """
-    A sealed object is *resident* in RAM, on NVMe or in both, as one file in each. Where it is cannot
-    be seen from its name, inode number, times or bytes; opens are answered from RAM if it is there,
-    and the `hits` of each tier count them.
+    A sealed object is *resident* in RAM, on NVMe or in both, as one file in each. Where it is
+    cannot be seen from its name, inode number, times or bytes; opens are answered from RAM if it is
+    there, and the `hits` of each tier count them.
     """
     path = either.path / "b.kv"
     (either.path / "a.kv").write_bytes(b"teaches the size")
@@ -75,9 +75,9 @@ def test_resident(either: Mounted) -> None:
 
 def test_demoted(mount: Mount) -> None:
     """
-    When RAM is needed, objects that are on NVMe as well leave RAM, those used longest ago first, and
-    are read from NVMe from then on. An object that is opened there `promote_after` times is copied
-    back to RAM. None of this is seen by programs but in time.
+    When RAM is needed, objects that are on NVMe as well leave RAM, those used longest ago first,
+    and are read from NVMe from then on. An object that is opened there `promote_after` times is
+    copied back to RAM. None of this is seen by programs but in time.
     """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G,promote_after=2")
     names = [f"{number}.kv" for number in range(40)]
@@ -99,8 +99,8 @@ def test_demoted(mount: Mount) -> None:
 
 def test_open_object_stays(mount: Mount) -> None:
     """
-    An object that is open stays on the copy it was opened on, and later opens share that copy, until
-    the last descriptor is closed; a move takes effect after that.
+    An object that is open stays on the copy it was opened on, and later opens share that copy,
+    until the last descriptor is closed; a move takes effect after that.
     """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G")
     (kv.path / "a.kv").write_bytes(b"teaches the size")
@@ -120,8 +120,8 @@ def test_open_object_stays(mount: Mount) -> None:
 
 def test_rewritten(either: Mounted) -> None:
     """
-    An object that is opened for writing again is staging again: it keeps its inode and the copy that
-    is written to, the other copies are thrown away, and no reader ever gets one of those.
+    An object that is opened for writing again is staging again: it keeps its inode and the copy
+    that is written to, the other copies are thrown away, and no reader ever gets one of those.
     """
     for name in ("a.kv", "b.kv"):
         (either.path / name).write_bytes(b"old" * M)
@@ -141,9 +141,9 @@ def test_rewritten(either: Mounted) -> None:
 
 def test_dropped(mount: Mount) -> None:
     """
-    A *dropped* object is gone from every tier, with all its names. That is a miss: ENOENT, at `stat`
-    and at `open`, never an error in the middle of a read and never a wrong byte. Writing the name
-    again makes a new object.
+    A *dropped* object is gone from every tier, with all its names. That is a miss: ENOENT, at
+    `stat` and at `open`, never an error in the middle of a read and never a wrong byte. Writing the
+    name again makes a new object.
     """
     kv = mount("ram=16M")
     os.mkdir(kv.path / "d")
@@ -278,8 +278,8 @@ def test_daemon_dies(either: Mounted) -> None:
 
 def test_power_fails(kv: Mounted) -> None:
     """
-    After a power loss or a reboot RAM is empty, and names whose bytes were only there are gone. What
-    was on NVMe with a digest is read through once before it is served; what does not have its
+    After a power loss or a reboot RAM is empty, and names whose bytes were only there are gone.
+    What was on NVMe with a digest is read through once before it is served; what does not have its
     digest, or never got one, is a miss.
     """
     (kv.path / "a.kv").write_bytes(b"teaches the size")
@@ -310,8 +310,8 @@ def test_power_fails(kv: Mounted) -> None:
 
 def test_ram_only(mount: Mount) -> None:
     """
-    Without `nvme` there is nowhere to write back to: kvfs is empty after each mount. It outlives the
-    death of its daemon all the same.
+    Without `nvme` there is nowhere to write back to: kvfs is empty after each mount. It outlives
+    the death of its daemon all the same.
     """
     kv = mount("ram=64M")
     (kv.path / "a").write_bytes(b"a" * M)

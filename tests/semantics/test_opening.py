@@ -56,8 +56,8 @@ def _try_open(path: str, flags: int) -> int:
 
 def test_absent(here: Path) -> None:
     """
-    A name that is not there is ENOENT, however often it is asked for, and it is there for
-    everybody as soon as somebody has made it: absence is never cached.
+    A name that is not there is ENOENT, however often it is asked for, and it is there for everybody
+    as soon as somebody has made it: absence is never cached.
     """
     for _ in range(3):
         assert not os.access(here / "later", os.F_OK)
@@ -167,8 +167,8 @@ def test_large_write(here: Path, size: int) -> None:
 def test_refusals(here: Path) -> None:
     """
     An open that cannot be meant fails as on any Linux file system: `O_NOFOLLOW` of a symbolic link
-    is ELOOP, `O_DIRECTORY` of a file ENOTDIR, a directory opened for writing EISDIR, a name below
-    a file ENOTDIR. `O_TMPFILE` is EOPNOTSUPP. Refused opens leave nothing behind.
+    is ELOOP, `O_DIRECTORY` of a file ENOTDIR, a directory opened for writing EISDIR, a name below a
+    file ENOTDIR. `O_TMPFILE` is EOPNOTSUPP. Refused opens leave nothing behind.
     """
     (here / "file").touch()
     os.symlink("file", here / "link")

@@ -38,8 +38,8 @@ def test_open_again(here: Path, shared: Mounted) -> None:
 
 def test_writer_joins(here: Path) -> None:
     """
-    A file that is open for reading can be opened for writing. Its readers keep their descriptors and
-    mappings, and see what is written and the new size at once; so do those who open it later.
+    A file that is open for reading can be opened for writing. Its readers keep their descriptors
+    and mappings, and see what is written and the new size at once; so do those who open it later.
     """
     (here / "a").write_bytes(b"0" * M)
     with opened(here / "a", os.O_RDONLY) as reader, mmap.mmap(reader, M, prot=1) as mapped:

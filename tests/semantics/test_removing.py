@@ -10,8 +10,8 @@ M = 1 << 20
 
 def test_unlink(here: Path) -> None:
     """
-    `unlink` takes a name away at once, for everybody. Of a name that is not there it is ENOENT, of a
-    directory EISDIR.
+    `unlink` takes a name away at once, for everybody. Of a name that is not there it is ENOENT, of
+    a directory EISDIR.
     """
     (here / "a").touch()
     os.unlink(here / "a")

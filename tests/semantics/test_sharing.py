@@ -1,3 +1,4 @@
+# ruff: noqa: S103  (who may do what is the point)
 import errno
 import fcntl
 import os
@@ -6,6 +7,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.conftest import Mount
 from tests.harness import Mounted
 from tests.semantics.syscalls import (
     NOBODY,
@@ -57,11 +59,14 @@ def test_special_files(here: Path) -> None:
         reader = pool.submit((here / "fifo").read_bytes)
         (here / "fifo").write_bytes(b"through")
         assert reader.result() == b"through"
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as calling:
-        with opened(here, os.O_RDONLY | os.O_DIRECTORY) as directory:  # the path is too long
-            listening.bind(f"/proc/self/fd/{directory}/socket")
-            listening.listen()
-            calling.connect(f"/proc/self/fd/{directory}/socket")
+    with (
+        socket.socket(socket.AF_UNIX) as listening,
+        socket.socket(socket.AF_UNIX) as calling,
+        opened(here, os.O_RDONLY | os.O_DIRECTORY) as directory,  # the whole path is too long
+    ):
+        listening.bind(f"/proc/self/fd/{directory}/socket")
+        listening.listen()
+        calling.connect(f"/proc/self/fd/{directory}/socket")
     os.mknod(here / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     with refused(errno.EACCES):
         os.open(here / "null", os.O_WRONLY)
@@ -100,8 +105,8 @@ def test_handles(here: Path, shared: Mounted) -> None:
 
 def test_stale_handles(here: Path, shared: Mounted) -> None:
     """
-    When the last name of a file is gone its handle is ESTALE, though a file of the same name is made
-    again: inode numbers are never given out twice.
+    When the last name of a file is gone its handle is ESTALE, though a file of the same name is
+    made again: inode numbers are never given out twice.
     """
     (here / "a").write_bytes(b"old")
     handle, old = name_to_handle(here / "a"), os.stat(here / "a").st_ino
@@ -114,11 +119,14 @@ def test_stale_handles(here: Path, shared: Mounted) -> None:
     assert os.stat(here / "a").st_ino > old
 
 
-def test_access_for_others(here: Path) -> None:
+def test_access_for_others(here: Path, mount: Mount) -> None:
     """
-    With `allow_other` every user of the machine may use the mount, as far as modes allow; without it
-    only the one who mounted it, and root is no exception.
+    With `allow_other` every user of the machine may use the mount, as far as modes allow; without
+    it only the one who mounted it may.
     """
     os.chmod(here, 0o777)
     assert as_nobody(here, lambda: os.close(os.open("a", os.O_CREAT | os.O_WRONLY))) == 0
     assert os.stat(here / "a").st_uid == NOBODY
+    private = mount("ram=16M").path
+    os.chmod(private, 0o777)
+    assert as_nobody(private, lambda: os.listdir(".")) == errno.EACCES

@@ -1,0 +1,477 @@
+"""Copies in the background: what they do, and what they must not."""
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core import flow as module
+from kvfs.core.flow import Flow
+from kvfs.errors import NotFoundError
+from kvfs.movement.movers import Movers
+from tests.unit.world import MIB, World, digest, world
+
+BYTES = random.Random(1).randbytes(300_000)
+OTHER = random.Random(2).randbytes(200_000)
+Case = Callable[[World], Awaitable[None]]
+
+
+def run(case: Case, tmp_path: Path, **options: int) -> None:
+    with world(tmp_path, **options) as made:
+        trio.run(case, made, clock=MockClock(autojump_threshold=0.02))
+
+
+async def working(made: World, case: Case) -> None:
+    """With the whole background at work."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.flow.run)
+        await case(made)
+        nursery.cancel_scope.cancel()
+
+
+# One job
+
+
+def test_a_demoted_object_is_in_both_tiers_and_has_a_digest(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        found = made.find(b"a")
+        assert made.residency.holders(found) == made.tiers
+        assert found.digest == digest(BYTES)
+        for tier in made.tiers:
+            assert Path(tier.path(found.ino, found.version)).read_bytes() == BYTES
+        assert made.residency.counters["demoted"] == 1
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_promoted_object_is_in_both_tiers(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        await made.promote(inode.ino)
+        assert made.residency.holders(made.find(b"a")) == made.tiers
+        assert await made.read(inode.ino) == BYTES
+        assert made.fast.hits == 1
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_sparse_object_stays_sparse_and_is_accounted_so(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", 4096)
+        held = await made.create(b"a")
+        made.write(held, b"end", 8 * MIB)
+        await made.close(held, writable=True)
+        await made.demote(held.inode.ino)
+        assert made.disk.used < MIB
+        assert len(await made.read(held.inode.ino)) == 8 * MIB + 3
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+async def rewrite(made: World, inode: Inode) -> None:
+    held = await made.objects.open(inode.ino, writable=True)
+    made.write(held, b"new")
+    await made.close(held, writable=True)
+
+
+async def replace(made: World, inode: Inode) -> None:
+    held = await made.objects.open(inode.ino, writable=True, truncate=True)
+    made.write(held, OTHER)
+    await made.close(held, writable=True)
+
+
+async def begin_writing(made: World, inode: Inode) -> None:
+    made.left_open = await made.objects.open(inode.ino, writable=True)  # type: ignore[attr-defined]
+
+
+async def unlink(made: World, inode: Inode) -> None:
+    del inode
+    made.tree.unlink(ROOT_INO, b"a")
+
+
+async def unlink_and_purge(made: World, inode: Inode) -> None:
+    made.tree.unlink(ROOT_INO, b"a")
+    made.residency.purge(inode.ino)
+    await made.flow._empty_trash()
+
+
+async def rename_over(made: World, inode: Inode) -> None:
+    del inode
+    await made.store(b"b", OTHER)
+    made.tree.rename(ROOT_INO, b"b", ROOT_INO, b"a", 0)
+
+
+async def drop(made: World, inode: Inode) -> None:
+    made.residency.drop(made.tree.inode(inode.ino), "evicted")
+
+
+CHANGES = [rewrite, replace, begin_writing, unlink, unlink_and_purge, rename_over, drop]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("job", ["demote", "promote", "settle"])
+def test_a_job_whose_object_changes_meanwhile_changes_nothing(
+    tmp_path: Path, job: str, when: str, change: Callable[[World, Inode], Awaitable[None]]
+) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast if job == "demote" else made.disk)
+
+        async def happens() -> None:
+            made.movers.before = made.movers.after = _nothing
+            await change(made, inode)
+
+        setattr(made.movers, when, happens)
+        await getattr(made, job)(inode.ino)
+        made.check()
+        counters = made.residency.counters
+        assert not counters["demoted"] + counters["promoted"] + counters["settled"]
+        assert counters["job_failures"] == 0, "it is no failure either"
+        held = getattr(made, "left_open", None)
+        if held is not None:
+            await made.close(held, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("job", ["demote", "promote", "settle"])
+def test_a_job_does_not_mind_readers_and_names(tmp_path: Path, job: str, when: str) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast if job == "demote" else made.disk)
+        held = []
+
+        async def happens() -> None:
+            made.movers.before = made.movers.after = _nothing
+            held.append(await made.objects.open(inode.ino, writable=False))
+            made.tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+            made.tree.link(inode.ino, ROOT_INO, b"c")
+            made.tree.change(inode.ino, mode=0o600)
+
+        setattr(made.movers, when, happens)
+        await getattr(made, job)(inode.ino)
+        made.check()
+        assert made.residency.counters[f"{job}d".replace("settled", "settled")] == 1
+        found = made.find(b"b")
+        assert (found.mode & 0o777, len(found.links)) == (0o600, 2)
+        await made.close(held[0], writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_demotion_of_bytes_that_are_not_their_digest_fails_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        await made.settle(inode.ino)
+        path = made.disk.path(inode.ino, 1)
+        before = os.stat(path)
+        with Path(path).open("r+b") as file:
+            file.write(b"rot")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await made.promote(inode.ino)
+        assert made.residency.counters["job_failures"] == 1
+        assert "do not match their digest" in caplog.text
+        await made.check_at_rest()
+        assert not made.on_disk(made.fast)
+
+    run(case, tmp_path)
+
+
+def test_a_failure_leaves_everything_and_pauses_demotions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+
+        async def fail() -> None:
+            raise OSError(28, "no space")
+
+        made.movers.before = fail
+        await made.demote(inode.ino)
+        made.flow._draining = True
+        assert made.flow._next_job() is None, "not at once"
+        made.movers.before = _nothing
+        await trio.sleep(module.PAUSE)
+        assert made.flow._next_job() is not None
+        await made.check_at_rest()
+        assert "_demote of inode" in caplog.text
+
+    run(case, tmp_path)
+
+
+def test_a_promotion_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        for number in range(7):
+            await made.store(b"x%d" % number, BYTES, made.fast)
+        inode = await made.store(b"a", BYTES, made.disk)
+        await made.promote(inode.ino)
+        assert made.residency.counters["promotions_skipped"] == 1
+        assert made.residency.counters["job_failures"] == 0
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=2 * MIB + 200_000)
+
+
+# All of it at work
+
+
+def test_ram_is_kept_reclaimable(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        for number in range(60):
+            made.expect(b"a", len(BYTES))
+            held = await made.create(b"%d" % number, BYTES)
+            assert held.tier is made.ram, "there is always room"
+            await made.close(held, writable=True)
+            await trio.testing.wait_all_tasks_blocked()
+        assert made.residency.reclaimable >= made.fast.capacity // 4
+        assert made.residency.counters["dropped"] == 0
+        made.check()
+        for number in range(60):
+            assert await made.read(made.find(b"%d" % number).ino) == BYTES
+
+    run(lambda made: working(made, case), tmp_path, ram=4 * MIB)
+
+
+def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        await made.read(inode.ino)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.residency.holders(made.find(b"a")) == [made.nvme]
+        await made.read(inode.ino)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.residency.holders(made.find(b"a")) == made.tiers
+        made.flow.promote_after = 0
+        other = await made.store(b"b", BYTES, made.disk)
+        for _ in range(5):
+            await made.read(other.ino)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.residency.holders(made.find(b"b")) == [made.nvme]
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_what_begins_on_nvme_is_settled(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await made.store(b"a", BYTES, made.disk)
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.find(b"a").digest == digest(BYTES)
+        assert made.residency.counters["settled"] == 1
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_draining_writes_all_of_ram_back(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        for number in range(10):
+            await made.store(b"%d" % number, BYTES, made.fast)
+        size, objects = made.flow.write_back()
+        assert objects == 10
+        assert size >= 10 * len(BYTES)
+        await made.flow.drain()
+        assert made.flow.write_back() == (0, 0)
+        made.restart(reboot=True)
+        await made.census()
+        for number in range(10):
+            assert await made.read(made.find(b"%d" % number).ino) == BYTES
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_draining_ends_when_nvme_takes_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"y", bytes(900_000), made.disk)
+        await made.objects.open(inode.ino, writable=False)  # and so it cannot go
+        for number in range(4):
+            await made.store(b"%d" % number, BYTES, made.fast)
+        await made.flow.drain()
+        assert made.flow.write_back()[1] == 4
+        assert "could not be written back" in caplog.text
+        made.flow._draining = False
+
+    run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=MIB)
+
+
+def limit_jobs(made: World, most: int) -> None:
+    """Fail rather than go round and round."""
+    real, left = made.flow._job, [most]
+
+    async def counted(ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
+        left[0] -= 1
+        assert left[0] > 0, f"more than {most} jobs"
+        await real(ino, work)
+
+    made.flow._job = counted  # type: ignore[method-assign]
+
+
+def test_draining_into_less_room_ends(tmp_path: Path) -> None:
+    """More in RAM than NVMe can hold: the oldest is lost, and it comes to an end."""
+
+    async def case(made: World) -> None:
+        limit_jobs(made, 200)
+        for number in range(30):
+            await made.store(b"%d" % number, BYTES, made.fast)
+        await made.flow.drain()
+        made.check()
+
+    run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=2 * MIB)
+
+
+def test_a_small_nvme_tier_is_not_copied_to_for_ever(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        limit_jobs(made, 200)
+        for number in range(45):
+            await made.store(b"%d" % number, BYTES, made.fast)
+        await trio.testing.wait_all_tasks_blocked()
+        made.check()
+
+    run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=2 * MIB)
+
+
+def test_an_unlinked_open_file_keeps_nobody_busy(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        limit_jobs(made, 50)
+        inode = await made.store(b"a", BYTES, made.fast)
+        held = await made.objects.open(inode.ino, writable=False)
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.flow.drain()
+        assert made.flow.write_back() == (0, 0)
+        await made.close(held, writable=False)
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_reservations_follow_files_that_grow(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", 4096)
+        held = await made.create(b"a", bytes(3 * MIB))
+        await trio.sleep(2 * module.GROWTH_PERIOD)
+        assert held.reserved >= 3 * MIB
+        assert held.tier.reserved == held.reserved
+        await made.close(held, writable=True)
+        assert made.fast.reserved == 0
+        made.check()
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+# Looking after the tiers
+
+
+def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        kept = await made.store(b"kept", OTHER, made.disk)
+        litter = [
+            made.disk.path(inode.ino, 1),  # a demotion that was not committed
+            made.disk.path(kept.ino, 2),  # a writer's new version
+            made.disk.path(12, 1),  # of nobody
+            f"{made.disk.path(inode.ino, 1)}.part",
+            made.fast.path(kept.ino, 1),
+        ]
+        made.restart(crash=True)
+        for path in litter:
+            Path(path).write_bytes(b"left over")
+        made.flow._started += 3600  # the files are from before
+        await made.census()
+        assert not any(map(os.path.exists, litter))
+        assert made.residency.counters["swept"] == len(litter)
+        assert await made.read(inode.ino) == BYTES
+        assert await made.read(kept.ino) == OTHER
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_the_sweep_leaves_half_made_files_of_this_session(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.restart()
+        fresh = Path(f"{made.disk.path(1000, 1)}.part")
+        fresh.write_bytes(b"being copied")
+        made.flow._started -= 3600
+        await made.census()
+        assert fresh.exists()
+        fresh.unlink()
+
+    run(case, tmp_path)
+
+
+def test_a_full_device_makes_the_tier_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(made: World) -> None:
+        for number in range(4):
+            await made.store(b"%d" % number, BYTES, made.disk)
+        real = os.statvfs(made.disk.root)
+        full = os.statvfs_result((*real[:3], 0, 0, *real[5:]))
+        monkeypatch.setattr(os, "statvfs", lambda _path: full)
+        await trio.sleep(2 * module.SPACE_PERIOD)
+        assert made.disk.capacity == made.disk.used
+        monkeypatch.undo()
+        await trio.sleep(2 * module.SPACE_PERIOD)
+        assert made.disk.capacity == made.disk.configured
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_a_vanished_directory_stops_nothing(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        made.disk.root.rename(tmp_path / "away")
+        await trio.sleep(3 * module.SPACE_PERIOD)
+        assert made.disk.trouble
+        assert await made.read(inode.ino) == BYTES
+        (tmp_path / "away").rename(made.disk.root)
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+@pytest.mark.slow
+def test_real_movers_do_the_same(tmp_path: Path) -> None:
+    """With worker processes in place of this one."""
+
+    async def case(made: World) -> None:
+        async with Movers.open(2, made.residency.counters) as movers:
+            made.flow = Flow(made.residency, movers, promote_after=1, reclaimable=25)
+            made.objects.promote, made.objects.settle = made.flow.opened, made.flow.settle
+            made.objects.verifier = made.flow
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(made.flow.run)
+                ram = await made.store(b"ram", BYTES, made.fast)
+                disk = await made.store(b"disk", OTHER, made.disk)
+                await made.read(disk.ino)
+                await made.flow.drain()
+                while made.flow.jobs:
+                    await trio.sleep(0)
+                nursery.cancel_scope.cancel()
+            for inode in (ram, disk):
+                assert made.residency.holders(made.tree.inode(inode.ino)) == made.tiers
+            os.utime(made.disk.path(disk.ino, 1))
+            made.residency.drop_copy(made.tree.inode(disk.ino), made.fast)
+            assert await made.read(disk.ino) == OTHER
+            with Path(made.disk.path(disk.ino, 1)).open("r+b") as file:
+                file.write(b"x")
+            with pytest.raises(NotFoundError):
+                await made.read(disk.ino)
+            await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)

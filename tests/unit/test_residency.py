@@ -1,0 +1,356 @@
+"""Where new files go, and what goes when room is needed."""
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.residency import UNKNOWN_SIZE
+from kvfs.errors import NoSpaceError, NotFoundError
+from kvfs.tiers import Tier
+from tests.unit.world import MIB, World, world
+
+BYTES = random.Random(1).randbytes(MIB)
+LARGE = 256 << 20
+
+
+def run(case: Callable[[World], Awaitable[None]], tmp_path: Path, **options: int) -> None:
+    with world(tmp_path, **options) as made:
+        trio.run(case, made)
+
+
+def alive(made: World, name: bytes) -> bool:
+    return made.catalog.lookup(ROOT_INO, name) is not None
+
+
+def names(made: World) -> list[bytes]:
+    return [entry.name for entry in made.catalog.entries_after(ROOT_INO, 0, 1000)]
+
+
+async def fill(made: World, tier: Tier, count: int, prefix: bytes = b"x") -> list[Inode]:
+    return [await made.store(b"%b%d" % (prefix, n), BYTES, tier) for n in range(count)]
+
+
+# choose()
+
+
+def test_a_file_of_known_size_begins_in_ram(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", MIB)
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.ram, MIB)
+        assert made.fast.reserved == MIB
+        made.fast.reserved = 0
+
+    run(case, tmp_path)
+
+
+def test_a_file_of_unknown_size_begins_on_nvme(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.nvme, UNKNOWN_SIZE)
+        made.disk.reserved = 0
+
+    run(case, tmp_path, ram=16 * MIB, nvme=LARGE + 1)
+
+
+def test_a_file_of_unknown_size_takes_no_more_than_a_quarter(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.nvme, 4 * MIB)
+        made.disk.reserved = 0
+
+    run(case, tmp_path, nvme=16 * MIB)
+
+
+def test_without_nvme_everything_begins_in_ram(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.ram, 4 * MIB)
+        made.fast.reserved = 0
+
+    run(case, tmp_path, nvme=0)
+
+
+def test_what_does_not_fit_in_ram_begins_on_nvme(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", 16 * MIB)
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.nvme, 16 * MIB)
+        made.disk.reserved = 0
+
+    run(case, tmp_path)
+
+
+def test_an_empty_file_is_not_free(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", 0)
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.ram, 4096)
+        made.fast.reserved = 0
+
+    run(case, tmp_path)
+
+
+def test_creates_on_a_tier_with_a_past_wait_for_the_census(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.fast, 2)
+        made.restart()
+        chosen: list[Tier] = []
+
+        async def choose() -> None:
+            made.expect(b"a", MIB)
+            tier, size = await made.residency.choose(ROOT_INO, b"b")
+            tier.reserved -= size
+            chosen.append(tier)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(choose)
+            await trio.testing.wait_all_tasks_blocked()
+            assert chosen == []
+            await made.census()
+        assert chosen == [made.ram]
+
+    run(case, tmp_path)
+
+
+def test_creates_on_a_fresh_ram_tier_wait_for_nothing(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.disk, 2)
+        made.restart(lose_ram=True)
+        tier, size = await made.residency.choose(ROOT_INO, b"b")
+        assert tier is made.ram
+        tier.reserved -= size
+
+    run(case, tmp_path)
+
+
+# Room
+
+
+def test_what_is_on_nvme_as_well_leaves_ram_first(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        stored = await fill(made, made.fast, 12)
+        for inode in stored[6:]:
+            await made.demote(inode.ino)
+        assert made.residency.reserve(made.fast, 5 * MIB)
+        made.fast.reserved -= 5 * MIB
+        assert len(names(made)) == 12, "nothing is lost"
+        holders = [made.residency.holders(made.tree.inode(inode.ino)) for inode in stored]
+        assert holders[:6] == [[made.ram]] * 6
+        assert holders[6:8] == [[made.nvme]] * 2
+        assert holders[-1] == [made.ram, made.nvme]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_ram_alone_is_not_lost_while_nvme_has_room(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.fast, 14)
+        assert not made.residency.reserve(made.fast, 4 * MIB)
+        assert made.fast.reserved == 0
+        made.expect(b"a", 4 * MIB)
+        tier, size = await made.residency.choose(ROOT_INO, b"b")
+        assert tier is made.nvme
+        tier.reserved -= size
+        assert len(names(made)) == 14
+
+    run(case, tmp_path)
+
+
+def test_without_nvme_the_oldest_is_lost(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.fast, 14)
+        await made.read(made.find(b"x0").ino)
+        await made.store(b"new", BYTES * 3)
+        assert alive(made, b"new")
+        assert alive(made, b"x0"), "it was read just now"
+        assert not alive(made, b"x1")
+        assert made.gone[0][:2] == (ROOT_INO, b"x1")
+        await made.check_at_rest()
+
+    run(case, tmp_path, nvme=0)
+
+
+def test_the_oldest_on_nvme_is_dropped_when_it_is_full(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.disk, 10)
+        await made.read(made.find(b"x0").ino)
+        await made.store(b"new", BYTES * 4, made.disk)
+        assert alive(made, b"x0")
+        assert names(made)[-1] == b"new"
+        assert [name for _, name, _ in made.gone] == [b"x1", b"x2"]
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=0, nvme=12 * MIB)
+
+
+def test_the_order_of_use_survives_a_restart_by_the_hour(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        hour = 3600 * 10**9
+        for number, inode in enumerate(await fill(made, made.disk, 4)):
+            made.tree.change(inode.ino, atime_ns=(10 - number) * hour)
+        made.restart()
+        await made.census()
+        assert made.residency.reserve(made.disk, 10 * MIB)
+        made.disk.reserved -= 10 * MIB
+        assert [name for _, name, _ in made.gone] == [b"x3", b"x2"]
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=0, nvme=12 * MIB)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_is_open_is_never_a_victim(tmp_path: Path, *, writable: bool) -> None:
+    async def case(made: World) -> None:
+        stored = await fill(made, made.fast, 6)
+        held = [await made.objects.open(inode.ino, writable=writable) for inode in stored]
+        assert not made.residency.reserve(made.fast, 14 * MIB)
+        assert len(names(made)) == 6
+        made.check()
+        for one in held:
+            await made.close(one, writable=writable)
+        assert made.residency.reserve(made.fast, 14 * MIB)
+        made.fast.reserved = 0
+        await made.check_at_rest()
+
+    run(case, tmp_path, nvme=0)
+
+
+def test_a_file_that_is_being_opened_is_no_victim(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = (await fill(made, made.disk, 1))[0]
+        made.residency.busy[inode.ino] = None
+        assert not made.residency.reserve(made.disk, made.disk.capacity)
+        made.residency.make_room(made.disk)
+        assert alive(made, b"x0")
+        del made.residency.busy[inode.ino]
+        assert made.residency.reserve(made.disk, made.disk.capacity)
+        assert not alive(made, b"x0")
+        made.disk.reserved = 0
+
+    run(case, tmp_path)
+
+
+def test_no_space_only_when_nothing_may_be_dropped(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        ram = [await made.objects.open(i.ino, writable=False) for i in await fill(made, made.fast, 14)]
+        made.sizes = (0, 0)
+        disk = [
+            await made.objects.open(i.ino, writable=False)
+            for i in await fill(made, made.disk, 12, b"y")
+        ]
+        made.expect(b"a", 6 * MIB)
+        with pytest.raises(NoSpaceError, match="no tier has room for 6291456 bytes, and nothing"):
+            await made.create(b"new")
+        made.check()
+        await made.close(ram.pop(), writable=False)
+        for held in ram[:5]:
+            await made.close(held, writable=False)
+        new = await made.create(b"new", BYTES)
+        assert new.tier is made.ram, "what only RAM had went, since NVMe takes nothing"
+        await made.close(new, writable=True)
+        for held in ram[5:] + disk:
+            await made.close(held, writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path, nvme=16 * MIB)
+
+
+def test_any_number_of_small_files_may_be_written_at_once(tmp_path: Path) -> None:
+    """Room is set aside for what they may become; that must not refuse what they are."""
+
+    async def case(made: World) -> None:
+        held = [await made.create(b"%d" % number, b"x") for number in range(200)]
+        made.check()
+        for one in held:
+            await made.close(one, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=256 * MIB, nvme=512 * MIB)
+
+
+def test_one_large_file_does_not_refuse_many_small_ones(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", 12 * MIB)
+        held = [await made.create(b"%d" % number, b"x") for number in range(8)]
+        for one in held:
+            await made.close(one, writable=True)
+
+    run(case, tmp_path)
+
+
+def test_rewriting_the_only_large_file_finds_its_own_room(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES * 10, made.fast)
+        held = await made.objects.open(inode.ino, writable=True, truncate=True)
+        made.write(held, BYTES * 10)
+        await made.close(held, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path, nvme=0)
+
+
+def test_writers_that_outgrow_their_room_cost_clean_copies_first(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        stored = await fill(made, made.fast, 12)
+        for inode in stored[:4]:
+            await made.demote(inode.ino)
+        made.fast.reserved += 4 * MIB
+        made.residency.make_room(made.fast)
+        made.fast.reserved -= 4 * MIB
+        assert len(names(made)) == 12
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+# Dropping
+
+
+def test_a_dropped_file_loses_all_its_names_and_attributes(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES)
+        made.tree.set_xattr(inode.ino, b"user.a", b"1")
+        folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
+        made.tree.link(inode.ino, folder.ino, b"b")
+        made.residency.drop(made.find(b"a"), "evicted")
+        assert {(parent, name) for parent, name, _ in made.gone} == {
+            (ROOT_INO, b"a"),
+            (folder.ino, b"b"),
+        }
+        with pytest.raises(NotFoundError):
+            made.find(b"b", folder.ino)
+        assert made.catalog.xattr_names(inode.ino) == []
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_reader_from_before_the_census_is_counted_by_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(made: World) -> None:
+        ram, disk = (await fill(made, made.fast, 1))[0], (await fill(made, made.disk, 1, b"y"))[0]
+        made.restart()
+        held = [await made.objects.open(i.ino, writable=False) for i in (ram, disk)]
+        await made.census()
+        made.check()
+        for one in held:
+            await made.close(one, writable=False)
+        await made.check_at_rest()
+
+    with caplog.at_level(logging.DEBUG):
+        run(case, tmp_path)
+
+
+def test_unlinked_between_open_and_census_leaves_no_key(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = (await fill(made, made.fast, 1))[0]
+        made.restart()
+        await made.read(inode.ino)
+        made.tree.unlink(ROOT_INO, b"x0")
+        await made.census()
+        assert made.flow.write_back() == (0, 0)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
