@@ -99,18 +99,25 @@ class Mount:
             mounts.umount(root, mounts.MNT_DETACH)  # an earlier session's, now not wanted
         if self.catalog is None:
             assert self.ram is not None  # the configuration has one tier at least
-            self.catalog = Catalog(self.ram.root / "catalog")
+            # It goes with the memory, but the numbers that NFS clients have seen must not come back.
+            self.catalog = Catalog(self.ram.root / "catalog", first_id=int(time.time()) << 20)
         self.residency = self._begin_session(self.catalog)
 
     def _begin_session(self, catalog: Catalog) -> Residency:
-        """Number this session, and say up to which one everything on NVMe was synced."""
+        """Number this session, and say which earlier ones a power loss makes suspect.
+
+        Those are the sessions after the last one that ended properly, if the machine went down
+        since: their bytes may not have reached the disk, whatever the file system says.
+        """
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         last = int(catalog.fact("session") or 0)
-        clean = catalog.fact("clean") == str(last)
+        ended = int(catalog.fact("clean") or 0)
         same_boot = catalog.fact("boot") == boot
+        low, high = map(int, (catalog.fact("suspect") or "1 0").split())
+        if ended < last and not same_boot:
+            low, high = low if low <= high else ended + 1, last
         self.session_number = last + 1
-        self.durable_through = last if clean or same_boot else int(catalog.fact("durable") or 0)
-        if not clean and last:
+        if ended < last:
             log.warning(
                 "the last session did not end properly: %s",
                 "its bytes are all there" if same_boot else "copies are verified before use",
@@ -121,11 +128,12 @@ class Mount:
             self.ram,
             self.nvme,
             session=self.session_number,
+            suspect=range(low, high + 1),
             gone=self.invalidation.gone,
         )
         with catalog.batch() as batch:
             batch.set_fact("session", str(self.session_number))
-            batch.set_fact("durable", str(self.durable_through))
+            batch.set_fact("suspect", f"{low} {high}")
             batch.set_fact("boot", boot)
             if self.ram is not None:
                 batch.set_fact("ram_epoch", str(self.ram.epoch))
@@ -168,7 +176,6 @@ class Mount:
                 self.residency,
                 self.backings,
                 self.flow,
-                durable_through=self.durable_through,
                 promote=self.flow.opened,
                 settle=self.flow.settle,
             )

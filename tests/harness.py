@@ -12,7 +12,6 @@ from typing import Any
 
 from kvfs import runtime
 from kvfs.control import request
-from kvfs.errors import ControlError
 
 PATIENCE = 60.0  # s; a condition that has not come true by then never will
 KVFS = (sys.executable, "-m", "kvfs")
@@ -36,6 +35,7 @@ class Mounted:
         self.log = log
         self._expected: list[re.Pattern[str]] = []
         self._allowed: list[re.Pattern[str]] = []
+        self._memory: set[Path] = set()
 
     def mount(self, options: str | None = None) -> None:
         self.options = self.options if options is None else options
@@ -44,7 +44,9 @@ class Mounted:
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
-        self.pid: int = self.status()["daemon_pid"]
+        status = self.status()
+        self.pid: int = status["daemon_pid"]
+        self._memory |= {Path(tier["path"]) for tier in status["tiers"].values()}
 
     def status(self) -> dict[str, Any]:
         return request(self.path, "status")
@@ -135,7 +137,9 @@ class Mounted:
             except AssertionError:
                 os.kill(pid, signal.SIGKILL)
                 raise
-        _remove_ram_tiers()
+        for path in self._memory:  # what killed daemons left behind
+            if runtime.mount_at(path) is not None:
+                subprocess.run(["umount", "-l", path], check=True)
 
 
 def _alive(pid: int) -> bool:
@@ -144,19 +148,3 @@ def _alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-def _remove_ram_tiers() -> None:
-    """Memory that killed daemons left behind; a mount that lives keeps its own."""
-    in_use = set()
-    for mount in runtime.mounts():
-        if mount.fstype == runtime.FSTYPE:
-            try:
-                tiers = request(Path(mount.path), "status")["tiers"]
-            except ControlError:
-                continue
-            in_use |= {tier["path"] for tier in tiers.values()}
-    for mount in runtime.mounts():
-        ours = mount.source == "kvfs-ram" and Path(mount.path).parent == runtime.ram_root()
-        if ours and mount.path not in in_use:
-            subprocess.run(["umount", "-l", mount.path], check=True)

@@ -134,7 +134,8 @@ class Batch:
 class Catalog:
     """An open catalog. Raises CatalogError when RocksDB fails, ConfigError at opening."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, first_id: int = FIRST_ID) -> None:
+        """`first_id` is where a new catalog begins to count."""
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,7 +147,7 @@ class Catalog:
         self._unsynced = WriteOptions()
         try:
             self._check_format()
-            self._next_id = self._reserved = int(self.fact("next_id") or FIRST_ID)
+            self._next_id = self._reserved = int(self.fact("next_id") or first_id)
         except BaseException:
             self._db.close()
             raise

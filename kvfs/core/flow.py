@@ -25,13 +25,17 @@ from kvfs.tiers import NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[list[Inode]], Awaitable[None]]
+
 CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
-QUEUE_MAX = 1024  # promotions and settlements that wait; more are forgotten, they are optional
+QUEUE_MAX = 65536  # promotions and settlements that wait; more are forgotten, they are optional
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
 GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
 OPENS_REMEMBERED = 65536
+BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
+FEW = 1000  # objects that can be looked at one by one in a step of the loop
 PAUSE = 1.0  # s without demotions after one failed
 GIVE_UP = 8  # failures in a row that end a write-back
 
@@ -51,6 +55,7 @@ class Flow:
         self._opens: OrderedDict[int, int] = OrderedDict()
         self._slots = 2 * movers.workers
         self._draining = False
+        self._running = 0
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
         self._pause = 0.0  # no demotion before this time
@@ -87,8 +92,13 @@ class Flow:
             self._want(inode.ino, "promote")
 
     def settle(self, inode: Inode) -> None:
-        """An object was written directly to NVMe: hash and sync it."""
-        self._want(inode.ino, "settle")
+        """An object was written directly to NVMe: hash and sync it.
+
+        Not a file that is mostly holes: a capacity file of 100 GB would be read for a minute, and is
+        no use to anyone after a crash.
+        """
+        if inode.blocks * 512 >= inode.size // 2:
+            self._want(inode.ino, "settle")
 
     def _want(self, ino: int, what: str) -> None:
         if len(self._wanted) < QUEUE_MAX:
@@ -113,23 +123,38 @@ class Flow:
             residency.work = trio.Event()
             await self._empty_trash()
             if residency.census_done.is_set():
-                while len(self._jobs) < self._slots and (job := self._next_job()):
-                    self._jobs.add(job[0])
-                    nursery.start_soon(self._job, *job)
+                while self._running < self._slots and (job := self._next_job()):
+                    work, inos = job
+                    self._jobs.update(inos)
+                    self._running += 1
+                    nursery.start_soon(self._job, work, inos)
             if not residency.trash:
                 await residency.work.wait()
 
-    def _next_job(self) -> tuple[int, Callable[[Inode], Awaitable[None]]] | None:
-        residency = self.residency
-        if self._behind():
-            for ino in residency.ram_only:
-                if ino not in self._jobs and not self._written(ino):
-                    return ino, self._demote
+    def _next_job(self) -> tuple[Work, list[int]] | None:
+        if self._behind() and (inos := self._oldest_in_ram()):
+            return self._demote, inos
         while self._wanted:
             ino, what = self._wanted.popitem(last=False)
             if ino not in self._jobs:
-                return ino, self._promote if what == "promote" else self._settle
+                return self._promote if what == "promote" else self._settle, [ino]
         return None
+
+    def _oldest_in_ram(self) -> list[int]:
+        """What to demote next: one object, or many small ones that are synced together."""
+        inos: list[int] = []
+        size = 0
+        for ino in self.residency.ram_only:
+            if ino in self._jobs or self._written(ino):
+                continue
+            inode = self.residency.inode(ino)
+            size += 0 if inode is None else inode.blocks * 512
+            if inos and size > BATCH_BYTES:
+                break
+            inos.append(ino)
+            if len(inos) == BATCH_OBJECTS:
+                break
+        return inos
 
     def _behind(self) -> bool:
         """Whether more of RAM must be on NVMe than is, or is on its way there."""
@@ -139,94 +164,106 @@ class Flow:
         wanted = residency.ram.capacity * self.reclaimable // 100
         return self._draining or residency.reclaimable + self._demoting < wanted
 
-    async def _job(self, ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
-        inode = self.residency.inode(ino)
-        version = 0 if inode is None else inode.version
+    async def _job(self, work: Work, inos: list[int]) -> None:
+        found = [inode for ino in inos if (inode := self._fit(ino))]
+        versions = [inode.version for inode in found]
         try:
-            if inode is not None and self._fit(inode, version):
-                await work(inode)
+            if found:
+                await work(found)
         except (OSError, SourceChangedError, KvfsError) as error:
-            if inode is None or self._fit(inode, version) is None:
-                log.debug("%s of inode %d: it went away meanwhile: %s", work.__name__, ino, error)
-                return
-            self.residency.counters["job_failures"] += 1
-            self._pause = trio.current_time() + PAUSE
-            self._failures += 1
-            log.warning("%s of inode %d failed, nothing is changed: %s", work.__name__, ino, error)
+            if any(map(self._fit, [inode.ino for inode in found], versions)):
+                self._failed(work.__name__, inos, error)
         else:
             self._failures = 0
         finally:
-            self._jobs.discard(ino)
+            self._running -= 1
+            self._jobs.difference_update(inos)
             self.residency.wake()
+
+    def _failed(self, what: str, inos: list[int], error: Exception) -> None:
+        self.residency.counters["job_failures"] += 1
+        self._pause = trio.current_time() + PAUSE
+        self._failures += 1
+        log.warning("%s of inode %s failed, nothing is changed: %s", what, inos, error)
 
     def _written(self, ino: int) -> bool:
         """Whether a copy would be in vain: it is being written, or goes when it is closed."""
         held = self.residency.open.get(ino)
         return held is not None and (held.writers > 0 or not held.inode.links)
 
-    def _fit(self, inode: Inode, version: int) -> Inode | None:
-        """The object, if it is still the one that a job was about."""
-        current = self.residency.inode(inode.ino)
-        if current is None or current.version != version or not current.links:
+    def _fit(self, ino: int, version: int | None = None) -> Inode | None:
+        """The object, if it is sealed, and still the version that a job was about."""
+        current = self.residency.inode(ino)
+        if current is None or not current.links or not current.sealed or self._written(ino):
             return None
-        return None if self._written(inode.ino) or not current.sealed else current
+        return current if version in {None, current.version} else None
 
-    async def _demote(self, inode: Inode) -> None:
+    async def _demote(self, inodes: list[Inode]) -> None:
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
         if ram is None or nvme is None:
             return
-        cost = nvme.cost(inode.blocks)
-        if not residency.reserve(nvme, cost):
+        total, taken = 0, 0
+        for inode in inodes:
+            cost = nvme.cost(inode.blocks)
+            if not residency.reserve(nvme, cost):
+                break
+            total, taken = total + cost, taken + 1
+        if not taken:
             raise NoSpaceError(f"the NVMe tier has no room for {cost} bytes")
-        self._demoting += cost
+        self._demoting += total
         try:
-            moved = await self._copy(inode, ram, nvme, sync=True)
+            await self._copy(inodes[:taken], ram, nvme, "demoted")
         finally:
-            nvme.reserved -= cost
-            self._demoting -= cost
-        if moved is not None:
-            residency.counters["demoted"] += 1
+            nvme.reserved -= total
+            self._demoting -= total
 
-    async def _promote(self, inode: Inode) -> None:
+    async def _promote(self, inodes: list[Inode]) -> None:
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
-        if ram is None or nvme is None:
+        (inode,) = inodes
+        if ram is None or nvme is None or residency.holders(inode) != [nvme]:
             return
         cost = ram.cost(inode.blocks)
-        if residency.holders(inode) != [nvme]:
-            return
         if not residency.reserve(ram, cost):
             residency.counters["promotions_skipped"] += 1
             return
         try:
-            moved = await self._copy(inode, nvme, ram, sync=False)
+            await self._copy(inodes, nvme, ram, "promoted")
         finally:
             ram.reserved -= cost
-        if moved is not None:
-            residency.counters["promoted"] += 1
 
-    async def _copy(self, inode: Inode, source: Tier, target: Tier, *, sync: bool) -> Moved | None:
-        """Copy a sealed object and enter the copy; None if the object changed meanwhile."""
-        ino, version, digest = inode.ino, inode.version, inode.digest
-        moved = await self.movers.copy(
-            source.path(ino, version), target.path(ino, version), inode.size, sync=sync, cold=True
-        )
-        current = self._fit(inode, version)
-        sound = not digest or digest == moved.digest
-        if current is None or not sound:
-            self.residency.throw_away(target, ino, version)
-            if current is not None:
-                raise TierError(f"{source.path(ino, version)}: its bytes do not match their digest")
-            return None
-        self.residency.add_copy(current, target, moved.blocks, moved.digest)
-        return moved
+    async def _copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
+        """Copy sealed objects and enter the copies of those that did not change meanwhile."""
+        jobs = [(inode.ino, inode.version, inode.digest, inode.size) for inode in inodes]
+        paths = [
+            (source.path(ino, version), target.path(ino, version), size)
+            for ino, version, _, size in jobs
+        ]
+        results: list[Moved | OSError | SourceChangedError]
+        if len(paths) == 1:
+            results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
+        else:
+            results = await self.movers.copy_all(paths)
+        for (ino, version, digest, _), moved in zip(jobs, results, strict=True):
+            current = self._fit(ino, version)
+            if isinstance(moved, Exception):
+                if current is not None:
+                    self._failed("copy", [ino], moved)
+            elif current is not None and digest in {b"", moved.digest}:
+                self.residency.add_copy(current, target, moved.blocks, moved.digest)
+                self.residency.counters[counter] += 1
+            else:
+                self.residency.throw_away(target, ino, version)
+                if current is not None:
+                    where = source.path(ino, version)
+                    self._failed("copy", [ino], TierError(f"{where} does not match its digest"))
 
-    async def _settle(self, inode: Inode) -> None:
-        version, nvme = inode.version, self.residency.nvme
+    async def _settle(self, inodes: list[Inode]) -> None:
+        (inode,) = inodes
+        ino, version, nvme = inode.ino, inode.version, self.residency.nvme
         if nvme is None or not inode.on_nvme:
             return
-        path = nvme.path(inode.ino, version)
-        found = await self.movers.read_through(path, inode.size, sync=True)
-        current = self._fit(inode, version)
+        found = await self.movers.read_through(nvme.path(ino, version), inode.size, sync=True)
+        current = self._fit(ino, version)
         if current is not None:
             current.digest = found.digest
             with self.residency.catalog.batch() as batch:
@@ -238,13 +275,17 @@ class Flow:
     def write_back(self) -> tuple[int, int]:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
         residency = self.residency
-        left = [residency.inode(ino) for ino in residency.ram_only if not self._written(ino)]
-        if residency.nvme is None or not left:
-            self._draining = False
+        ram = residency.ram
+        if ram is None or residency.nvme is None:
             return 0, 0
-        self._draining = True
-        residency.wake()
-        return sum(Tier.cost(inode.blocks) for inode in left if inode), len(left)
+        size, count = ram.used - residency.clean_bytes, ram.objects - residency.clean_objects
+        if count <= FEW:  # look closely: what is open without a name is not worth copying
+            inodes = [residency.inode(ino) for ino in residency.ram_only if not self._written(ino)]
+            size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
+        self._draining = count > 0
+        if self._draining:
+            residency.wake()
+        return size, count
 
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""

@@ -60,7 +60,6 @@ class Objects:
         backings: Backings,
         verifier: Verifier,
         *,
-        durable_through: int,
         promote: Callable[[Inode], None],
         settle: Callable[[Inode], None],
     ) -> None:
@@ -68,7 +67,6 @@ class Objects:
         self.catalog = residency.catalog
         self.backings = backings
         self.verifier = verifier
-        self.durable_through = durable_through
         self.promote = promote
         self.settle = settle
 
@@ -141,7 +139,7 @@ class Objects:
             untouched = self._untouched(inode, tier, fd)
             if untouched or await self._proven(inode, tier, fd):
                 if tier.slow or not untouched:
-                    self._check_still(inode, fd)
+                    self._check_still(inode, tier, fd)
                 return self._opened(inode, tier, fd, writable=writable)
             os.close(fd)
             lost = True
@@ -170,10 +168,14 @@ class Objects:
         self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
 
-    def _check_still(self, inode: Inode, fd: int) -> None:
+    def _check_still(self, inode: Inode, tier: Tier, fd: int) -> None:
         """After an await: bring the record up to date, if it is the same content still."""
         current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
+        if (
+            current is None
+            or current.version != inode.version
+            or tier not in self.residency.holders(current)  # promoted and unlinked while we waited
+        ):
             os.close(fd)
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(current)
@@ -181,15 +183,10 @@ class Objects:
     def _untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """Whether the file looks like what was sealed, and no crash has come between."""
         found = os.fstat(fd)
-        session = inode.session
         return (
             found.st_size == inode.size
             and found.st_mtime_ns == inode.backing_mtime_ns
-            and (
-                session == self.residency.session
-                or session <= self.durable_through
-                or tier is self.residency.ram
-            )
+            and (inode.session not in self.residency.suspect or tier is self.residency.ram)
         )
 
     async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:

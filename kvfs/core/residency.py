@@ -76,12 +76,14 @@ class Residency:
         nvme: NvmeTier | None,
         *,
         session: int,
+        suspect: range = range(0),
         gone: Callable[[int, bytes, int], None],
     ) -> None:
         self.catalog = catalog
         self.ram = ram
         self.nvme = nvme
         self.session = session
+        self.suspect = suspect  # sessions whose bytes on NVMe only a digest can vouch for
         self.gone = gone
         self.tiers: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
         self.sizes = ExpectedSizes()
@@ -318,6 +320,9 @@ class Residency:
                 return tier, least
         if self.ram is not None and self._lose_for(wanted):
             return self.ram, wanted
+        for tier in order:  # others may expect too much as well: begin, and see how it grows
+            if self.reserve(tier, Tier.cost(0)):
+                return tier, Tier.cost(0)
         raise NoSpaceError(
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in self.tiers)

@@ -406,7 +406,9 @@ class Tree:
         if not name.startswith((b"user.", b"trusted.", b"security.")):
             raise UnsupportedError(f"attribute {name!r}, expected user.*, trusted.* or security.*")
         if name == b"security.capability":  # and the C part answers that there is none
-            raise UnsupportedError("file capabilities: the mount is nosuid, they would mean nothing")
+            raise UnsupportedError(
+                "file capabilities: the mount is nosuid, they would mean nothing"
+            )
         if len(name) > NAME_MAX:
             raise InvalidError(f"attribute name of {len(name)} bytes, at most {NAME_MAX}")
         if len(value) > XATTR_VALUE_MAX:

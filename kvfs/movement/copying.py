@@ -8,10 +8,14 @@ by the workers, so it imports little. Not for picking what to move.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
+from kvfs import mounts
+
+T = TypeVar("T")
+PART = ".part"
 PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost system calls
 
 
@@ -32,34 +36,74 @@ def copy(source: str, destination: str, size: int, *, sync: bool, cold: bool) ->
     sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
     these bytes is elsewhere. Raises OSError, SourceChangedError; then nothing is left behind.
     """
-    part = f"{destination}.part"
+    moved = _copy_part(source, destination, size, sync=sync, cold=cold)
+    _finish(destination)
+    return moved
+
+
+def copy_all(items: list[tuple[str, str, int]]) -> list[Moved | OSError | SourceChangedError]:
+    """Copy many small files, (source, destination, size) each, and sync them with one call.
+
+    An fsync for each would cost a journal commit for each: milliseconds for a file of 4 KiB. The
+    answer has a result or the reason of its failure for each item. Raises OSError if the sync
+    fails; then nothing is left behind.
+    """
+    results: list[Moved | OSError | SourceChangedError] = []
+    for source, destination, size in items:
+        try:
+            results.append(_copy_part(source, destination, size, sync=False, cold=False))
+        except (OSError, SourceChangedError) as error:
+            results.append(error)
+    done = [
+        item[1] for item, result in zip(items, results, strict=True) if isinstance(result, Moved)
+    ]
+    try:
+        if done:
+            mounts.syncfs(Path(done[0]).parent)
+    except OSError:
+        for destination in done:
+            Path(destination + PART).unlink(missing_ok=True)
+        raise
+    for destination in done:
+        _finish(destination)
+    return results
+
+
+def _copy_part(source: str, destination: str, size: int, *, sync: bool, cold: bool) -> Moved:
+    """The bytes, under a name that nobody looks for."""
+    part = destination + PART
     inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         out = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                before = _expect(inp, source, size)
-                if size:
-                    os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
-                digest = _stream(inp, size, out)
-                if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
-                    raise SourceChangedError(f"{source} was written to while it was copied")
-                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
-                if sync:
-                    os.fsync(out)
-                if cold:
-                    os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
-                    os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
-                blocks = os.fstat(out).st_blocks
-            finally:
-                os.close(out)
-            os.rename(part, destination)
+            before = _expect(inp, source, size)
+            if size:
+                os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+            digest = _stream(inp, size, out)
+            if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
+                raise SourceChangedError(f"{source} was written to while it was copied")
+            os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+            if sync:
+                os.fsync(out)
+            if cold:
+                os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
+            return Moved(digest, os.fstat(out).st_blocks)
         except BaseException:
             Path(part).unlink(missing_ok=True)
             raise
+        finally:
+            os.close(out)
     finally:
         os.close(inp)
-    return Moved(digest, blocks)
+
+
+def _finish(destination: str) -> None:
+    try:
+        os.rename(destination + PART, destination)
+    except OSError:
+        Path(destination + PART).unlink(missing_ok=True)
+        raise
 
 
 def read_through(source: str, size: int, *, sync: bool) -> Moved:
@@ -102,8 +146,6 @@ def _stream(inp: int, size: int, out: int | None) -> bytes:
     return digest.digest()
 
 
-def call(
-    job: Callable[..., Moved], arguments: tuple[object, ...], options: dict[str, bool]
-) -> Moved:
+def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str, bool]) -> T:
     """What the worker is sent: positional and keyword arguments of a job."""
     return job(*arguments, **options)

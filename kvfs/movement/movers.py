@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 import trio_parallel  # type: ignore[import-untyped]
@@ -18,6 +19,8 @@ from kvfs.movement import copying
 from kvfs.movement.copying import Moved, SourceChangedError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ATTEMPTS = 3  # deaths of workers that one job survives
 IDLE_SECONDS = 600.0  # a worker without work ends after this
@@ -55,18 +58,22 @@ class Movers:
             copying.copy, source, destination, size, options={"sync": sync, "cold": cold}
         )
 
+    async def copy_all(
+        self, items: list[tuple[str, str, int]]
+    ) -> list[Moved | OSError | SourceChangedError]:
+        """See `copying.copy_all`. Raises OSError, MoverFailedError."""
+        return await self._run(copying.copy_all, items, options={})
+
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
         """See `copying.read_through`. Raises OSError, SourceChangedError, MoverFailedError."""
         return await self._run(copying.read_through, source, size, options={"sync": sync})
 
-    async def _run(
-        self, job: Callable[..., Moved], *arguments: object, options: dict[str, bool]
-    ) -> Moved:
+    async def _run(self, job: Callable[..., T], *arguments: object, options: dict[str, bool]) -> T:
         self.running += 1
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    moved: Moved = await self._context.run_sync(
+                    moved: T = await self._context.run_sync(
                         copying.call, job, arguments, options, limiter=self._limiter
                     )
                 except trio_parallel.BrokenWorkerError as error:

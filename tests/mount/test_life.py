@@ -193,7 +193,6 @@ def test_after_a_crash_a_copy_is_trusted_only_if_its_digest_agrees(mount: Mount)
     catalog = Catalog(nvme / "catalog")
     with catalog.batch() as batch:
         batch.set_fact("boot", "another")
-        batch.set_fact("durable", "0")
     catalog.close()
     kv.mount()
     assert digest(kv.path / "0.bin") == digests["0.bin"]

@@ -1,4 +1,4 @@
-"""SEMANTICS.md and these tests say the same: each paragraph has its test, each test its paragraph."""
+"""SEMANTICS.md and these tests say the same: each paragraph has its test, and the reverse."""
 
 import ast
 import re
@@ -14,7 +14,9 @@ REFERENCE = {"Tenets", "What is not promised", "Limits", "What `kvfs status` cou
 
 
 def _blocks(text: str) -> list[str]:
-    """The paragraphs of a text, each in one line: no headings and no tables."""
+    """
+    The paragraphs of a text, each in one line: no headings and no tables.
+    """
     blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
     return [block for block in blocks if block and block[0] not in "#|"]
 
@@ -25,7 +27,9 @@ def _sections() -> dict[str, str]:
 
 
 def _tests() -> dict[str, list[str]]:
-    """The paragraphs of each test's docstring."""
+    """
+    The paragraphs of each test's docstring.
+    """
     found = {}
     for path in sorted(HERE.glob("test_*.py")):
         if path != Path(__file__):
@@ -59,5 +63,7 @@ def test_sections_that_promise_nothing_are_there() -> None:
 
 
 def test_each_counter_is_explained() -> None:
-    explained = re.findall(r"^\| `([a-z_]+)` \|", _sections()["What `kvfs status` counts"], re.M)
+    explained = re.findall(
+        r"^\| `([a-z_]+)` \|", _sections()["What `kvfs status` counts"], flags=re.MULTILINE
+    )
     assert set(explained) >= {*COUNTERS, "dropped_evicted", "dropped_lost", "dropped_unfinished"}

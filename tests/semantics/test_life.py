@@ -3,7 +3,6 @@ import os
 import subprocess
 from pathlib import Path
 
-
 from kvfs.catalog import Catalog
 from kvfs.control import request
 from tests.conftest import Mount
@@ -153,7 +152,8 @@ def test_dropped(mount: Mount) -> None:
     for number in range(30):
         (kv.path / f"{number}.kv").write_bytes(b"x" * M)
     for name in ("d/a.kv", "second"):
-        wait_for(lambda path=kv.path / name: not path.exists(), "it is dropped")  # type: ignore[misc]
+        with refused(errno.ENOENT):
+            os.stat(kv.path / name)
         with refused(errno.ENOENT):
             os.open(kv.path / name, os.O_RDONLY)
     assert os.listdir(kv.path / "d") == []

@@ -16,8 +16,8 @@ MODES = ["passthrough=auto", "passthrough=off"]
 def test_statfs(here: Path, shared: Mounted) -> None:
     """
     `statfs` tells the size that the tiers were given, together, in blocks of 4096 bytes (`f_bsize`
-    and `f_frsize`), and no value in it is ever 0. Free is all that no writer has set aside: what is
-    sealed may be dropped for a writer, so it counts as room. Names may have 255 bytes.
+    and `f_frsize`), however full they are. Free is all that no writer has set aside: what is sealed
+    may be dropped for a writer, so it counts as room. Names may have 255 bytes.
     """
     shared.idle()
     capacity = sum(tier["capacity_bytes"] for tier in shared.status()["tiers"].values())

@@ -161,6 +161,7 @@ def test_without_nvme_the_oldest_is_lost(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.fast, 14)
         await made.read(made.find(b"x0").ino)
+        made.expect(b"new", 3 * MIB)
         await made.store(b"new", BYTES * 3)
         assert alive(made, b"new")
         assert alive(made, b"x0"), "it was read just now"
@@ -175,7 +176,8 @@ def test_the_oldest_on_nvme_is_dropped_when_it_is_full(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.disk, 10)
         await made.read(made.find(b"x0").ino)
-        await made.store(b"new", BYTES * 4, made.disk)
+        made.expect(b"new", 4 * MIB)
+        await made.store(b"new", BYTES * 4)
         assert alive(made, b"x0")
         assert names(made)[-1] == b"new"
         assert [name for _, name, _ in made.gone] == [b"x1", b"x2"]
@@ -233,24 +235,24 @@ def test_a_file_that_is_being_opened_is_no_victim(tmp_path: Path) -> None:
 
 def test_no_space_only_when_nothing_may_be_dropped(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        ram = [await made.objects.open(i.ino, writable=False) for i in await fill(made, made.fast, 14)]
-        made.sizes = (0, 0)
-        disk = [
-            await made.objects.open(i.ino, writable=False)
-            for i in await fill(made, made.disk, 12, b"y")
-        ]
-        made.expect(b"a", 6 * MIB)
-        with pytest.raises(NoSpaceError, match="no tier has room for 6291456 bytes, and nothing"):
+        stored = await fill(made, made.fast, 15) + await fill(made, made.disk, 12, b"y")
+        held = [await made.objects.open(inode.ino, writable=False) for inode in stored]
+        made.disk.reserved = 4 * MIB
+        made.expect(b"a", 2 * MIB)
+        with pytest.raises(NoSpaceError, match="no tier has room for 2097152 bytes, and nothing"):
             await made.create(b"new")
+        made.disk.reserved = 0
         made.check()
-        await made.close(ram.pop(), writable=False)
-        for held in ram[:5]:
-            await made.close(held, writable=False)
+        made.disk.reserved = 4 * MIB
+        for one in held[:3]:
+            await made.close(one, writable=False)
         new = await made.create(b"new", BYTES)
         assert new.tier is made.ram, "what only RAM had went, since NVMe takes nothing"
+        assert [name for _, name, _ in made.gone] == [b"x0", b"x1"]
         await made.close(new, writable=True)
-        for held in ram[5:] + disk:
-            await made.close(held, writable=False)
+        made.disk.reserved = 0
+        for one in held[3:]:
+            await made.close(one, writable=False)
         await made.check_at_rest()
 
     run(case, tmp_path, nvme=16 * MIB)

@@ -12,13 +12,13 @@ import trio
 import xxhash
 
 from kvfs.catalog import ROOT_INO, Catalog, Inode
-from kvfs.core.flow import Flow
+from kvfs.core.flow import Flow, Work
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.tree import Tree
 from kvfs.daemon import Mount
 from kvfs.movement import copying
-from kvfs.movement.movers import Moved, Movers
+from kvfs.movement.movers import Moved, Movers, SourceChangedError
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
 T = TypeVar("T")
@@ -44,6 +44,14 @@ class Inline(Movers):
     ) -> Moved:
         await self.before()
         moved = copying.copy(source, destination, size, sync=False, cold=False)
+        await self.after()
+        return moved
+
+    async def copy_all(
+        self, items: list[tuple[str, str, int]]
+    ) -> list[Moved | OSError | SourceChangedError]:
+        await self.before()
+        moved = copying.copy_all(items)
         await self.after()
         return moved
 
@@ -123,7 +131,6 @@ class World:
             self.residency,
             self.backings,
             self.flow,
-            durable_through=mount.durable_through,
             promote=self.flow.opened,
             settle=self.flow.settle,
         )
@@ -236,12 +243,13 @@ class World:
     async def settle(self, ino: int) -> None:
         await self.job(ino, self.flow._settle)
 
-    async def job(self, ino: int, work: Callable[[Inode], Awaitable[None]]) -> None:
+    async def job(self, ino: int, work: Work) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
         await self.flow._empty_trash()
         if ino not in self.flow._jobs:
             self.flow._jobs.add(ino)
-            await self.flow._job(ino, work)
+            self.flow._running += 1
+            await self.flow._job(work, [ino])
 
     async def census(self) -> None:
         await self.flow._census()
@@ -324,7 +332,8 @@ class World:
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
         for tier in self.tiers:
-            assert tier.reserved == reserved[tier.name], tier.name
+            found, wanted = tier.reserved, reserved[tier.name]
+            assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"
         assert set(self.catalog.unfinished()) == unfinished
         self.check_names()
         self.check_files()
