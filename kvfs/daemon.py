@@ -99,7 +99,7 @@ class Mount:
             mounts.umount(root, mounts.MNT_DETACH)  # an earlier session's, now not wanted
         if self.catalog is None:
             assert self.ram is not None  # the configuration has one tier at least
-            # It goes with the memory, but the numbers that NFS clients have seen must not come back.
+            # It goes with the memory; the numbers that NFS clients have seen must not come back.
             self.catalog = Catalog(self.ram.root / "catalog", first_id=int(time.time()) << 20)
         self.residency = self._begin_session(self.catalog)
 

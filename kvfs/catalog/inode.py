@@ -20,37 +20,35 @@ _PAIR = Struct("<QQ")
 _SEALED, _ON_NVME = 1, 2
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Inode:
-    """One file, directory, link or device node.
+    """One file, directory, link or device node. The order of the fields is that of the record.
 
     Times are nanoseconds since the epoch, `size` is bytes, `blocks` units of 512 bytes.
-    `links` are the (parent inode, cookie) of each dentry; a directory has one, whose parent is
-    its `..`; an unlinked file that is still open has none.
     """
 
     ino: int
     mode: int
     uid: int
     gid: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-    links: tuple[tuple[int, int], ...]
+    subdirs: int = 0
     size: int = 0
+    atime_ns: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    backing_mtime_ns: int = 0  # of every copy: with size, the signature of untouched bytes
     blocks: int = 0
     rdev: int = 0
-    subdirs: int = 0
-    target: bytes = b""
-
-    # The content of a regular file.
     version: int = 0  # of the content; backing files carry it in their names
     session: int = 0  # mount session in which this version was sealed
-    sealed: bool = False  # False: being written, or torn by a crash
     ram_epoch: int = 0  # the life of the RAM tier that holds a copy; 0: no copy there
+    sealed: bool = False  # False: being written, or torn by a crash
     on_nvme: bool = False
-    backing_mtime_ns: int = 0  # of every copy: with size, the signature of untouched bytes
     digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it
+    # (parent inode, cookie) of each dentry. A directory has one, whose parent is its `..`; an
+    # unlinked file that is still open has none.
+    links: tuple[tuple[int, int], ...] = ()
+    target: bytes = b""  # of a symbolic link
 
     @property
     def is_dir(self) -> bool:
@@ -94,47 +92,14 @@ class Inode:
 
     @classmethod
     def unpack(cls, ino: int, record: bytes) -> "Inode":
-        (
-            mode,
-            uid,
-            gid,
-            subdirs,
-            size,
-            atime_ns,
-            mtime_ns,
-            ctime_ns,
-            backing_mtime_ns,
-            blocks,
-            rdev,
-            version,
-            session,
-            ram_epoch,
-            flags,
-            digest_length,
-            digest,
-            links,
-        ) = _FIXED.unpack_from(record)
-        start = _FIXED.size
-        end = start + links * _PAIR.size
+        *fields, flags, digest_length, digest, links = _FIXED.unpack_from(record)
+        end = _FIXED.size + links * _PAIR.size
         return cls(
-            ino=ino,
-            mode=mode,
-            uid=uid,
-            gid=gid,
-            subdirs=subdirs,
-            size=size,
-            atime_ns=atime_ns,
-            mtime_ns=mtime_ns,
-            ctime_ns=ctime_ns,
-            blocks=blocks,
-            rdev=rdev,
-            version=version,
-            session=session,
-            ram_epoch=ram_epoch,
-            sealed=bool(flags & _SEALED),
-            on_nvme=bool(flags & _ON_NVME),
-            backing_mtime_ns=backing_mtime_ns,
-            digest=digest if digest_length else b"",
-            links=tuple(_PAIR.iter_unpack(record[start:end])),
-            target=record[end:],
+            ino,
+            *fields,  # type: ignore[call-arg]  # as many as the format says
+            bool(flags & _SEALED),
+            bool(flags & _ON_NVME),
+            digest if digest_length else b"",
+            tuple(_PAIR.iter_unpack(record[_FIXED.size : end])),
+            record[end:],
         )

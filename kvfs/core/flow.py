@@ -94,8 +94,8 @@ class Flow:
     def settle(self, inode: Inode) -> None:
         """An object was written directly to NVMe: hash and sync it.
 
-        Not a file that is mostly holes: a capacity file of 100 GB would be read for a minute, and is
-        no use to anyone after a crash.
+        Not a file that is mostly holes: a capacity file of 100 GB would be read for a minute, and
+        is no use to anyone after a crash.
         """
         if inode.blocks * 512 >= inode.size // 2:
             self._want(inode.ino, "settle")

@@ -129,8 +129,11 @@ class Objects:
         lost = False
         for tier in self.residency.holders(inode):
             try:
-                opening = partial(tier.open, inode.ino, inode.version, writable=writable)
-                fd = await self._io(tier, opening)
+                if tier.slow:
+                    opening = partial(tier.open, inode.ino, inode.version, writable=writable)
+                    fd = await self._io(tier, opening)
+                else:
+                    fd = tier.open(inode.ino, inode.version, writable=writable)
             except NotFoundError as error:
                 lost |= self._missing(inode, tier, str(error))
                 continue

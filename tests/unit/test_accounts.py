@@ -1,4 +1,4 @@
-"""Random walks over the life of objects, with everything that must always hold checked at each step.
+"""Random walks over the life of objects; what must always hold is checked at each step.
 
 A failure is repeated by its seed, which is in the name of the test.
 """
@@ -145,8 +145,10 @@ class Walk:
         name = self.random.choice(NAMES)
         try:
             held = await self.world.create(name)
-        except (ExistsError, NoSpaceError) as error:
-            assert isinstance(error, NoSpaceError) or name in self.files
+        except ExistsError:
+            assert name in self.files
+            return
+        except NoSpaceError:
             return
         self.forget_dropped()
         file = File(held.inode.ino, set())
@@ -171,7 +173,7 @@ class Walk:
             return
         except (NotFoundError, StaleError):
             self.forget_dropped()
-            assert not self.files.get(name) is file or file.shaky
+            assert self.files.get(name) is not file or file.shaky
             return
         if truncate:
             file.truncate(0)
@@ -221,7 +223,7 @@ class Walk:
             return
         except (NotFoundError, StaleError):
             self.forget_dropped()
-            assert not self.files.get(name) is file or file.shaky
+            assert self.files.get(name) is not file or file.shaky
             return
         file.truncate(size)
 
@@ -333,7 +335,7 @@ def passthrough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize(("ram", "nvme"), [(RAM, NVME), (RAM, 0), (0, NVME), (RAM, MIB // 2)])
 def test_accounts_are_right_after_every_operation(
     tmp_path: Path, seed: int, ram: int, nvme: int, *, passthrough: bool
@@ -361,7 +363,7 @@ def test_accounts_are_right_after_every_operation(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_accounts_are_right_after_every_restart(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, passthrough: bool
 ) -> None:
@@ -419,7 +421,7 @@ class Hasty(Objects):
     random = random.Random()
 
     @classmethod
-    async def _io(cls, tier: Tier, call: Callable[[], T]) -> T:  # type: ignore[override]
+    async def _io(cls, tier: Tier, call: Callable[[], T]) -> T:
         if not tier.slow:
             return call()
         for _ in range(cls.random.randrange(4)):
@@ -455,8 +457,8 @@ def test_accounts_are_right_between_any_two_awaits(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, passthrough: bool
 ) -> None:
     """Many at once, each waiting for the disk in the middle of what it does."""
-    monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # type: ignore[attr-defined]
-    trio._core._run._r.seed(seed)  # type: ignore[attr-defined]
+    monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    trio._core._run._r.seed(seed)
     Hasty.random.seed(seed)
     monkeypatch.setattr(trio.to_thread, "run_sync", _inline)
     made_watch: list[Watch] = []

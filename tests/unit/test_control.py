@@ -1,5 +1,7 @@
 """The control socket, both ends of it."""
 
+# ruff: noqa: ASYNC240 - files of a few bytes, in a loop that nobody waits for
+
 import json
 import logging
 import socket
@@ -92,7 +94,7 @@ def test_the_socket_is_private_and_goes_with_its_server(path: Path) -> None:
 
 def test_a_refusal_gives_its_reason(path: Path) -> None:
     async def case() -> None:
-        with pytest.raises(ControlError, match="^there is a reason$"):
+        with pytest.raises(ControlError, match=r"^there is a reason$"):
             await ask("refuse")
 
     serve(path, case)
@@ -137,9 +139,10 @@ def test_wrong_arguments_are_an_answer(path: Path) -> None:
 def test_whatever_is_sent_gets_a_line(path: Path, line: bytes) -> None:
     async def case() -> None:
         answer = await say(path, line)
-        assert "expected one JSON object in a line with a verb of break, echo, refuse" in answer[
-            "error"
-        ]
+        assert (
+            "expected one JSON object in a line with a verb of break, echo, refuse"
+            in answer["error"]
+        )
         assert await ask("echo") == {"echo": {}}
 
     serve(path, case)
@@ -191,8 +194,9 @@ def test_a_silent_client_holds_nobody_up(path: Path) -> None:
 # Without a daemon
 
 
-def test_without_a_daemon_the_client_says_so(path: Path) -> None:
-    with pytest.raises(ControlError, match="no daemon answers for /mnt/kv .*: is it a kvfs mount"):
+@pytest.mark.usefixtures("path")
+def test_without_a_daemon_the_client_says_so() -> None:
+    with pytest.raises(ControlError, match=r"no daemon answers for /mnt/kv .*: is it a kvfs mount"):
         request(MOUNTPOINT, "status")
 
 

@@ -103,7 +103,7 @@ def meddle(monkeypatch: pytest.MonkeyPatch, harm: Callable[[], object]) -> None:
             left.pop()()
         return got
 
-    monkeypatch.setattr(copying.os, "preadv", preadv)
+    monkeypatch.setattr(os, "preadv", preadv)
 
 
 def test_a_source_that_is_written_to_leaves_nothing(

@@ -89,7 +89,9 @@ def file(mode: int = stat.S_IFREG | 0o644) -> Inode:
         (stat.S_IFLNK, 0, ((1, 20),), 1),
     ],
 )
-def test_link_counts(mode: int, subdirs: int, links: tuple[tuple[int, int], ...], nlink: int) -> None:
+def test_link_counts(
+    mode: int, subdirs: int, links: tuple[tuple[int, int], ...], nlink: int
+) -> None:
     inode = file(mode)
     inode.subdirs, inode.links = subdirs, links
     assert inode.nlink == nlink
@@ -99,7 +101,9 @@ def test_kinds() -> None:
     assert file().is_file
     assert not file().is_dir
     assert file(stat.S_IFDIR).is_dir
-    assert not any((file(kind).is_file or file(kind).is_dir) for kind in (stat.S_IFLNK, stat.S_IFIFO))
+    assert not any(
+        (file(kind).is_file or file(kind).is_dir) for kind in (stat.S_IFLNK, stat.S_IFIFO)
+    )
 
 
 def test_a_record_has_no_dict() -> None:

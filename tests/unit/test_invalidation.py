@@ -32,7 +32,7 @@ def test_it_never_blocks_and_counts_what_did_not_fit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(invalidation, "QUEUE_MAX", 4)
     entered, leave = threading.Event(), threading.Event()
 
-    def send(parent: int, name: bytes) -> None:
+    def send(_parent: int, _name: bytes) -> None:
         entered.set()
         assert leave.wait(60)
 

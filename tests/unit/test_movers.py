@@ -19,7 +19,7 @@ from kvfs.movement.movers import ATTEMPTS, MoverFailedError, Movers, SourceChang
 pytestmark = pytest.mark.slow
 
 
-def dying(source: str, size: int, *, sync: bool) -> Moved:
+def dying(source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG001 (as read_through)
     """A job whose worker is killed as often as its source still has bytes, one for each death."""
     left = os.stat(source).st_size
     if left:

@@ -1,5 +1,7 @@
 """The content of files, on real tiers and without a kernel."""
 
+# ruff: noqa: ASYNC240 - files of a few bytes, in a loop that nobody waits for
+
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,7 +17,7 @@ from kvfs.core.objects import SIZE_MAX, Objects
 from kvfs.core.residency import OpenObject
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Tier
-from tests.unit.world import MIB, World, world
+from tests.unit.world import World, world
 
 T = TypeVar("T")
 MISS = (NotFoundError, StaleError)  # the latter makes the kernel look the name up again
@@ -172,7 +174,7 @@ def test_the_room_of_a_create_that_fails_is_given_back(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
-        def full(ino: int, version: int) -> int:
+        def full(_ino: int, _version: int) -> int:
             raise NoSpaceError("full")
 
         for tier in made.tiers:
@@ -393,7 +395,9 @@ def test_unlinked_while_a_writer_waits_leaves_no_file(made: World, when: str, st
 
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("when", ["meanwhile", "after"])
-def test_unlinked_while_it_is_opened_leaves_nothing(made: World, when: str, *, truncate: bool) -> None:
+def test_unlinked_while_it_is_opened_leaves_nothing(
+    made: World, when: str, *, truncate: bool
+) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES)
         setattr(slow(made), when, lambda: made.tree.unlink(ROOT_INO, b"a"))
@@ -541,9 +545,7 @@ def test_a_lost_directory_is_a_miss_but_no_name_goes(made: World) -> None:
     run(case)
 
 
-def test_an_unreadable_copy_is_a_miss_that_may_pass(
-    made: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_copy_is_a_miss_that_may_pass(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         path = Path(made.disk.path(inode.ino, 1))

@@ -1,4 +1,4 @@
-"""The C module alone, without a mount; in a process of its own, since it must come before pyfuse3."""
+"""The C module alone, without a mount; in processes of its own: it must come before pyfuse3."""
 
 import subprocess
 import sys
@@ -67,7 +67,5 @@ def test_it_says_why_it_is_off() -> None:
 
 def test_it_must_come_before_pyfuse3() -> None:
     code = f"import pyfuse3\n{refused('import kvfs.fuse.passthrough', 'ImportError')}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "must be imported before pyfuse3" in done.stdout

@@ -35,7 +35,7 @@ async def fill(made: World, tier: Tier, count: int, prefix: bytes = b"x") -> lis
     return [await made.store(b"%b%d" % (prefix, n), BYTES, tier) for n in range(count)]
 
 
-# choose()
+# Where it begins
 
 
 def test_a_file_of_known_size_begins_in_ram(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import xxhash
 from kvfs.catalog import ROOT_INO, Catalog, Inode
 from kvfs.core.flow import Flow, Work
 from kvfs.core.objects import Objects
-from kvfs.core.residency import OpenObject, Residency
+from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
 from kvfs.daemon import Mount
 from kvfs.movement import copying
@@ -30,7 +30,10 @@ async def nothing() -> None:
 
 
 class Inline(Movers):
-    """Movers that copy in this process; `before` and `after` a job something else may happen."""
+    """Movers that copy in this process; `before` and `after` a job something else may happen.
+
+    Nothing is synced: no test pulls the plug.
+    """
 
     def __init__(self) -> None:
         self.workers = 2
@@ -40,7 +43,13 @@ class Inline(Movers):
         self.after: Callable[[], Awaitable[None]] = nothing
 
     async def copy(
-        self, source: str, destination: str, size: int, *, sync: bool, cold: bool
+        self,
+        source: str,
+        destination: str,
+        size: int,
+        *,
+        sync: bool,  # noqa: ARG002
+        cold: bool,  # noqa: ARG002
     ) -> Moved:
         await self.before()
         moved = copying.copy(source, destination, size, sync=False, cold=False)
@@ -55,7 +64,7 @@ class Inline(Movers):
         await self.after()
         return moved
 
-    async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
+    async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG002
         await self.before()
         moved = copying.read_through(source, size, sync=False)
         await self.after()
@@ -67,7 +76,8 @@ class Calm(Objects):
 
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
-        await trio.lowlevel.checkpoint()
+        if tier.slow:
+            await trio.lowlevel.checkpoint()
         return call()
 
 
