@@ -19,7 +19,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.residency import Residency
-from kvfs.errors import KvfsError, NoSpaceError, TierError
+from kvfs.errors import KvfsError
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
 from kvfs.tiers import NvmeTier, Tier
 
@@ -51,7 +51,7 @@ class Flow:
         self.promote_after = promote_after
         self.reclaimable = reclaimable  # percent of RAM
         self._jobs: set[int] = set()
-        self._wanted: OrderedDict[int, str] = OrderedDict()  # inode -> promote or settle
+        self._wanted: OrderedDict[tuple[str, int], None] = OrderedDict()  # promote or settle, inode
         self._opens: OrderedDict[int, int] = OrderedDict()
         self._slots = 2 * movers.workers
         self._draining = False
@@ -102,7 +102,7 @@ class Flow:
 
     def _want(self, ino: int, what: str) -> None:
         if len(self._wanted) < QUEUE_MAX:
-            self._wanted[ino] = what
+            self._wanted[what, ino] = None
             self.residency.wake()
 
     async def matches(self, tier: Tier, inode: Inode) -> bool:
@@ -134,9 +134,9 @@ class Flow:
     def _next_job(self) -> tuple[Work, list[int]] | None:
         if self._behind() and (inos := self._oldest_in_ram()):
             return self._demote, inos
-        while self._wanted:
-            ino, what = self._wanted.popitem(last=False)
+        for what, ino in self._wanted:
             if ino not in self._jobs:
+                del self._wanted[what, ino]
                 return self._promote if what == "promote" else self._settle, [ino]
         return None
 
@@ -173,8 +173,6 @@ class Flow:
         except (OSError, SourceChangedError, KvfsError) as error:
             if any(map(self._fit, [inode.ino for inode in found], versions)):
                 self._failed(work.__name__, inos, error)
-        else:
-            self._failures = 0
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
@@ -205,11 +203,13 @@ class Flow:
         total, taken = 0, 0
         for inode in inodes:
             cost = nvme.cost(inode.blocks)
-            if not residency.reserve(nvme, cost):
+            if not residency.reserve(nvme, cost, "lose" if self._draining else "spare"):
                 break
             total, taken = total + cost, taken + 1
-        if not taken:
-            raise NoSpaceError(f"the NVMe tier has no room for {cost} bytes")
+        if not taken:  # NVMe is full of what RAM holds as well, or too small
+            self._pause = trio.current_time() + PAUSE
+            self._failures += self._draining
+            return
         self._demoting += total
         try:
             await self._copy(inodes[:taken], ram, nvme, "demoted")
@@ -251,18 +251,35 @@ class Flow:
             elif current is not None and digest in {b"", moved.digest}:
                 self.residency.add_copy(current, target, moved.blocks, moved.digest)
                 self.residency.counters[counter] += 1
+                self._failures = 0
             else:
                 self.residency.throw_away(target, ino, version)
                 if current is not None:
-                    where = source.path(ino, version)
-                    self._failed("copy", [ino], TierError(f"{where} does not match its digest"))
+                    self._rotten(current, source)
+
+    def _rotten(self, inode: Inode, tier: Tier) -> None:
+        """A copy that looked untouched has other bytes than it was sealed with."""
+        where = tier.path(inode.ino, inode.version)
+        self.residency.counters["quarantined"] += 1
+        log.error(
+            "%s tier: %s is quarantined: its bytes do not match their digest", tier.name, where
+        )
+        if inode.ino not in self.residency.open and inode.ino not in self.residency.busy:
+            tier.quarantine(inode.ino, inode.version)
+            self.residency.lose(inode, tier)
 
     async def _settle(self, inodes: list[Inode]) -> None:
         (inode,) = inodes
         ino, version, nvme = inode.ino, inode.version, self.residency.nvme
         if nvme is None or not inode.on_nvme:
             return
-        found = await self.movers.read_through(nvme.path(ino, version), inode.size, sync=True)
+        try:
+            found = await self.movers.read_through(nvme.path(ino, version), inode.size, sync=True)
+        except FileNotFoundError:
+            current = self._fit(ino, version)
+            if current is None or not current.on_nvme:
+                return  # RAM has it, and its room on NVMe was needed
+            raise
         current = self._fit(ino, version)
         if current is not None:
             current.digest = found.digest

@@ -217,7 +217,7 @@ class Objects:
         )
         self.residency.counters["quarantined"] += 1
         await self._io(tier, lambda: tier.quarantine(inode.ino, inode.version))
-        self._lose(inode, tier)
+        self.residency.lose(inode, tier)
         return False
 
     def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
@@ -230,18 +230,8 @@ class Objects:
             return False
         log.error("%s", reason)
         self.residency.counters["missing"] += 1
-        self._lose(inode, tier)
+        self.residency.lose(inode, tier)
         return True
-
-    def _lose(self, inode: Inode, tier: Tier) -> None:
-        """A copy is no more. The object goes with its last one."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
-            return
-        if len(self.residency.holders(current)) > 1:
-            self.residency.drop_copy(current, tier)
-        else:
-            self.residency.drop(current, "lost")
 
     def _drop_if_lost(self, inode: Inode) -> None:
         current = self.catalog.inode(inode.ino)

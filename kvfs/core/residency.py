@@ -19,6 +19,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import trio
 
@@ -29,6 +30,8 @@ from kvfs.eviction import LeastRecentlyUsed
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
+
+Twins = Literal["uncopy", "spare", "lose"]
 
 HOUR = 3600 * 10**9
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
@@ -219,6 +222,16 @@ class Residency:
 
     # Changes of a sealed object that no writer has
 
+    def lose(self, inode: Inode, tier: Tier) -> None:
+        """A copy is no more, or not what it should be. The last one takes the object along."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            return
+        if len(self.holders(current)) > 1:
+            self.drop_copy(current, tier)
+        else:
+            self.drop(current, "lost")
+
     def add_copy(self, inode: Inode, tier: Tier, blocks: int, digest: bytes) -> None:
         """A mover has made a copy. What the caller had reserved for it, the caller gives back."""
         self.dismiss(inode)
@@ -328,14 +341,19 @@ class Residency:
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in self.tiers)
         )
 
-    def reserve(self, tier: Tier, wanted: int) -> bool:
-        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost."""
+    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
+        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
+
+        `twins` says what may happen to objects on NVMe that RAM holds as well. A create throws
+        their copy on NVMe away. A demotion spares them, or it would have to make that copy again
+        for ever; one that empties RAM loses them, since what it brings is younger.
+        """
         spare = self.headroom if tier is self.ram else 0
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
                 return False
         while tier.free - spare < wanted:
-            if not self._reclaim(tier):
+            if not self._reclaim(tier, twins):
                 return False
         tier.reserved += wanted
         return True
@@ -370,7 +388,7 @@ class Residency:
             while tier.left() < least and (self._reclaim(tier) or self._drop_ram_only()):
                 pass
 
-    def _reclaim(self, tier: Tier) -> bool:
+    def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
         """Make some room at once; False if that would lose something that fits elsewhere."""
         if self._purge_one(tier):
             return True
@@ -381,10 +399,10 @@ class Residency:
             if inode is not None:
                 self.drop_copy(inode, tier)
             return inode is not None
-        inode = self.victim(self.on_nvme, tier)
+        inode = self.victim(self.on_nvme, tier, alone=twins == "spare")
         if inode is None:
             return False
-        if len(self.holders(inode)) > 1:
+        if len(self.holders(inode)) > 1 and twins == "uncopy":
             self.drop_copy(inode, tier)
         else:
             self.drop(inode, "evicted")
@@ -397,8 +415,11 @@ class Residency:
             self.drop(inode, "evicted")
         return inode is not None
 
-    def victim(self, listed: LeastRecentlyUsed, tier: Tier) -> Inode | None:
-        """Take the oldest object of a list that is really there and not in use."""
+    def victim(self, listed: LeastRecentlyUsed, tier: Tier, *, alone: bool = False) -> Inode | None:
+        """Take the oldest object of a list that is really there and not in use.
+
+        alone: only one that no other tier holds.
+        """
         in_use = []
         found = None
         while (ino := listed.take_oldest()) is not None:
@@ -408,9 +429,14 @@ class Residency:
             inode = self.catalog.inode(ino)
             if inode is None or not inode.sealed or tier not in self.holders(inode):
                 continue
-            if self._list_of(tier, self.holders(inode)) is listed:
-                found = inode
-                break
+            holders = self.holders(inode)
+            if self._list_of(tier, holders) is not listed:
+                continue
+            if alone and len(holders) > 1:
+                in_use.append(ino)
+                continue
+            found = inode
+            break
         for ino in in_use:
             listed.touch(ino)
         return found

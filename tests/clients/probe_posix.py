@@ -5,7 +5,6 @@
 Compare the output on the mount with that on a native file system; "want" names the error that
 a call must give. Needs nothing but Python.
 """
-# ruff: noqa: T201  (what it prints is what it is for)
 
 import ctypes
 import errno

@@ -10,7 +10,7 @@ Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or m
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
-# ruff: noqa: T201, ANN401  (its output is its verdict; SGLang's classes have no types here)
+# ruff: noqa: ANN401  (its output is its verdict; SGLang's classes have no types here)
 
 import argparse
 import ast
