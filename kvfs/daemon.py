@@ -220,6 +220,7 @@ class Mount:
                     await self.residency.census_done.wait()
                     await self.flow.drain()
                 nursery.cancel_scope.cancel()
+            await self.flow.empty_trash()
         finally:
             if self.residency.open:
                 log.warning("%d inodes were still open", len(self.residency.open))

@@ -121,7 +121,7 @@ class Flow:
         residency = self.residency
         while True:
             residency.work = trio.Event()
-            await self._empty_trash()
+            await self.empty_trash()
             if residency.census_done.is_set():
                 while self._running < self._slots and (job := self._next_job()):
                     work, inos = job
@@ -316,11 +316,13 @@ class Flow:
 
     # Looking after the tiers
 
-    async def _empty_trash(self) -> None:
+    async def empty_trash(self) -> None:
+        """Unlink what was thrown away. An entry leaves the list when its file is gone."""
         trash = self.residency.trash
         while trash:
-            batch, trash[:] = trash[:64], trash[64:]
+            batch = trash[:64]
             await trio.to_thread.run_sync(_unlink_all, batch)
+            del trash[: len(batch)]
 
     async def _watch_growth(self) -> None:
         """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.

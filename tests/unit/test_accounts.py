@@ -314,7 +314,7 @@ class Walk:
         await trio.sleep(2 * flow.GROWTH_PERIOD)
 
     async def read_all(self) -> None:
-        await self.world.flow._empty_trash()
+        await self.world.flow.empty_trash()
         for name, file in list(self.files.items()):
             self.forget_dropped()
             if self.files.get(name) is file and not file.shaky:

@@ -104,7 +104,7 @@ async def unlink(made: World, inode: Inode) -> None:
 async def unlink_and_purge(made: World, inode: Inode) -> None:
     made.tree.unlink(ROOT_INO, b"a")
     made.residency.purge(inode.ino)
-    await made.flow._empty_trash()
+    await made.flow.empty_trash()
 
 
 async def rename_over(made: World, inode: Inode) -> None:

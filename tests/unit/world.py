@@ -255,7 +255,7 @@ class World:
 
     async def job(self, ino: int, work: Work) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
-        await self.flow._empty_trash()
+        await self.flow.empty_trash()
         if ino not in self.flow._jobs:
             self.flow._jobs.add(ino)
             self.flow._running += 1
@@ -397,7 +397,7 @@ class World:
         assert not self.residency.open
         for ino in list(self.residency.limbo):
             self.residency.purge(ino)  # the kernel forgets what was unlinked
-        await self.flow._empty_trash()
+        await self.flow.empty_trash()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)
         assert self.flow._demoting == 0
