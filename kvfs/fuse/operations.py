@@ -267,7 +267,9 @@ class Operations(pyfuse3.Operations):
         truncate = bool(flags & os.O_TRUNC)
         if truncate and not writable:
             await self.objects.truncate(inode, 0)
-        held = await self.objects.open(inode, writable=writable, truncate=truncate)
+        held = None if writable else self.objects.open_at_once(inode)
+        if held is None:
+            held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             self.tree.used(held.inode)
         try:
