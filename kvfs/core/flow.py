@@ -1,6 +1,6 @@
-"""The background work: demote, promote, settle, census, sweep, and emptying the trash.
+"""The movers' work: what to demote, promote and settle, when; and emptying the trash.
 
-Contract: nothing here is waited for by an operation, but for the census after a crash. A job works
+Contract: nothing here is waited for by an operation. A job works
 on one version of a sealed object; when its bytes are there, `_fit` looks whether the object is
 still that version and nobody writes it, and otherwise throws the bytes away. A job that fails
 leaves everything as it was and says so once. At most one job an object (`_jobs`).
@@ -8,31 +8,25 @@ Not for choosing victims, nor for copying.
 """
 
 import logging
-import os
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from itertools import islice
-from pathlib import Path
+from functools import partial
 
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.census import Census
 from kvfs.core.residency import Residency
+from kvfs.core.watch import Watch
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
-from kvfs.tiers import NvmeTier, Tier
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
 Work = Callable[[list[Inode]], Awaitable[None]]
 
-CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 QUEUE_MAX = 65536  # promotions and settlements that wait; more are forgotten, they are optional
-GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
-GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
-SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
-DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
 OPENS_REMEMBERED = 65536
 BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
 FEW = 1000  # objects that can be looked at one by one in a step of the loop
@@ -59,7 +53,8 @@ class Flow:
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
         self._pause = 0.0  # no demotion before this time
-        self._started = time.time()
+        self.census = Census(residency, self._jobs)
+        self.watch = Watch(residency)
 
     @property
     def jobs(self) -> int:
@@ -67,10 +62,19 @@ class Flow:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._census)
-            nursery.start_soon(self._watch_growth)
-            nursery.start_soon(self._watch_space)
-            nursery.start_soon(self._dispatch, nursery)
+            for task in (self.census.run, self.watch.growth, self.watch.space):
+                nursery.start_soon(self._keep_up, task)
+            nursery.start_soon(self._keep_up, partial(self._dispatch, nursery))
+
+    @staticmethod
+    async def _keep_up(task: Callable[[], Awaitable[None]]) -> None:
+        """A disk that fails must not end the mount: say so, and go on after a while."""
+        while True:
+            try:
+                return await task()
+            except (KvfsError, OSError) as error:
+                log.error("background work goes on in %.0f s after: %s", PAUSE, error)
+                await trio.sleep(PAUSE)
 
     # What others ask for
 
@@ -314,7 +318,7 @@ class Flow:
             await trio.sleep(0.02)
         self._draining = False
 
-    # Looking after the tiers
+    # Files that nobody wants any more
 
     async def empty_trash(self) -> None:
         """Unlink what was thrown away. An entry leaves the list when its file is gone."""
@@ -324,115 +328,7 @@ class Flow:
             await trio.to_thread.run_sync(_unlink_all, batch)
             del trash[: len(batch)]
 
-    async def _watch_growth(self) -> None:
-        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
-
-        Each look reserves as much again as a file has, as vectors do: a writer of 10 GB/s gets
-        ahead by 20 MB between two looks at first, and by no more than it has reserved later.
-        """
-        residency = self.residency
-        while True:
-            await residency.writing.wait()
-            for held in list(residency.staging.values()):
-                size = os.fstat(held.fd).st_blocks * 512
-                if size > held.reserved:
-                    more = size + min(size, GROWTH_MAX) - held.reserved
-                    held.reserved += more
-                    held.tier.reserved += more
-            for tier in {held.tier for held in residency.staging.values()}:
-                residency.make_room(tier)
-            if not residency.staging:
-                residency.writing = trio.Event()
-            else:
-                await trio.sleep(GROWTH_PERIOD)
-
-    async def _watch_space(self) -> None:
-        """Others may fill the file system that the NVMe tier is on: take less, then."""
-        residency, nvme = self.residency, self.residency.nvme
-        unlinked: set[int] = set()
-        while True:
-            for ino in unlinked & residency.limbo.keys():
-                residency.purge(ino)  # the kernel never said that it forgot it
-            unlinked = set(residency.limbo)
-            if nvme is not None:
-                await self._measure_space(nvme)
-            residency.wake()
-            await trio.sleep(SPACE_PERIOD)
-
-    async def _measure_space(self, nvme: NvmeTier) -> None:
-        residency = self.residency
-        try:
-            found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
-        except OSError as error:
-            nvme.failed("statfs", 0, error)
-            return
-        spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
-        left = max(0, found.f_bavail * found.f_frsize - spare)
-        nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
-        if residency.census_done.is_set():
-            residency.make_room(nvme)
-
-    async def _census(self) -> None:
-        """Count what earlier sessions left; drop names whose bytes went away with RAM."""
-        residency = self.residency
-        at = 0
-        while at < residency.first_new:
-            inodes = residency.catalog.inodes_after(at, CENSUS_STEP)
-            for inode in inodes:
-                if inode.ino >= residency.first_new:
-                    break
-                current = residency.inode(inode.ino)
-                if current is not None and residency.is_lost(current):
-                    residency.drop(current, "lost")
-                    await trio.lowlevel.checkpoint()
-                elif current is not None:
-                    residency.count_past(current)
-            if not inodes:
-                break
-            at = inodes[-1].ino
-            await trio.lowlevel.checkpoint()
-        if residency.nvme is not None and residency.nvme.grows:
-            residency.nvme.configured += residency.nvme.used
-        residency.end_census()
-        residency.wake()
-        for tier in residency.tiers:
-            await self._sweep(tier)
-
-    async def _sweep(self, tier: Tier) -> None:
-        """Unlink backing files that no inode means: what a crash left half done."""
-        residency, files = self.residency, tier.files()
-        while True:
-            try:
-                found = await trio.to_thread.run_sync(lambda: list(islice(files, 512)))
-            except OSError as error:
-                tier.failed("sweep", 0, error)
-                return
-            if not found:
-                return
-            for ino, version, path in found:
-                if ino >= residency.first_new or ino in self._jobs or ino in residency.busy:
-                    continue
-                inode = residency.inode(ino) if ino else None
-                if inode and inode.version == version and tier in residency.holders(inode):
-                    continue
-                if ino or await trio.to_thread.run_sync(_older, path, self._started):
-                    await trio.to_thread.run_sync(_unlink, path)
-                    residency.counters["swept"] += 1
-            await trio.lowlevel.checkpoint()
-
 
 def _unlink_all(batch: list[tuple[Tier, int, int]]) -> None:
     for tier, ino, version in batch:
         tier.unlink(ino, version)
-
-
-def _unlink(path: str) -> None:
-    Path(path).unlink(missing_ok=True)
-
-
-def _older(path: str, moment: float) -> bool:
-    """Whether a half-made file is from before this daemon: by ctime, which nobody can set."""
-    try:
-        return os.stat(path).st_ctime < moment
-    except FileNotFoundError:
-        return False

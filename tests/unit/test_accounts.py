@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import flow
+from kvfs.core import census, watch
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError
@@ -311,7 +311,7 @@ class Walk:
 
     async def grow(self) -> None:
         """The watcher looks after files that have outgrown their reservations."""
-        await trio.sleep(2 * flow.GROWTH_PERIOD)
+        await trio.sleep(2 * watch.GROWTH_PERIOD)
 
     async def read_all(self) -> None:
         await self.world.flow.empty_trash()
@@ -343,7 +343,7 @@ def test_accounts_are_right_after_every_operation(
     async def walk(made: World) -> None:
         walker = Walk(made, seed)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow._watch_growth)
+            nursery.start_soon(made.flow.watch.growth)
             for number in range(250):
                 await walker.step()
                 walker.check_names()
@@ -368,7 +368,7 @@ def test_accounts_are_right_after_every_restart(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, *, passthrough: bool
 ) -> None:
     """With and without a crash, a reboot, a lost RAM tier; a census under way is disturbed."""
-    monkeypatch.setattr(flow, "CENSUS_STEP", 2)
+    monkeypatch.setattr(census, "CENSUS_STEP", 2)
 
     async def life(made: World, walker: Walk) -> None:
         early = [walker.open_to_read, walker.unlink, walker.rename, walker.close, walker.flush]

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import flow as module
+from kvfs.core import watch
 from kvfs.core.flow import Flow
 from kvfs.errors import NotFoundError
 from kvfs.movement.movers import Movers
@@ -370,7 +371,7 @@ def test_reservations_follow_files_that_grow(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 4096)
         held = await made.create(b"a", bytes(3 * MIB))
-        await trio.sleep(2 * module.GROWTH_PERIOD)
+        await trio.sleep(2 * watch.GROWTH_PERIOD)
         assert held.reserved >= 3 * MIB
         assert held.tier.reserved == held.reserved
         await made.close(held, writable=True)
@@ -397,7 +398,7 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
         made.restart(crash=True)
         for path in litter:
             Path(path).write_bytes(b"left over")
-        made.flow._started += 3600  # the files are from before
+        made.flow.census._started += 3600  # the files are from before
         await made.census()
         assert not any(map(os.path.exists, litter))
         assert made.residency.counters["swept"] == len(litter)
@@ -413,7 +414,7 @@ def test_the_sweep_leaves_half_made_files_of_this_session(tmp_path: Path) -> Non
         made.restart()
         fresh = Path(f"{made.disk.path(1000, 1)}.part")
         fresh.write_bytes(b"being copied")
-        made.flow._started -= 3600
+        made.flow.census._started -= 3600
         await made.census()
         assert fresh.exists()
         fresh.unlink()
@@ -430,10 +431,10 @@ def test_a_full_device_makes_the_tier_smaller(
         real = os.statvfs(made.disk.root)
         full = os.statvfs_result((*real[:3], 0, 0, *real[5:]))
         monkeypatch.setattr(os, "statvfs", lambda _path: full)
-        await trio.sleep(2 * module.SPACE_PERIOD)
+        await trio.sleep(2 * watch.SPACE_PERIOD)
         assert made.disk.capacity == made.disk.used
         monkeypatch.undo()
-        await trio.sleep(2 * module.SPACE_PERIOD)
+        await trio.sleep(2 * watch.SPACE_PERIOD)
         assert made.disk.capacity == made.disk.configured
 
     run(lambda made: working(made, case), tmp_path)
@@ -443,7 +444,7 @@ def test_a_vanished_directory_stops_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         made.disk.root.rename(tmp_path / "away")
-        await trio.sleep(3 * module.SPACE_PERIOD)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
         assert made.disk.trouble
         assert await made.read(inode.ino) == BYTES
         (tmp_path / "away").rename(made.disk.root)

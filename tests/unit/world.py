@@ -262,7 +262,7 @@ class World:
             await self.flow._job(work, [ino])
 
     async def census(self) -> None:
-        await self.flow._census()
+        await self.flow.census.run()
         self.swept = True
 
     # What must hold

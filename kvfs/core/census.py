@@ -1,0 +1,91 @@
+"""What earlier sessions left: counted once at the start, beside the first operations.
+
+Contract: until `run` has counted, `Residency.census_done` is not set, and creates that depend on
+the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
+backing files that no inode means, which a crash left half done.
+"""
+
+import os
+import time
+from collections.abc import Container
+from itertools import islice
+from pathlib import Path
+
+import trio
+
+from kvfs.core.residency import Residency
+from kvfs.tiers import Tier
+
+CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
+
+
+class Census:
+    """`jobs` are the inodes that movers work on: their files are not swept."""
+
+    def __init__(self, residency: Residency, jobs: Container[int]) -> None:
+        self.residency = residency
+        self._jobs = jobs
+        self._started = time.time()
+
+    async def run(self) -> None:
+        """Count, then sweep."""
+        await self._count()
+        for tier in self.residency.tiers:
+            await self._sweep(tier)
+
+    async def _count(self) -> None:
+        residency = self.residency
+        at = residency.counted_to
+        while at < residency.first_new:
+            inodes = residency.catalog.inodes_after(at, CENSUS_STEP)
+            for inode in inodes:
+                if inode.ino >= residency.first_new:
+                    break
+                current = residency.inode(inode.ino)
+                if current is not None and residency.is_lost(current):
+                    residency.drop(current, "lost")
+                    await trio.lowlevel.checkpoint()
+                elif current is not None:
+                    residency.count_past(current)
+            if not inodes:
+                break
+            at = inodes[-1].ino
+            await trio.lowlevel.checkpoint()
+        if residency.nvme is not None and residency.nvme.grows:
+            residency.nvme.configured += residency.nvme.used
+        residency.end_census()
+        residency.wake()
+
+    async def _sweep(self, tier: Tier) -> None:
+        """Unlink backing files that no inode means: what a crash left half done."""
+        residency, files = self.residency, tier.files()
+        while True:
+            try:
+                found = await trio.to_thread.run_sync(lambda: list(islice(files, 512)))
+            except OSError as error:
+                tier.failed("sweep", 0, error)
+                return
+            if not found:
+                return
+            for ino, version, path in found:
+                if ino >= residency.first_new or ino in self._jobs or ino in residency.busy:
+                    continue
+                inode = residency.inode(ino) if ino else None
+                if inode and inode.version == version and tier in residency.holders(inode):
+                    continue
+                if ino or await trio.to_thread.run_sync(_older, path, self._started):
+                    await trio.to_thread.run_sync(_unlink, path)
+                    residency.counters["swept"] += 1
+            await trio.lowlevel.checkpoint()
+
+
+def _unlink(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _older(path: str, moment: float) -> bool:
+    """Whether a half-made file is from before this daemon: by ctime, which nobody can set."""
+    try:
+        return os.stat(path).st_ctime < moment
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,72 @@
+"""Looking at what the kernel does not tell: files that grow, and disks that others fill.
+
+Contract: `growth` and `space` run as long as the mount lives; what they find becomes reservations,
+capacities and, where it must, victims. Not for the accounts themselves.
+"""
+
+import os
+
+import trio
+
+from kvfs.core.residency import Residency
+from kvfs.tiers import NvmeTier
+
+GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
+GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
+SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
+DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
+
+
+class Watch:
+    """Neither task ends by itself."""
+
+    def __init__(self, residency: Residency) -> None:
+        self.residency = residency
+
+    async def growth(self) -> None:
+        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
+
+        Each look reserves as much again as a file has, as vectors do: a writer of 10 GB/s gets
+        ahead by 20 MB between two looks at first, and by no more than it has reserved later.
+        """
+        residency = self.residency
+        while True:
+            await residency.writing.wait()
+            for held in list(residency.staging.values()):
+                size = os.fstat(held.fd).st_blocks * 512
+                if size > held.reserved:
+                    more = size + min(size, GROWTH_MAX) - held.reserved
+                    held.reserved += more
+                    held.tier.reserved += more
+            for tier in {held.tier for held in residency.staging.values()}:
+                residency.make_room(tier)
+            if not residency.staging:
+                residency.writing = trio.Event()
+            else:
+                await trio.sleep(GROWTH_PERIOD)
+
+    async def space(self) -> None:
+        """Others may fill the file system that the NVMe tier is on: take less, then."""
+        residency, nvme = self.residency, self.residency.nvme
+        unlinked: set[int] = set()
+        while True:
+            for ino in unlinked & residency.limbo.keys():
+                residency.purge(ino)  # the kernel never said that it forgot it
+            unlinked = set(residency.limbo)
+            if nvme is not None:
+                await self._measure_space(nvme)
+            residency.wake()
+            await trio.sleep(SPACE_PERIOD)
+
+    async def _measure_space(self, nvme: NvmeTier) -> None:
+        residency = self.residency
+        try:
+            found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
+        except OSError as error:
+            nvme.failed("statfs", 0, error)
+            return
+        spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
+        left = max(0, found.f_bavail * found.f_frsize - spare)
+        nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
+        if residency.census_done.is_set():
+            residency.make_room(nvme)
