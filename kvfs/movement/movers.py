@@ -46,7 +46,7 @@ class Movers:
     @asynccontextmanager
     async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
         async with trio_parallel.open_worker_context(
-            idle_timeout=IDLE_SECONDS, grace_period=5.0
+            idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
         ) as context:
             yield cls(context, workers, counters)
 

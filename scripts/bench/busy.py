@@ -2,8 +2,9 @@
 
     .venv/bin/python -m scripts.bench.busy [--json FILE]
 
-Under load four processes write objects without pause into a RAM tier that is too small for them,
-so that movers copy and hash all the time, in the same mount. Idle and busy take turns.
+Under load two processes write objects into a RAM tier that is too small for them, so that movers
+copy and hash all the time, in the same mount. They pause between objects: what is asked is whether
+the daemon's loop waits for the movers, not what happens when there is no CPU left for it.
 """
 
 import multiprocessing
@@ -22,6 +23,7 @@ MiB = 1 << 20
 RESIDENT = 64
 SIZE = 4 * MiB
 WRITERS = 2
+PAUSE = 0.03  # s between two objects of a writer: some 250 MB/s in all
 
 
 def write(folder: str, number: int, stop: Event) -> None:
@@ -32,6 +34,7 @@ def write(folder: str, number: int, stop: Event) -> None:
         with open(f"{folder}/w{number}.{count % 1000}.bin", "wb", buffering=0) as file:
             file.write(data)
         count += 1
+        time.sleep(PAUSE)
 
 
 def opens(paths: list[str], seconds: float) -> list[float]:
