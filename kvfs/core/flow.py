@@ -127,6 +127,9 @@ class Flow:
             residency.work = trio.Event()
             await self.empty_trash()
             if residency.census_done.is_set():
+                for tier in residency.tiers:
+                    if tier.free < 0:  # a file has become larger than anyone expected
+                        residency.make_room(tier)
                 while self._running < self._slots and (job := self._next_job()):
                     work, inos = job
                     self._jobs.update(inos)

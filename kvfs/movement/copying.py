@@ -154,5 +154,5 @@ def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str
 
 def give_way() -> bool:
     """Run first in each worker: opens are waited for, copies are not."""
-    os.nice(NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     return True
