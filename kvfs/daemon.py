@@ -39,6 +39,7 @@ from kvfs.tiers import NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
 
+DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 PRIORITY = -10  # p99 of opens on busy CPUs: docs/benchmarks.md
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
@@ -69,7 +70,7 @@ class Mount:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.started = time.monotonic()
-        self.keep_ram = True  # whether what only RAM holds is worth writing back at the end
+        self.discard_until = 0.0  # an unmount before this time writes nothing back
         self.refusal: ConfigError | None = None  # why the mount was given up at once
         self.nvme: NvmeTier | None = None
         self.ram: RamTier | None = None
@@ -100,7 +101,9 @@ class Mount:
         if config.ram:
             self.ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
         elif runtime.mount_at(root) is not None:
-            mounts.umount(root, mounts.MNT_DETACH)  # an earlier session's, now not wanted
+            log.warning("ram=0: what only the RAM tier of the last session held is gone")
+            mounts.umount(root, mounts.MNT_DETACH)
+            root.rmdir()
         if self.catalog is None:
             assert self.ram is not None  # the configuration has one tier at least
             # It goes with the memory; the numbers that NFS clients have seen must not come back.
@@ -220,7 +223,7 @@ class Mount:
                 nursery.start_soon(self._announce, ready)
                 await self.session.run()
                 log.info("%s: unmounted", self.config.mountpoint)
-                if self.keep_ram:
+                if time.monotonic() >= self.discard_until:
                     await self.residency.census_done.wait()
                     await self.flow.drain()
                 nursery.cancel_scope.cancel()
@@ -279,7 +282,7 @@ class Mount:
                     "objects": tier.objects,
                     "hits": tier.hits,
                     "state": "ok" if tier.present() else "lost",
-                    "why": tier.trouble,
+                    "why": "; ".join(filter(None, (tier.trouble, getattr(tier, "shortage", "")))),
                 }
                 for tier in residency.tiers
             },
@@ -311,8 +314,10 @@ class Mount:
         size, objects = self.flow.write_back()
         return {"bytes_left": size, "objects_left": objects}
 
-    async def _discard_ram(self) -> dict[str, Any]:
-        self.keep_ram = False
+    async def _discard_ram(self, *, on: bool, lasting: bool = False) -> dict[str, Any]:
+        """Do not write back at the next unmount, if that comes soon or the order is lasting."""
+        patience = float("inf") if lasting else DISCARD_PATIENCE
+        self.discard_until = time.monotonic() + patience if on else 0.0
         return {}
 
     # Death

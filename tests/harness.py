@@ -140,6 +140,7 @@ class Mounted:
         for path in self._memory:  # what killed daemons left behind
             if runtime.mount_at(path) is not None:
                 subprocess.run(["umount", "-l", path], check=True)
+                path.rmdir()
 
 
 def _alive(pid: int) -> bool:

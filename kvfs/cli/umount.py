@@ -33,11 +33,16 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     runtime.kvfs_mount(mountpoint)
     daemon = _daemon(mountpoint)
     try:
-        if daemon is not None and now:
-            request(mountpoint, "discard_ram")
-        elif daemon is not None:
+        if daemon is not None and not now:
             _write_back(mountpoint)
-        _unmount(mountpoint, lazy=lazy)
+        if daemon is not None and now:
+            request(mountpoint, "discard_ram", on=True, lasting=lazy)
+        try:
+            _unmount(mountpoint, lazy=lazy)
+        except KvfsError:
+            if daemon is not None and now:  # the mount goes on, and must not lose anything later
+                request(mountpoint, "discard_ram", on=False)
+            raise
         if daemon is not None and not lazy and not _ended(daemon):
             raise KvfsError(
                 f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s"

@@ -31,6 +31,7 @@ OPENS_REMEMBERED = 65536
 BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
 FEW = 1000  # objects that can be looked at one by one in a step of the loop
 PAUSE = 1.0  # s without demotions after one failed
+DRAIN_PATIENCE = 5.0  # s that a write-back goes on after it was last asked for
 GIVE_UP = 8  # failures in a row that end a write-back
 
 
@@ -48,7 +49,8 @@ class Flow:
         self._wanted: OrderedDict[tuple[str, int], None] = OrderedDict()  # promote or settle, inode
         self._opens: OrderedDict[int, int] = OrderedDict()
         self._slots = 2 * movers.workers
-        self._draining = False
+        self._drain_until = 0.0  # everything that only RAM holds is demoted until then
+        self._said = ""  # the last failure that was logged
         self._running = 0
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
@@ -163,13 +165,18 @@ class Flow:
                 break
         return inos
 
+    @property
+    def draining(self) -> bool:
+        """Whether somebody asks for RAM to be written back, and has done so lately."""
+        return trio.current_time() < self._drain_until
+
     def _behind(self) -> bool:
         """Whether more of RAM must be on NVMe than is, or is on its way there."""
         residency = self.residency
         if residency.ram is None or residency.nvme is None or trio.current_time() < self._pause:
             return False
         wanted = residency.ram.capacity * self.reclaimable // 100
-        return self._draining or residency.reclaimable + self._demoting < wanted
+        return self.draining or residency.reclaimable + self._demoting < wanted
 
     async def _job(self, work: Work, inos: list[int]) -> None:
         found = [inode for ino in inos if (inode := self._fit(ino))]
@@ -189,7 +196,14 @@ class Flow:
         self.residency.counters["job_failures"] += 1
         self._pause = trio.current_time() + PAUSE
         self._failures += 1
-        log.warning("%s of inode %s failed, nothing is changed: %s", what, inos, error)
+        kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
+        self._say(f"{what} of inode {inos[0]} failed, nothing is changed: {error}", kind)
+
+    def _say(self, message: str, kind: str | None = None) -> None:
+        """Log a failure, and those of its kind that follow only for those who look closely."""
+        kind = kind or message
+        log.log(logging.DEBUG if kind == self._said else logging.WARNING, "%s", message)
+        self._said = kind
 
     def _written(self, ino: int) -> bool:
         """Whether a copy would be in vain: it is being written, or goes when it is closed."""
@@ -210,12 +224,13 @@ class Flow:
         total, taken = 0, 0
         for inode in inodes:
             cost = nvme.cost(inode.blocks)
-            if not residency.reserve(nvme, cost, "lose" if self._draining else "spare"):
+            if not residency.reserve(nvme, cost, "lose" if self.draining else "spare"):
                 break
             total, taken = total + cost, taken + 1
         if not taken:  # NVMe is full of what RAM holds as well, or too small
             self._pause = trio.current_time() + PAUSE
-            self._failures += self._draining
+            self._failures += self.draining
+            self._say(f"nothing is demoted: the NVMe tier has no room for {cost} bytes")
             return
         self._demoting += total
         try:
@@ -258,7 +273,7 @@ class Flow:
             elif current is not None and digest in {b"", moved.digest}:
                 self.residency.add_copy(current, target, moved.blocks, moved.digest)
                 self.residency.counters[counter] += 1
-                self._failures = 0
+                self._failures, self._said = 0, ""
             else:
                 self.residency.throw_away(target, ino, version)
                 if current is not None:
@@ -306,8 +321,8 @@ class Flow:
         if count <= FEW:  # look closely: what is open without a name is not worth copying
             inodes = [residency.inode(ino) for ino in residency.ram_only if not self._written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
-        self._draining = count > 0
-        if self._draining:
+        if count:
+            self._drain_until = trio.current_time() + DRAIN_PATIENCE
             residency.wake()
         return size, count
 
@@ -319,7 +334,7 @@ class Flow:
                 log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
                 break
             await trio.sleep(0.02)
-        self._draining = False
+        self._drain_until = 0.0
 
     # Files that nobody wants any more
 

@@ -271,7 +271,15 @@ class Objects:
         tier, reserved = await residency.choose(parent, name)
         ino = catalog.next_id()
         try:
-            fd = await self._io(tier, lambda: tier.create(ino, 1))
+            try:
+                fd = await self._io(tier, lambda: tier.create(ino, 1))
+            except TierError:
+                ram = residency.ram  # NVMe is lost: go on with what there is
+                if ram is None or tier is ram or not residency.reserve(ram, reserved):
+                    raise
+                tier.reserved -= reserved
+                tier = ram
+                fd = tier.create(ino, 1)
             try:
                 inode = make()
                 inode.ino = ino
@@ -426,10 +434,12 @@ class Objects:
 
     def _seal(self, held: OpenObject) -> None:
         inode = held.inode
-        before = (inode.size, inode.backing_mtime_ns) if inode.sealed else None
         self.measure(held)
-        if before == (inode.size, inode.backing_mtime_ns):
+        # What the record in memory says is no measure: whoever asked for attributes has updated it.
+        found = (inode.size, inode.backing_mtime_ns)
+        if inode.sealed and found == held.sealed_as:
             return
+        held.sealed_as = found
         inode.sealed = True
         inode.session = self.residency.session
         with self.catalog.batch() as batch:

@@ -66,6 +66,7 @@ class OpenObject:
     readers: int = 0
     writers: int = 0
     reserved: int = 0
+    sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
 
 
@@ -379,13 +380,18 @@ class Residency:
         """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
 
         In RAM this loses objects that no other tier holds only when memory itself runs out: a
-        writer that gets ENOSPC from the kernel is worse off.
+        writer that gets ENOSPC from the kernel is worse off. But not for a file that is on its way
+        to be larger than RAM: it gets ENOSPC whatever is lost.
         """
         least = self.headroom // 2 if tier is self.ram else 0
         while tier.free < least and self._reclaim(tier):
             pass
         if tier is self.ram:
-            while tier.left() < least and (self._reclaim(tier) or self._drop_ram_only()):
+            largest = max((held.reserved for held in self.staging.values()), default=0)
+            hopeless = largest > self.ram.capacity  # it has half as much, and asks for it again
+            while tier.left() < least and (
+                self._reclaim(tier) or (not hopeless and self._drop_ram_only())
+            ):
                 pass
 
     def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:

@@ -32,4 +32,6 @@ class ExpectedSizes:
     def expect(self, parent: int, name: bytes) -> int | None:
         suffix = self._suffix(name)
         found = self._seen.get((parent, suffix))
-        return self._seen.get((0, suffix)) if found is None else found
+        if found is None and suffix:  # names without one say nothing beyond their directory
+            found = self._seen.get((0, suffix))
+        return found

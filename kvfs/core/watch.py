@@ -68,5 +68,8 @@ class Watch:
         spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
         left = max(0, found.f_bavail * found.f_frsize - spare)
         nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
+        nvme.shortage = ""
+        if nvme.capacity < nvme.configured:
+            nvme.shortage = f"others fill its file system: {left} bytes are left for kvfs"
         if residency.census_done.is_set():
             residency.make_room(nvme)

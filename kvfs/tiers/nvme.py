@@ -21,6 +21,7 @@ class NvmeTier(Tier):
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)
+        self.shortage = ""  # why it may take less than configured
         self.grows = False  # the size is a share of what is free, to which its objects are added
         try:
             root.mkdir(mode=0o700, exist_ok=True)

@@ -113,7 +113,7 @@ class RamTier(Tier):
         self.huge_why = f"tmpfs huge={huge}"
 
     def left(self) -> int:
-        return super().left() - self.slack
+        return super().left() - LABEL_SLACK
 
     def remove(self) -> None:
         """Give the memory back. Whatever is in it is gone."""

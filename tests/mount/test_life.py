@@ -365,3 +365,35 @@ def test_without_root_the_daemon_serves_the_bytes() -> None:
     assert status["passthrough"] == {"on": False, "why": "needs root"}
     assert not status["huge_pages"]["on"]
     assert status["counters"]["opens_served"] > 0
+
+
+def test_an_umount_that_fails_changes_nothing_for_the_next(kv: Mounted) -> None:
+    digests = fill(kv, 6, 8 * MIB)
+    inside = os.open(kv.path / "0.bin", os.O_RDONLY)
+    try:
+        done = subprocess.run(
+            [*KVFS, "umount", "--now", str(kv.path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "busy" in done.stderr
+    finally:
+        os.close(inside)
+    digests["after"] = write(kv.path / "after", MIB, 5)
+    subprocess.run(["umount", kv.path], check=True)
+    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    kv.mount()
+    assert {name: digest(kv.path / name) for name in digests} == digests
+
+
+def test_after_a_remount_the_oldest_go_first(mount: Mount) -> None:
+    kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=128M")
+    fill(kv, 80, MIB)
+    kv.idle()
+    kv.remount(kv.options.replace("128M", "64M"))
+    kv.idle()
+    for number in range(100, 110):
+        write(kv.path / f"{number}.bin", MIB, number)
+    left = {int(name.partition(".")[0]) for name in os.listdir(kv.path)}
+    old = sorted(left - set(range(100, 110)))
+    assert set(range(100, 110)) <= left
+    assert old == list(range(80 - len(old), 80)), "the youngest of the old are there"

@@ -2,6 +2,7 @@
 
 # ruff: noqa: ASYNC230, ASYNC240 - files of a few bytes, in a loop that nobody waits for
 
+import math
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -211,7 +212,7 @@ def test_a_failure_leaves_everything_and_pauses_demotions(
 
         made.movers.before = fail
         await made.demote(inode.ino)
-        made.flow._draining = True
+        made.flow._drain_until = math.inf
         assert made.flow._next_job() is None, "not at once"
         made.movers.before = _nothing
         await trio.sleep(module.PAUSE)
@@ -312,7 +313,7 @@ def test_draining_ends_when_nvme_takes_no_more(
         await made.flow.drain()
         assert made.flow.write_back()[1] == 4
         assert "could not be written back" in caplog.text
-        made.flow._draining = False
+        made.flow._drain_until = 0.0
 
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=MIB)
 
