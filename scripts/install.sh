@@ -72,13 +72,16 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$wor
     echo "$wanted" >"$stamp"
 fi
 
-helper=/sbin/mount.kvfs
+# The second name is the one that mount(8) looks for when it remounts.
 ours=$PWD/mount/mount.kvfs
-if [ "$(id -u)" -ne 0 ]; then
-    say "not root: $helper is left alone, so 'mount -t kvfs' may not work; .venv/bin/kvfs does"
-elif [ -e "$helper" ] && [ ! -L "$helper" ]; then
-    say "$helper is not ours and is left alone; 'mount -t kvfs' uses it"
-elif [ "$(readlink "$helper")" != "$ours" ]; then
-    ln -sfn "$ours" "$helper"
-    say "$helper -> $ours"
-fi
+for helper in /sbin/mount.kvfs /sbin/mount.fuse.kvfs; do
+    before=$(readlink "$helper" || true)
+    if [ "$(id -u)" -ne 0 ]; then
+        say "not root: $helper is left alone, so 'mount -t kvfs' may not work; .venv/bin/kvfs does"
+    elif [ -e "$helper" ] && [ ! -L "$helper" ]; then
+        say "$helper is not ours and is left alone; 'mount -t kvfs' uses it"
+    elif [ "$before" != "$ours" ]; then
+        ln -sfn "$ours" "$helper"
+        say "$helper -> $ours${before:+ (it was $before)}"
+    fi
+done
