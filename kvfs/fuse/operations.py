@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[P, Coroutine[Any, Any, R]]
 
-BLOCK = 4096  # f_bsize; LMCache divides by it, see docs/connectors in SEMANTICS.md
+BLOCK = 4096  # f_bsize; LMCache divides by it, and turns O_DIRECT off for a larger one
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
 INODES_MAX = 1 << 40
 
