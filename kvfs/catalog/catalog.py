@@ -15,7 +15,10 @@ Keys (integers big endian, so that they sort):
   m name             facts about the whole: format, counter, session, ...
 """
 
+import contextlib
 import logging
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
@@ -23,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -43,6 +47,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
+BALLAST = 8 << 20  # bytes; some 30,000 changes of state
+RECOVERY_PERIOD = 1.0  # s
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
 
 _U64 = Struct(">Q")
@@ -73,50 +79,53 @@ def _xattr_key(ino: int, name: bytes) -> bytes:
     return b"x" + _U64.pack(ino) + name
 
 
+Changes = list[tuple[bytes, bytes | None]]  # keys with their new values, None to delete
+
+
 class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
     Leaving the block commits; an exception discards everything. Raises CatalogError.
     """
 
-    __slots__ = ("_catalog", "_write", "sync")
+    __slots__ = ("_catalog", "_changes", "sync")
 
     def __init__(self, catalog: "Catalog") -> None:
         self._catalog = catalog
-        self._write = WriteBatch(raw_mode=True)
+        self._changes: Changes = []
         self.sync = False
 
     def put(self, inode: Inode) -> None:
-        self._write.put(_inode_key(inode.ino), inode.pack())
+        self._changes.append((_inode_key(inode.ino), inode.pack()))
 
     def delete(self, inode: Inode) -> None:
         """Forget an inode with its attributes; its names are unlinked apart."""
-        self._write.delete(_inode_key(inode.ino))
+        self._changes.append((_inode_key(inode.ino), None))
         for name in self._catalog.xattr_names(inode.ino):
-            self._write.delete(_xattr_key(inode.ino, name))
+            self._changes.append((_xattr_key(inode.ino, name), None))
 
     def link(self, parent: int, entry: Dentry) -> None:
-        self._write.put(_name_key(parent, entry.name), _TWO.pack(entry.ino, entry.cookie))
-        self._write.put(_cookie_key(parent, entry.cookie), _U64.pack(entry.ino) + entry.name)
+        self._changes.append((_name_key(parent, entry.name), _TWO.pack(entry.ino, entry.cookie)))
+        self._changes.append((_cookie_key(parent, entry.cookie), _U64.pack(entry.ino) + entry.name))
 
     def unlink(self, parent: int, entry: Dentry) -> None:
-        self._write.delete(_name_key(parent, entry.name))
-        self._write.delete(_cookie_key(parent, entry.cookie))
+        self._changes.append((_name_key(parent, entry.name), None))
+        self._changes.append((_cookie_key(parent, entry.cookie), None))
 
     def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
-        self._write.put(_xattr_key(ino, name), value)
+        self._changes.append((_xattr_key(ino, name), value))
 
     def remove_xattr(self, ino: int, name: bytes) -> None:
-        self._write.delete(_xattr_key(ino, name))
+        self._changes.append((_xattr_key(ino, name), None))
 
     def mark_unfinished(self, ino: int) -> None:
-        self._write.put(b"o" + _U64.pack(ino), b"")
+        self._changes.append((b"o" + _U64.pack(ino), b""))
 
     def mark_finished(self, ino: int) -> None:
-        self._write.delete(b"o" + _U64.pack(ino))
+        self._changes.append((b"o" + _U64.pack(ino), None))
 
     def set_fact(self, name: str, value: str) -> None:
-        self._write.put(b"m" + name.encode(), value.encode())
+        self._changes.append((b"m" + name.encode(), value.encode()))
 
     def __enter__(self) -> "Self":
         return self
@@ -128,7 +137,7 @@ class Batch:
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is None:
-            self._catalog.commit(self._write, sync=self.sync)
+            self._catalog.commit(self._changes, sync=self.sync)
 
 
 class Catalog:
@@ -137,9 +146,13 @@ class Catalog:
     def __init__(self, path: Path, *, first_id: int = FIRST_ID) -> None:
         """`first_id` is where a new catalog begins to count."""
         self.path = path
+        self._ballast = path.with_name(path.name + ".ballast")
+        self._recovered = -RECOVERY_PERIOD
+        self._read_only = False
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._db = Rdict(str(path), _options())
+            self.set_ballast()
         except Exception as error:  # rocksdict raises plain Exception
             raise ConfigError(f"catalog {path} cannot be opened: {error}") from error
         self._synced = WriteOptions()
@@ -183,11 +196,51 @@ class Catalog:
     def batch(self) -> Batch:
         return Batch(self)
 
-    def commit(self, write: WriteBatch, *, sync: bool) -> None:
+    def commit(self, changes: Changes, *, sync: bool) -> None:
+        options = self._synced if sync else self._unsynced
         try:
-            self._db.write(write, self._synced if sync else self._unsynced)
-        except Exception as error:
+            self._db.write(_write_batch(changes), options)
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            self._recover(error)
+            try:
+                self._db.write(_write_batch(changes), options)
+            except Exception as again:
+                raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+
+    def set_ballast(self) -> None:
+        """Keep some room for the day on which others have filled the disk. Raises OSError."""
+        with self._ballast.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, BALLAST)
+
+    def _recover(self, error: Exception) -> None:
+        """RocksDB takes no write after one that failed: give it room, and open it anew.
+
+        Blocks for as long as its log takes to read, once in RECOVERY_PERIOD. Raises CatalogError.
+        """
+        now = time.monotonic()
+        full = "No space left" in str(error) or self._read_only
+        if not full or now - self._recovered < RECOVERY_PERIOD:
             raise CatalogError(f"catalog {self.path}: write failed: {error}") from error
+        self._recovered = now
+        log.error("catalog %s: a write failed, it is opened anew: %s", self.path, error)
+        try:
+            self._ballast.unlink(missing_ok=True)
+            with contextlib.suppress(Exception):  # it says again what is wrong, and is closed
+                self._db.close()
+            self._db = Rdict(str(self.path), _options())
+            self._read_only = False
+        except Exception as again:
+            self._open_for_reading()
+            raise CatalogError(f"catalog {self.path}: cannot be opened anew: {again}") from again
+
+    def _open_for_reading(self) -> None:
+        """There is not even room for a new log: what is there can still be looked up."""
+        try:
+            read_only = AccessType.read_only(error_if_log_file_exist=False)
+            self._db = Rdict(str(self.path), _options(), access_type=read_only)
+            self._read_only = True
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            log.error("catalog %s cannot be read: %s", self.path, error)
 
     def next_id(self) -> int:
         """A number that was never given out before, for an inode or a cookie."""
@@ -275,6 +328,17 @@ class Catalog:
 
     def unfinished(self) -> list[int]:
         return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]
+
+
+def _write_batch(changes: Changes) -> WriteBatch:
+    """RocksDB's form of it, which can be written once only."""
+    batch = WriteBatch(raw_mode=True)
+    for key, value in changes:
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+    return batch
 
 
 def _after(prefix: bytes) -> bytes:

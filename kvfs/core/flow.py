@@ -179,18 +179,26 @@ class Flow:
         return self.draining or residency.reclaimable + self._demoting < wanted
 
     async def _job(self, work: Work, inos: list[int]) -> None:
-        found = [inode for ino in inos if (inode := self._fit(ino))]
-        versions = [inode.version for inode in found]
+        about: list[tuple[int, int]] = []
         try:
+            found = [inode for ino in inos if (inode := self._fit(ino))]
+            about = [(inode.ino, inode.version) for inode in found]
             if found:
                 await work(found)
         except (OSError, SourceChangedError, KvfsError) as error:
-            if any(map(self._fit, [inode.ino for inode in found], versions)):
+            if self._concerns(about):
                 self._failed(work.__name__, inos, error)
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
             self.residency.wake()
+
+    def _concerns(self, about: list[tuple[int, int]]) -> bool:
+        """Whether a job's failure matters: not if all its objects have changed meanwhile."""
+        try:
+            return not about or any(self._fit(ino, version) for ino, version in about)
+        except KvfsError:
+            return True  # the catalog itself is in trouble
 
     def _failed(self, what: str, inos: list[int], error: Exception) -> None:
         self.residency.counters["job_failures"] += 1

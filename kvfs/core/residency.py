@@ -350,6 +350,8 @@ class Residency:
         for ever; one that empties RAM loses them, since what it brings is younger.
         """
         spare = self.headroom if tier is self.ram else 0
+        if isinstance(tier, NvmeTier) and tier.shortage:
+            self._measure(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
                 return False
@@ -358,6 +360,14 @@ class Residency:
                 return False
         tier.reserved += wanted
         return True
+
+    @staticmethod
+    def _measure(nvme: NvmeTier) -> None:
+        """While the device is short of room, each reservation looks anew: others take it, too."""
+        try:
+            nvme.measure()
+        except OSError as error:
+            nvme.failed("statfs", 0, error)
 
     def _lose_for(self, wanted: int) -> bool:
         """No tier below takes what RAM holds: lose the oldest of it."""

@@ -14,7 +14,6 @@ from kvfs.tiers import NvmeTier
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
 GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
-DISK_RESERVE = 64 << 20  # bytes of the NVMe file system that kvfs leaves to others
 
 
 class Watch:
@@ -59,17 +58,12 @@ class Watch:
             await trio.sleep(SPACE_PERIOD)
 
     async def _measure_space(self, nvme: NvmeTier) -> None:
-        residency = self.residency
         try:
-            found = await trio.to_thread.run_sync(os.statvfs, nvme.root)
+            await trio.to_thread.run_sync(nvme.measure)
         except OSError as error:
             nvme.failed("statfs", 0, error)
             return
-        spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
-        left = max(0, found.f_bavail * found.f_frsize - spare)
-        nvme.capacity = min(nvme.configured, nvme.used + nvme.reserved + left)
-        nvme.shortage = ""
-        if nvme.capacity < nvme.configured:
-            nvme.shortage = f"others fill its file system: {left} bytes are left for kvfs"
-        if residency.census_done.is_set():
-            residency.make_room(nvme)
+        if self.residency.census_done.is_set():
+            self.residency.make_room(nvme)
+        if nvme.free > 0 and not nvme.shortage:
+            await trio.to_thread.run_sync(self.residency.catalog.set_ballast)

@@ -13,6 +13,8 @@ from pathlib import Path
 from kvfs.errors import ConfigError
 from kvfs.tiers.tier import Tier
 
+DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
+
 
 class NvmeTier(Tier):
     """Opening it takes the lock. Raises ConfigError if that is held, or nothing can be written."""
@@ -56,6 +58,16 @@ class NvmeTier(Tier):
         """Write into the lock file who holds it, for the message that the next one gets."""
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, who.encode(), 0)
+
+    def measure(self) -> None:
+        """Take no more than the device has left. Raises OSError."""
+        found = os.statvfs(self.root)
+        spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
+        left = max(0, found.f_bavail * found.f_frsize - spare)
+        self.capacity = min(self.configured, self.used + self.reserved + left)
+        self.shortage = ""
+        if self.capacity < self.configured:
+            self.shortage = f"others fill its file system: {left} bytes are left for kvfs"
 
     def present(self) -> bool:
         return (self.root / "identity").exists()

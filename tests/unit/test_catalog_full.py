@@ -1,0 +1,79 @@
+"""A catalog on a disk that others have filled: it goes on, and what was committed stays."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfs import mounts
+from kvfs.catalog import Catalog
+from kvfs.catalog import catalog as module
+from kvfs.errors import CatalogError
+
+MIB = 1 << 20
+VALUE = "x" * 10_000
+
+
+@pytest.fixture
+def disk(tmp_path: Path):  # type: ignore[no-untyped-def]  # noqa: ANN201 (a path, then its end)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounts.mount("test", disk, "tmpfs", 0, f"size={64 * MIB}")
+    try:
+        yield disk
+    finally:
+        mounts.umount(disk, mounts.MNT_DETACH)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb") as file:
+        found = os.statvfs(path.parent)
+        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize)
+
+
+def commit(catalog: Catalog, number: int) -> None:
+    with catalog.batch() as batch:
+        batch.set_fact(f"fact {number}", VALUE)
+
+
+def test_a_full_disk_is_survived_and_nothing_committed_is_lost(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RECOVERY_PERIOD", 0.0)
+    catalog = Catalog(disk / "catalog")
+    commit(catalog, 0)
+    fill(disk / "foreign")
+    done = 1
+
+    def go_on() -> None:
+        nonlocal done
+        for number in range(1, 3000):
+            commit(catalog, number)
+            done += 1
+
+    with pytest.raises(CatalogError, match="No space left"):
+        go_on()
+    assert "opened anew" in caplog.text, "the ballast was used"
+    assert done > 200, "and bought time"
+    (disk / "foreign").unlink()
+    for number in range(done, done + 10):
+        commit(catalog, number)
+    catalog.set_ballast()
+    assert (disk / "catalog.ballast").stat().st_size == module.BALLAST
+    catalog.close()
+    catalog = Catalog(disk / "catalog")
+    assert all(catalog.fact(f"fact {number}") == VALUE for number in range(done + 10))
+    catalog.close()
+
+
+def test_it_is_not_opened_anew_for_each_of_many_failures(disk: Path) -> None:
+    catalog = Catalog(disk / "catalog")
+    fill(disk / "foreign")
+    failures = 0
+    for number in range(3000):
+        try:
+            commit(catalog, number)
+        except CatalogError:
+            failures += 1
+    assert failures > 100
+    assert catalog.fact("format") == "1", "it can still be read"
