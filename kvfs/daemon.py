@@ -40,7 +40,7 @@ from kvfs.tiers import NvmeTier, RamTier
 log = logging.getLogger(__name__)
 
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
-PRIORITY = -10  # p99 of opens on busy CPUs: docs/benchmarks.md
+PRIORITY = -10  # its own share in the p99 of docs/benchmarks.md was not measured apart
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
 

@@ -15,7 +15,6 @@ Keys (integers big endian, so that they sort):
   m name             facts about the whole: format, counter, session, ...
 """
 
-import contextlib
 import logging
 import os
 import time
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
-BALLAST = 8 << 20  # bytes; some 30,000 changes of state
+BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
 RECOVERY_PERIOD = 1.0  # s
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
 
@@ -225,13 +224,18 @@ class Catalog:
         log.error("catalog %s: a write failed, it is opened anew: %s", self.path, error)
         try:
             self._ballast.unlink(missing_ok=True)
-            with contextlib.suppress(Exception):  # it says again what is wrong, and is closed
-                self._db.close()
+            self._close_broken()
             self._db = Rdict(str(self.path), _options())
             self._read_only = False
         except Exception as again:
             self._open_for_reading()
             raise CatalogError(f"catalog {self.path}: cannot be opened anew: {again}") from again
+
+    def _close_broken(self) -> None:
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            log.debug("catalog %s: closed, and says again: %s", self.path, error)
 
     def _open_for_reading(self) -> None:
         """There is not even room for a new log: what is there can still be looked up."""
