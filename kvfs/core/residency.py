@@ -155,7 +155,7 @@ class Residency:
         """The census reached an inode of an earlier session."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
-        elif inode.is_file and inode.sealed:
+        elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._count(inode)
             hour = inode.atime_ns // HOUR
             holders = self.holders(inode)
@@ -285,15 +285,18 @@ class Residency:
     def to_limbo(self, inode: Inode, batch: Batch) -> None:
         """The last name of a file that nobody has open is gone; keep its fastest copy a while."""
         self.dismiss(inode)
-        keep, *others = self.holders(inode)
-        for tier in others:
+        for tier in self.holders(inode)[1:]:
             self.discard_copy(inode, tier)
             self.set_holder(inode, tier, holds=False)
+        self.enter_limbo(inode)
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+
+    def enter_limbo(self, inode: Inode) -> None:
+        keep = self.holders(inode)[0]
         cost = keep.cost(inode.blocks)
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
-        batch.put(inode)
-        batch.mark_unfinished(inode.ino)
 
     def from_limbo(self, ino: int) -> int:
         """It is opened after all: its room, in bytes, is the caller's to give back."""

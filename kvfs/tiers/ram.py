@@ -28,6 +28,7 @@ class RamTier(Tier):
     """Attach with `RamTier(...)`; `epoch` then tells which life of the memory this is."""
 
     name = "ram"
+    number = 1
 
     def __init__(
         self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str

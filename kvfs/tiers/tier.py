@@ -25,6 +25,7 @@ class Tier:
     """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
 
     name = "tier"
+    number = 0  # in the session file
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root

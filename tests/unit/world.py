@@ -129,7 +129,7 @@ class World:
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
         mount = Mount.__new__(Mount)  # the daemon's own beginning of a session, without its mount
         mount.ram, mount.nvme = self.ram, self.nvme
-        self.residency = mount._begin_session(self.catalog)
+        self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
         self.residency.gone = self._gone
         self.tree = Tree(self.residency)
         self.movers = Inline()
