@@ -33,6 +33,7 @@ class Tier:
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
+        self.uncounted = 0  # taken by what the census has not reached yet, estimated
         self.objects = 0
         self.hits = 0
         self.slow = True  # may wait for a disk
@@ -41,7 +42,7 @@ class Tier:
 
     @property
     def free(self) -> int:
-        return self.capacity - self.used - self.reserved
+        return self.capacity - self.used - self.reserved - self.uncounted
 
     @staticmethod
     def cost(blocks: int) -> int:

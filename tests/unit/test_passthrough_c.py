@@ -107,7 +107,7 @@ attach()
 Passthrough.gone(5, b'name', 7)
 print(*struct.unpack('<IiQQII5s', kernel.recv(100)))
 """
-    assert python(code) == r"45 3 0 5 4 0 b'name\x00'"
+    assert python(code) == r"37 3 0 5 4 0 b'name\x00'"
 
 
 def test_the_teller_has_nothing_open_but_the_device() -> None:
