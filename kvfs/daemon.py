@@ -27,6 +27,7 @@ from kvfs import __version__, mounts, runtime
 from kvfs.catalog import Catalog
 from kvfs.config import Config
 from kvfs.control import server
+from kvfs.core import recovery
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
@@ -147,25 +148,11 @@ class Mount:
             batch.sync = True
         Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
         residency.first_new = catalog.next_id()  # what is older, the census has yet to count
-        self._drop_unfinished(catalog, residency)
+        recovery.drop_unfinished(residency)
         return residency
 
     def _invalidate(self, parent: int, name: bytes) -> None:
         self.session.invalidate(parent, name)
-
-    @staticmethod
-    def _drop_unfinished(catalog: Catalog, residency: Residency) -> None:
-        """What was being written, or open without a name, when the last session died."""
-        for ino in catalog.unfinished():
-            inode = catalog.inode(ino)
-            if inode is not None and inode.sealed and inode.links:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
-            elif inode is not None:
-                residency.drop(inode, "unfinished")
-            else:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
 
     # Life
 

@@ -217,8 +217,7 @@ class Operations(pyfuse3.Operations):
             made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
             return self._attributes(made)
         held = await self._create(parent_inode, name, mode, ctx)
-        self.objects.flush(held, writable=True)
-        await self.objects.release(held, writable=True)
+        await self.objects.close(held, writable=True)
         return self._attributes(held.inode)
 
     @_answer
@@ -270,9 +269,9 @@ class Operations(pyfuse3.Operations):
         held = None if writable else self.objects.open_at_once(inode)
         if held is None:
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
-        if not writable:
-            self.tree.used(held.inode)
         try:
+            if not writable:
+                self.tree.used(held.inode)
             return self._handle(held, writable=writable)
         except KvfsError:
             await self.objects.release(held, writable=writable)
