@@ -31,7 +31,7 @@ from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
-from kvfs.core import takeover
+from kvfs.core import recovery, takeover
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
@@ -156,22 +156,8 @@ class Mount:
         Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
         residency.first_new = catalog.next_id()  # what is older, the census has yet to count
         if not self.takeover:
-            self._drop_unfinished(catalog, residency)
+            recovery.drop_unfinished(residency)
         return residency
-
-    @staticmethod
-    def _drop_unfinished(catalog: Catalog, residency: Residency) -> None:
-        """What was being written, or open without a name, when the last session died."""
-        for ino in catalog.unfinished():
-            inode = catalog.inode(ino)
-            if inode is not None and inode.sealed and inode.links:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
-            elif inode is not None:
-                residency.drop(inode, "unfinished")
-            else:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
 
     # Life
 

@@ -19,7 +19,7 @@ Keys (integers big endian, so that they sort):
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -37,6 +37,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from kvfs import failpoints
 from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
@@ -86,17 +87,25 @@ Changes = list[tuple[bytes, bytes | None]]  # keys with their new values, None t
 class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
-    Leaving the block commits; an exception discards everything. Raises CatalogError.
+    Leaving the block commits, and then does what `then` was given. An exception discards all of
+    it, and each inode that was put is again what the catalog has. Raises CatalogError.
     """
 
-    __slots__ = ("_catalog", "_changes", "sync")
+    __slots__ = ("_catalog", "_changes", "_put", "_then", "sync")
 
     def __init__(self, catalog: "Catalog") -> None:
         self._catalog = catalog
         self._changes: Changes = []
+        self._put: list[Inode] = []
+        self._then: list[Callable[[], None]] = []
         self.sync = False
 
+    def then(self, consequence: Callable[[], None]) -> None:
+        """What is to be done once this is committed, and only then. It may not fail."""
+        self._then.append(consequence)
+
     def put(self, inode: Inode) -> None:
+        self._put.append(inode)
         self._changes.append((_inode_key(inode.ino), inode.pack()))
 
     def delete(self, inode: Inode) -> None:
@@ -146,8 +155,27 @@ class Batch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None:
+        if exc_type is not None:
+            self._undo()
+            return
+        try:
             self._catalog.commit(self._changes, sync=self.sync)
+        except BaseException:
+            self._undo()
+            raise
+        for consequence in self._then:
+            consequence()
+
+    def _undo(self) -> None:
+        """The records in memory must not say what was never committed: some are of open files."""
+        for inode in self._put:
+            try:
+                stored = self._catalog.inode(inode.ino)
+            except CatalogError as error:  # the one that is raised tells more
+                log.error("inode %d may differ from its record: %s", inode.ino, error)
+                continue
+            if stored is not None:
+                inode.take(stored)
 
 
 class Catalog:
@@ -210,6 +238,8 @@ class Catalog:
     def commit(self, changes: Changes, *, sync: bool) -> None:
         options = self._synced if sync else self._unsynced
         try:
+            if failpoints.active:
+                failpoints.reach("catalog.commit")
             self._db.write(_write_batch(changes), options)
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             self._recover(error)
@@ -217,6 +247,8 @@ class Catalog:
                 self._db.write(_write_batch(changes), options)
             except Exception as again:
                 raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+        if failpoints.active:
+            failpoints.reach("catalog.committed")
 
     def set_ballast(self) -> None:
         """Keep some room for the day on which others have filled the disk. Raises OSError."""

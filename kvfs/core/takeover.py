@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
+from kvfs.core import recovery
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.errors import KvfsError, NotFoundError, TierError
@@ -33,20 +34,34 @@ class Left(NamedTuple):
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
     """Open what was open; the objects by handle. A handle whose inode is gone has none."""
+    residency = objects.residency
+    marked = residency.catalog.unfinished()
+    for ino in marked:
+        _give_name_back(residency, ino)
     by_inode: dict[int, list[Left]] = {}
     for left in handles:
         by_inode.setdefault(left.ino, []).append(left)
     found = {}
     for lefts in by_inode.values():
-        held = _reopen(objects, lefts)
+        held = _reopen(residency, lefts)
         if held is not None:
             found.update({left.handle: held for left in lefts})
-    _finish(objects)
+    for ino in marked:
+        _finish(objects, ino)
     return found
 
 
-def _reopen(objects: Objects, lefts: list[Left]) -> OpenObject | None:
-    residency = objects.residency
+def _give_name_back(residency: Residency, ino: int) -> None:
+    """A writer's open was about to begin a new version, whose name the file has already."""
+    inode = residency.catalog.inode(ino)
+    if inode is not None and inode.sealed and inode.links:
+        try:
+            recovery.give_name_back(residency, inode)
+        except TierError as error:
+            log.error("inode %d may be missed: %s", ino, error)
+
+
+def _reopen(residency: Residency, lefts: list[Left]) -> OpenObject | None:
     ino, backing_id = lefts[0].ino, max(left.backing_id for left in lefts)
     inode = residency.catalog.inode(ino)
     tier = next((tier for tier in residency.tiers if tier.number == lefts[0].tier), None)
@@ -81,40 +96,27 @@ def _reopen(objects: Objects, lefts: list[Left]) -> OpenObject | None:
 def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
     """The backing file, open; -1 if it cannot be opened, which its reader or sealing will find."""
     try:
-        _name_back(inode, tier)
         return tier.open(inode.ino, inode.version, writable=writable)
     except (NotFoundError, TierError) as error:
         log.error("inode %d was open, and its file cannot be opened again: %s", inode.ino, error)
         return -1
 
 
-def _name_back(inode: Inode, tier: Tier) -> None:
-    """A writer's open was about to begin a new version: its file had that name already."""
-    version = inode.version
-    if not os.path.lexists(tier.path(inode.ino, version)) and os.path.lexists(
-        tier.path(inode.ino, version + 1)
-    ):
-        tier.rename(inode.ino, version + 1, version)
-
-
-def _finish(objects: Objects) -> None:
+def _finish(objects: Objects, ino: int) -> None:
+    """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
     residency = objects.residency
-    for ino in residency.catalog.unfinished():
-        if ino in residency.open:
-            continue
-        inode = residency.catalog.inode(ino)
-        if inode is None or (inode.sealed and inode.links):
-            if inode is not None:
-                for tier in residency.holders(inode):
-                    _name_back(inode, tier)
-            with residency.catalog.batch() as batch:
-                batch.mark_finished(ino)
-        elif not inode.is_file or not residency.holders(inode):
-            residency.drop(inode, "unfinished")
-        elif inode.links:
-            _seal(residency, objects, inode)
-        else:
-            residency.enter_limbo(inode)
+    inode = residency.inode(ino)
+    if inode is None or (inode.sealed and inode.links):
+        with residency.catalog.batch() as batch:
+            batch.mark_finished(ino)
+    elif ino in residency.open:
+        return
+    elif not inode.is_file or not residency.holders(inode):
+        residency.drop(inode, "unfinished")
+    elif inode.links:
+        _seal(residency, objects, inode)
+    else:
+        residency.enter_limbo(inode)
 
 
 def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:

@@ -25,7 +25,7 @@ LAYERS = (
     ("kvfs.catalog",),
     ("kvfs.config",),
     ("kvfs.runtime", "kvfs.mounts"),
-    ("kvfs.errors",),
+    ("kvfs.errors", "kvfs.failpoints"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need.
 CLI_MAY = ("kvfs.cli", "kvfs.config", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
