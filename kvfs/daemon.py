@@ -30,6 +30,7 @@ from kvfs.control import server
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
+from kvfs.core.sessions import boot_id, past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.fuse.invalidation import Invalidation
@@ -116,13 +117,8 @@ class Mount:
         Those are the sessions after the last one that ended properly, if the machine went down
         since: their bytes may not have reached the disk, whatever the file system says.
         """
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        last = int(catalog.fact("session") or 0)
-        ended = int(catalog.fact("clean") or 0)
-        same_boot = catalog.fact("boot") == boot
-        low, high = map(int, (catalog.fact("suspect") or "1 0").split())
-        if ended < last and not same_boot:
-            low, high = low if low <= high else ended + 1, last
+        last, ended, same_boot, low, high = past_sessions(catalog)
+        boot = boot_id()
         self.session_number = last + 1
         if ended < last:
             log.warning(
@@ -216,6 +212,8 @@ class Mount:
                         "set": self._set,
                         "write_back": self._write_back,
                         "discard_ram": self._discard_ram,
+                        "check": self.flow.checks.start,
+                        "checked": self.flow.checks.look,
                     },
                 )
                 nursery.start_soon(self._unmount_on_signal)
