@@ -20,7 +20,7 @@ from kvfs.catalog import Catalog
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.residency import Residency
 from kvfs.core.sessions import Past, past_sessions
-from kvfs.errors import ConfigError
+from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
 from kvfs.tiers import NvmeTier, RamTier
 
@@ -68,13 +68,19 @@ async def _run(nvme: NvmeTier, catalog: Catalog, tell: Tell, *, repair: bool, ha
     workers = min(WORKERS, os.cpu_count() or 1)
     async with Movers.open(workers, Counter[str]()) as movers:
         survey = Survey(residency, movers, set(), found, repair=repair, hashes=hashes, live=False)
+        failure: KvfsError | OSError | None = None  # a nursery would put it into a group
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_telling)
-            await check(survey)
-            for tier, ino, version in residency.trash:
-                await trio.to_thread.run_sync(tier.unlink, ino, version)
+            try:
+                await check(survey)
+                for tier, ino, version in residency.trash:
+                    await trio.to_thread.run_sync(tier.unlink, ino, version)
+            except (KvfsError, OSError) as error:
+                failure = error
             nursery.cancel_scope.cancel()
-        say(ended=True)
+    say(ended=failure is None)
+    if failure is not None:
+        raise TierError(f"{nvme.root}: the check cannot go on: {failure}") from failure
 
 
 def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:

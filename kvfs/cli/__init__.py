@@ -87,6 +87,9 @@ def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path
 mountpoint_argument = click.argument(
     "mountpoint", metavar="MOUNTPOINT", type=click.UNPROCESSED, callback=_canonical
 )
+target_argument = click.argument(
+    "target", metavar="TARGET", type=click.UNPROCESSED, callback=_canonical
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 

@@ -6,6 +6,7 @@ usage, which is 2 as everywhere here.
 """
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvfs import runtime
-from kvfs.cli import Refusal, json_option
+from kvfs.cli import Refusal, json_option, target_argument
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
 
@@ -44,7 +45,7 @@ class Failed(Refusal):
 
 
 @click.command
-@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@target_argument
 @click.option("--repair", is_flag=True, help="Mend what is found; without it nothing is changed.")
 @click.option("--hashes", is_flag=True, help="Read all bytes and compare them with their digests.")
 @json_option
@@ -54,27 +55,26 @@ def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
     Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
     is; 8: the check could not be made; 2: wrong usage.
     """
-    path = runtime.canonical(target)
-    live = _is_mount(path)
-    shown = _Report(path, quiet=as_json)
+    live = _is_mount(target)
+    shown = _Report(target, quiet=as_json)
     try:
         with shown.bar:
             if live:
-                _ask_daemon(path, shown.take, repair=repair, hashes=hashes)
+                _ask_daemon(target, shown.take, repair=repair, hashes=hashes)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
-                fsck.run(path, shown.take, repair=repair, hashes=hashes)
+                fsck.run(target, shown.take, repair=repair, hashes=hashes)
     except InUseError as error:
         raise Failed(
-            f"{path} is in use ({error.holder}): check it where it is mounted, "
+            f"{target} is in use ({error.holder}): check it where it is mounted, "
             f"kvfs fsck {_mountpoint(error.holder)}"
         ) from error
     except KvfsError as error:
         raise Failed(str(error)) from error
     if as_json:
         mode = "live" if live else "offline"
-        click.echo(json.dumps({"target": str(path), "mode": mode, **shown.as_json()}))
+        click.echo(json.dumps({"target": str(target), "mode": mode, **shown.as_json()}))
     else:
         shown.sum_up()
     sys.exit(shown.exit_code)
@@ -85,7 +85,7 @@ def _is_mount(path: Path) -> bool:
     mount = runtime.mount_at(path)
     if mount is not None and mount.fstype == runtime.FSTYPE:
         return True
-    lacking = [part for part in PARTS if not (path / part).exists()]
+    lacking = [part for part in PARTS if not os.path.exists(path / part)]
     if lacking:
         mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
         raise ConfigError(

@@ -7,6 +7,7 @@ the record; with the last one the object goes, with its names. Bytes are read by
 when hashes are wanted. Objects that are being written are passed by.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -25,8 +26,9 @@ BATCH = 64  # objects whose files one thread looks at
 # Bytes that a copy may take beyond its record: file systems differ in what they need beside data.
 SLACK = 8192
 
-Stat = os.stat_result | None
-Hashed = bytes | str | None  # the digest, or why the bytes cannot be read; None: they were not
+UNREADABLE = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}  # the device's own errors
+
+Stat = os.stat_result | OSError | None  # None: there is no file
 
 
 class Verdict(NamedTuple):
@@ -34,7 +36,10 @@ class Verdict(NamedTuple):
 
     kind: str
     what: str
-    remedy: str  # "lose", "restamp", "recount", or "" if that takes a digest
+    remedy: str  # "lose", "restamp", "recount", or "" if nothing can be said for sure
+
+
+Hashed = bytes | Verdict | None  # the digest, or why there is none; None: nobody has looked
 
 
 class Copies:
@@ -49,12 +54,13 @@ class Copies:
         self._hashing = trio.CapacityLimiter(beside if survey.live else survey.movers.workers)
 
     async def look_for_tiers(self) -> None:
+        """Report those that are gone as a whole, which is no damage of what was in them."""
         survey = self.survey
         for tier in self.residency.tiers:
-            if not await trio.to_thread.run_sync(os.path.isdir, f"{tier.root}/objects"):
+            if tier not in self.lost and not await trio.to_thread.run_sync(_there, tier):
                 self.lost.add(tier)
-                what = f"the {tier.name} tier's directory {tier.root}/objects is not there"
-                cure = "give its file system back, or mount anew"
+                what = f"the {tier.name} tier's directory {tier.root} is not what it was"
+                cure = "none: give its file system back, or mount anew"
                 survey.report("tier", 0, str(tier.root), what, cure, None)
         await survey.step(0)
 
@@ -124,8 +130,7 @@ class Copies:
         if current is not None and tier in self.residency.holders(current):
             if self._verdict(current, tier, status, hashed):
                 suspects[inode.ino] = None
-            else:
-                assert isinstance(hashed, bytes)  # else the verdict would have been another
+            elif isinstance(hashed, bytes):
                 self._take_digest(current, tier, hashed)
         await survey.step(inode.size)
 
@@ -133,8 +138,11 @@ class Copies:
         path = tier.path(inode.ino, inode.version)
         try:
             return (await self.survey.movers.read_through(path, inode.size, sync=False)).digest
-        except (OSError, SourceChangedError, KvfsError) as error:
-            return f"it cannot be read: {error}"
+        except SourceChangedError as error:
+            return Verdict("damaged", str(error), "lose")
+        except (OSError, KvfsError) as error:
+            bad = isinstance(error, OSError) and error.errno in UNREADABLE
+            return Verdict("unread", f"it cannot be read: {error}", "lose" if bad else "")
 
     def _take_digest(self, inode: Inode, tier: Tier, digest: bytes) -> None:
         """The bytes are those that were sealed, as far as anybody can tell."""
@@ -158,6 +166,8 @@ class Copies:
     def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
         if found is None:
             return Verdict("missing", "it is not there", "lose")
+        if isinstance(found, OSError):
+            return Verdict("unread", f"nothing can be said of it: {found}", "")
         if not stat.S_ISREG(found.st_mode):
             return Verdict("damaged", "it is no regular file", "lose")
         if found.st_size != inode.size:
@@ -165,8 +175,8 @@ class Copies:
             return Verdict("damaged", what, "lose")
         touched = found.st_mtime_ns != inode.backing_mtime_ns
         suspect = self._suspect(inode, tier)
-        if isinstance(hashed, str):
-            return Verdict("damaged", hashed, "lose")
+        if isinstance(hashed, Verdict):
+            return hashed
         if hashed is not None and inode.digest and hashed != inode.digest:
             return Verdict("damaged", "its bytes do not have their digest", "lose")
         if touched:
@@ -174,7 +184,9 @@ class Copies:
             if not inode.digest:
                 return Verdict("touched", f"{what}; there is no digest to tell its bytes", "lose")
             if hashed is None:
-                return Verdict("touched", f"{what}; only --hashes can tell its bytes", "")
+                return Verdict(
+                    "touched", f"{what}; --hashes can tell whether its bytes are right", ""
+                )
             return Verdict("touched", f"{what}; its bytes have their digest", "restamp")
         if suspect and not inode.digest and self.survey.hashes:
             what = "it was last written before a power loss, and has no digest to tell its bytes"
@@ -191,10 +203,12 @@ class Copies:
             inode = self._fit(ino)
             if inode is None:
                 return
-            version, holders = inode.version, self._holders(inode)
+            version = inode.version
             if not residency.holders(inode):
                 self._nowhere(inode)
                 return
+            await self.look_for_tiers()  # is one copy gone, or all?
+            holders = self._holders(inode)
             paths = [tier.path(ino, version) for tier in holders]
             found = await trio.to_thread.run_sync(_stat_all, paths)
             verdicts: list[tuple[Tier, Stat, Verdict]] = []
@@ -247,22 +261,23 @@ class Copies:
             "lose": "forget this copy" if status is None else "put this copy into quarantine",
             "restamp": "set the time back to what it was",
             "recount": "correct the record",
-            "": "none without --hashes",
+            "": "none while that cannot be told",
         }[verdict.remedy]
         if last:
             cure += " and drop the object with its names"
         names = survey.path(inode)
+        there = status if isinstance(status, os.stat_result) else None
         if verdict.remedy == "lose" and ino in residency.open:
             survey.report(verdict.kind, ino, names, what, "none while it is open", None)
             return
         if not verdict.remedy:
             survey.report(verdict.kind, ino, names, what, cure, None)
             return
-        if survey.repair and verdict.remedy == "lose" and status is not None:
+        if survey.repair and verdict.remedy == "lose" and there is not None:
             residency.counters["quarantined"] += 1
             await trio.to_thread.run_sync(tier.quarantine, ino, version)
-        elif survey.repair and verdict.remedy == "restamp":
-            times = (0 if status is None else status.st_atime_ns, inode.backing_mtime_ns)
+        elif survey.repair and verdict.remedy == "restamp" and there is not None:
+            times = (there.st_atime_ns, inode.backing_mtime_ns)
             await trio.to_thread.run_sync(_set_times, path, times)
 
         def mend() -> None:
@@ -272,9 +287,9 @@ class Copies:
             if verdict.remedy == "lose":
                 residency.counters["missing"] += status is None
                 residency.lose(current, tier)
-            elif verdict.remedy == "recount" and status is not None:
+            elif verdict.remedy == "recount" and there is not None:
                 residency.dismiss(current)
-                current.blocks = status.st_blocks
+                current.blocks = there.st_blocks
                 with self.catalog.batch() as batch:
                     batch.put(current)
                 residency.admit(current)
@@ -287,11 +302,16 @@ def _stat_all(paths: Iterable[str]) -> list[Stat]:
 
 
 def _stat(path: str) -> Stat:
-    """None if it is not there. Raises OSError if that cannot be told."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        return error
+
+
+def _there(tier: Tier) -> bool:
+    return tier.present() and os.path.isdir(f"{tier.root}/objects")
 
 
 def _set_times(path: str, times: tuple[int, int]) -> None:

@@ -21,6 +21,8 @@ FOLDERS = 16  # that one thread lists at a time
 # A file of a create that is under way has no record yet. None of them takes so long (s).
 CREATE_PATIENCE = 60.0
 
+Listed = list[str] | OSError | None  # None: there is no such folder
+
 
 class Files:
     """Tiers in `lost` are passed by."""
@@ -43,8 +45,12 @@ class Files:
                     await survey.step()
             survey.notes["quarantined"] += await trio.to_thread.run_sync(_count, tier)
 
-    async def _folder(self, tier: Tier, folder: str, names: list[str] | None) -> None:
+    async def _folder(self, tier: Tier, folder: str, names: Listed) -> None:
         survey = self.survey
+        if isinstance(names, OSError):
+            what = f"{tier.name} tier: the folder cannot be read: {names}"
+            survey.report("folder", 0, folder, what, "none", None)
+            return
         if names is None:
             if survey.repair:
                 await trio.to_thread.run_sync(tier.make_folders)
@@ -110,9 +116,8 @@ class Files:
             done: Callable[[], object] | None = nothing
             if survey.repair:
                 error = await trio.to_thread.run_sync(_try, act)
-                if error is None:
-                    self.residency.counters["swept"] += 1
-                else:
+                self.residency.counters["swept"] += error is None and not free
+                if error is not None:
                     done, cure = None, f"none: {error}"
             names = path if inode is None else survey.path(inode)
             survey.report(kind, ino, names, f"{tier.name} file {path}: {what}", cure, done)
@@ -132,15 +137,17 @@ def _parse(name: str) -> tuple[int, int]:
     return (ino, version) if f"{ino:x}.{version:x}" == stem else (0, 0)
 
 
-def _names_of_all(folders: list[str]) -> list[list[str] | None]:
+def _names_of_all(folders: list[str]) -> list[Listed]:
     return [_names(folder) for folder in folders]
 
 
-def _names(folder: str) -> list[str] | None:
+def _names(folder: str) -> Listed:
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return error
 
 
 def _changed(path: str) -> float | None:
@@ -164,4 +171,4 @@ def _try(act: partial[None]) -> OSError | None:
 
 def _count(tier: Tier) -> int:
     found = _names(f"{tier.root}/quarantine")
-    return len(found or ())
+    return len(found) if isinstance(found, list) else 0
