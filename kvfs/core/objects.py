@@ -81,24 +81,6 @@ class Objects:
         self.promote = promote
         self.settle = settle
 
-    async def _lock(self, ino: int) -> None:
-        """Take the inode's lock; without a rival it costs no turn of the loop."""
-        busy = self.residency.busy
-        if ino not in busy:
-            busy[ino] = None
-            return
-        waiting = busy[ino]
-        if waiting is None:
-            waiting = busy[ino] = trio.lowlevel.ParkingLot()
-        await waiting.park()  # who unlocks hands the lock over
-
-    def _unlock(self, ino: int) -> None:
-        waiting = self.residency.busy[ino]
-        if waiting:
-            waiting.unpark()
-        else:
-            del self.residency.busy[ino]
-
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
         """Run a tier's system call where it may take its time."""
@@ -108,7 +90,7 @@ class Objects:
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
         """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
-        await self._lock(ino)
+        await self.residency.lock(ino)
         try:
             held = self.residency.open.get(ino)
             if held is None:
@@ -133,7 +115,7 @@ class Objects:
                     await self._empty(held)
             return held
         finally:
-            self._unlock(ino)
+            self.residency.unlock(ino)
 
     async def _empty(self, held: OpenObject) -> None:
         try:

@@ -121,6 +121,26 @@ class Residency:
         self.staging[held.inode.ino] = held
         self.writing.set()
 
+    # The inode's lock; core/objects.py says who may hold it
+
+    async def lock(self, ino: int) -> None:
+        """Take the inode's lock; without a rival it costs no turn of the loop."""
+        busy = self.busy
+        if ino not in busy:
+            busy[ino] = None
+            return
+        waiting = busy[ino]
+        if waiting is None:
+            waiting = busy[ino] = trio.lowlevel.ParkingLot()
+        await waiting.park()  # who unlocks hands the lock over
+
+    def unlock(self, ino: int) -> None:
+        waiting = self.busy[ino]
+        if waiting:
+            waiting.unpark()
+        else:
+            del self.busy[ino]
+
     # What there is
 
     def inode(self, ino: int) -> Inode | None:
