@@ -12,6 +12,7 @@ Keys (integers big endian, so that they sort):
   c parent cookie    ino, name: the directory in reading order
   x ino name         an extended attribute
   o ino              open for writing, or open without a name: unfinished if found at start
+  q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """
 
@@ -36,6 +37,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
 
@@ -123,6 +125,15 @@ class Batch:
     def mark_finished(self, ino: int) -> None:
         self._changes.append((b"o" + _U64.pack(ino), None))
 
+    def answers(self, ino: int = 0) -> None:
+        """This is the change that the kernel's request asked for; it made the inode, if any."""
+        entry = self._catalog.answers.entry(ino)
+        if entry is not None:
+            self._changes.append(entry)
+
+    def forget_answers(self) -> None:
+        self._changes.extend((key, None) for key, _ in self._catalog.answer_entries())
+
     def set_fact(self, name: str, value: str) -> None:
         self._changes.append((b"m" + name.encode(), value.encode()))
 
@@ -145,6 +156,7 @@ class Catalog:
     def __init__(self, path: Path, *, first_id: int = FIRST_ID) -> None:
         """`first_id` is where a new catalog begins to count."""
         self.path = path
+        self.answers = Answers()
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
         self._read_only = False
@@ -329,6 +341,9 @@ class Catalog:
 
     def xattr_names(self, ino: int) -> list[bytes]:
         return [name for name, _ in self._scan(b"x" + _U64.pack(ino))]
+
+    def answer_entries(self) -> list[tuple[bytes, bytes]]:
+        return [(b"q" + key, value) for key, value in self._scan(b"q")]
 
     def unfinished(self) -> list[int]:
         return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]

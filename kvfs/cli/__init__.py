@@ -16,7 +16,7 @@ import click
 from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
-COMMANDS = ("mount", "umount", "status", "set", "doctor")
+COMMANDS = ("mount", "umount", "status", "set", "upgrade", "doctor")
 
 
 class Refusal(click.ClickException):

@@ -295,6 +295,7 @@ class Objects:
                     batch.link(parent, Dentry(name, ino, ino))
                     batch.mark_unfinished(ino)
                     batch.put(directory)
+                    batch.answers(ino)
             except BaseException:
                 os.close(fd)
                 residency.throw_away(tier, ino, 1)

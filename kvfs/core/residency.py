@@ -105,6 +105,7 @@ class Residency:
         self.trash: list[tuple[Tier, int, int]] = []
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
+        self._census_step = trio.Event()
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -155,19 +156,28 @@ class Residency:
         """The census reached an inode of an earlier session."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
-        elif inode.is_file and inode.sealed:
+        elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._count(inode)
             hour = inode.atime_ns // HOUR
             holders = self.holders(inode)
             for tier in holders:
+                tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
                 if tier is self.nvme:
                     self.on_nvme.add_past(inode.ino, hour)
                 else:
                     self._list_of(tier, holders).touch(inode.ino)
         self.counted_to = inode.ino
 
+    def end_census_step(self) -> None:
+        """Some more is counted: who waits for room may look again."""
+        step, self._census_step = self._census_step, trio.Event()
+        step.set()
+
     def end_census(self) -> None:
+        for tier in self.tiers:
+            tier.uncounted = 0
         self.census_done.set()
+        self.end_census_step()
         self._counted_early.clear()
 
     def _count(self, inode: Inode, sign: int = 1) -> None:
@@ -285,15 +295,18 @@ class Residency:
     def to_limbo(self, inode: Inode, batch: Batch) -> None:
         """The last name of a file that nobody has open is gone; keep its fastest copy a while."""
         self.dismiss(inode)
-        keep, *others = self.holders(inode)
-        for tier in others:
+        for tier in self.holders(inode)[1:]:
             self.discard_copy(inode, tier)
             self.set_holder(inode, tier, holds=False)
+        self.enter_limbo(inode)
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+
+    def enter_limbo(self, inode: Inode) -> None:
+        keep = self.holders(inode)[0]
         cost = keep.cost(inode.blocks)
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
-        batch.put(inode)
-        batch.mark_unfinished(inode.ino)
 
     def from_limbo(self, ino: int) -> int:
         """It is opened after all: its room, in bytes, is the caller's to give back."""
@@ -323,12 +336,14 @@ class Residency:
         """
         expected = self.sizes.expect(parent, name)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        while not self.census_done.is_set():  # what RAM has left is known before, by its estimate
+            if self.ram is not None:
+                least = min(wanted, self.ram.capacity // 4) if expected is None else wanted
+                if self.reserve(self.ram, least):
+                    return self.ram, least
+            await self._census_step.wait()
         order = self.tiers if expected is not None else self.tiers[::-1]
-        if not self.census_done.is_set() and self.ram is not None and not self.ram.adopted:
-            order = self.tiers  # the fresh RAM tier's account is right before the census is done
         for tier in order:
-            if not (self.ram is not None and tier is self.ram and not self.ram.adopted):
-                await self.census_done.wait()
             least = min(wanted, tier.capacity // 4) if expected is None else wanted
             if self.reserve(tier, least):
                 return tier, least

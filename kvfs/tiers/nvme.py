@@ -20,6 +20,7 @@ class NvmeTier(Tier):
     """Opening it takes the lock. Raises ConfigError if that is held, or nothing can be written."""
 
     name = "nvme"
+    number = 2
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)

@@ -25,6 +25,7 @@ class Tier:
     """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
 
     name = "tier"
+    number = 0  # in the session file
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
@@ -32,6 +33,7 @@ class Tier:
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
+        self.uncounted = 0  # taken by what the census has not reached yet, estimated
         self.objects = 0
         self.hits = 0
         self.slow = True  # may wait for a disk
@@ -40,7 +42,7 @@ class Tier:
 
     @property
     def free(self) -> int:
-        return self.capacity - self.used - self.reserved
+        return self.capacity - self.used - self.reserved - self.uncounted
 
     @staticmethod
     def cost(blocks: int) -> int:
