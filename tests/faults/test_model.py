@@ -44,12 +44,13 @@ from tests.semantics.syscalls import (
     renameat2,
 )
 
-EXAMPLES = int(os.environ.get("KVFS_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("KVFS_EXAMPLES", "30"))
 STEPS = 60
 MIB = 1 << 20
 RAM = 64 * MIB
 KINDS = {
     "kernel": f"ram={RAM >> 20}M,nvme={{tmp}}/nvme,nvme_size=2G",
+    "kernel-nvme": "ram=0,nvme={tmp}/nvme,nvme_size=2G",
     "daemon": f"ram={RAM >> 20}M,nvme={{tmp}}/nvme,nvme_size=2G,passthrough=off",
 }
 
@@ -146,7 +147,8 @@ class Walk(RuleBasedStateMachine):
     def duplicate(self, descriptor: Descriptor) -> Any:  # noqa: ANN401
         if descriptor not in self.twins.descriptors:
             return multiple()
-        return self.twins.adopt([os.dup(fd) for fd in descriptor.fds], descriptor.path)
+        fds = [os.dup(fd) for fd in descriptor.fds]
+        return self.twins.adopt(fds, descriptor.path, append=descriptor.append)
 
     @rule(descriptor=consumes(descriptors))
     def close(self, descriptor: Descriptor) -> None:
@@ -227,6 +229,8 @@ class Walk(RuleBasedStateMachine):
     def copy_range(
         self, descriptor: Descriptor, source: Descriptor, offset: int, to: int, size: int
     ) -> None:
+        if descriptor.append:
+            return  # the kernel copies to its end, also after the flag was taken away
         if source in self.twins.descriptors and descriptor in self.twins.descriptors:
             self.both(
                 f"copy from {source} to {descriptor}",
@@ -392,6 +396,8 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.interrupted < 2)
     def press(self, parts: int) -> None:
         """Others need the memory: what is on NVMe as well leaves RAM; nothing else may."""
+        if "ram" not in self.mounted.status()["tiers"]:
+            return
         self.interrupted += 1
         self.demote()
         for part in range(parts):
@@ -399,6 +405,13 @@ class Walk(RuleBasedStateMachine):
             path.write_bytes(bytes(RAM * 3 // 4 // parts))
         for part in range(parts):
             (self.mounted.path / f"pressure{part}").unlink(missing_ok=True)
+
+    @rule()
+    @precondition(lambda self: self.interrupted < 2)
+    def kill(self) -> None:
+        """Another daemon takes over; whatever is open or mapped stays so."""
+        self.interrupted += 1
+        self.mounted.kill_daemon()
 
     @rule()
     @precondition(lambda self: self.interrupted < 2)

@@ -38,6 +38,7 @@ class Descriptor:
 
     fds: tuple[int, int]
     path: str
+    append: bool  # as it was opened
 
     def __repr__(self) -> str:
         return f"<{self.path} as {self.fds[KVFS]}>"
@@ -90,10 +91,10 @@ class Twins:
             for fd in fds:
                 os.close(fd)
             raise
-        return self.adopt(fds, path) if fds else None
+        return self.adopt(fds, path, append=bool(flags & os.O_APPEND)) if fds else None
 
-    def adopt(self, fds: list[int], path: str) -> Descriptor:
-        self.descriptors.append(Descriptor((fds[KVFS], fds[DISK]), path))
+    def adopt(self, fds: list[int], path: str, *, append: bool) -> Descriptor:
+        self.descriptors.append(Descriptor((fds[KVFS], fds[DISK]), path, append))
         return self.descriptors[-1]
 
     def close(self, descriptor: Descriptor) -> None:
