@@ -428,11 +428,11 @@ class Objects:
             self.residency.late.append(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:
-        await self._lock(ino)
+        await self.residency.lock(ino)
         try:
             await self._unmark(ino)
         finally:
-            self._unlock(ino)
+            self.residency.unlock(ino)
 
     async def truncate(self, ino: int, size: int) -> Inode:
         """Set the size, growing with zeros. Raises TooLargeError and what `open` raises."""
