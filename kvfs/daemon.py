@@ -64,6 +64,7 @@ class Mount:
         self.order = order
         self.keeper = keeper
         self.kept = True  # the keeper lives
+        self.serving = False  # from then on others rely on what is in memory
         self.takeover = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
@@ -382,7 +383,8 @@ class Mount:
                 catalog.close()
         except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
-        if self.ram is not None and (ended or not (self.takeover or self.ram.adopted)):
+        relied_on = self.takeover or self.serving or (self.ram is not None and self.ram.adopted)
+        if self.ram is not None and (ended or not relied_on):
             self.ram.remove()
         if nvme is not None:
             nvme.close()
@@ -429,6 +431,7 @@ def _serve(keeper: Channel, order: Message) -> None:
     try:
         keeper.send("prepared")
         _, device = keeper.receive()
+        mount.serving = True
         mount.backings.attach(device, mount.session_file, takeover=mount.takeover)
         trio.run(mount.serve)
         ended = True

@@ -101,16 +101,18 @@ class Keeper:
             "serve",
             config=config,
             takeover=self.device >= 0,
-            takeovers=self.takeovers,
+            takeovers=self.takeovers + (self.device >= 0),
             keeper_pid=os.getpid(),
         )
         process.expect("prepared", patience)
-        if self.device < 0:
+        takeover = self.device >= 0
+        if not takeover:
             self.device = device.mount(
                 self.mountpoint, config["mount_flags"], allow_other=config["allow_other"]
             )
         process.tell("device", descriptor=self.device)
         ready = process.expect("ready", deadline - time.monotonic())
+        self.takeovers += takeover
         process.started = process.heard = time.monotonic()
         self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
         self._said = 0.0
@@ -211,7 +213,6 @@ class Keeper:
             if self._deaths:
                 time.sleep(BACK_OFF * 2 ** (self._deaths - 1))
             process = self._successor()
-            self.takeovers += 1
             try:
                 self._serve(process, self._current_config(), patience=START)
             except (Failed, KvfsError) as error:
@@ -316,7 +317,6 @@ class Keeper:
             raise
         began = time.monotonic()
         self._hand_over(old)
-        self.takeovers += 1
         try:
             self._serve(candidate, config, patience=UPGRADE_START)
         except (Failed, KvfsError) as error:

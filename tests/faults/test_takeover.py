@@ -13,6 +13,7 @@ import pytest
 
 from kvfs import failpoints
 from kvfs.control import request, request_keeper
+from kvfs.keeper.keeper import SHORT_LIFE
 from tests.faults.lives import COUNT
 from tests.harness import Mounted, wait_for
 from tests.semantics.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
@@ -160,6 +161,8 @@ OPERATIONS = {
 def run(kv: Mounted, operation: Operation, at: Path, faults: str) -> dict[str, int]:
     """What was passed meanwhile, if the daemon has survived it."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
+    # Daemons that die one after the other as soon as they serve are taken for a lost cause.
+    wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
     operation.prepare(at)
     request(kv.path, "arm", faults=faults)
     operation.act(at)
