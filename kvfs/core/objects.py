@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SIZE_MAX = (1 << 63) - 4096
+MAPPED_PERIOD, MAPPED_PERIOD_MAX = 0.002, 0.5  # s between two looks at objects that are mapped
 
 
 class Backings(Protocol):
@@ -69,6 +70,7 @@ class Objects:
         self.verifier = verifier
         self.promote = promote
         self.settle = settle
+        self._mapped = trio.Event()  # set while there may be an object that is mapped only
 
     async def _lock(self, ino: int) -> None:
         """Take the inode's lock; without a rival it costs no turn of the loop."""
@@ -177,7 +179,7 @@ class Objects:
     def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
         tier.hits += 1
         if not writable and inode.links:
@@ -188,7 +190,8 @@ class Objects:
             held.fd = -1
         return held
 
-    def _register(self, held: OpenObject) -> int:
+    def register(self, held: OpenObject) -> int:
+        """A backing id for its file; 0 if the daemon must serve it."""
         backing_id = self.backings.register(held.fd)
         self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
@@ -304,7 +307,7 @@ class Objects:
             tier.reserved -= reserved
             raise
         held = OpenObject(inode, tier, fd, writable=True, writers=1, reserved=reserved)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
         residency.counters["created"] += 1
@@ -333,7 +336,7 @@ class Objects:
             batch.put(current)
             batch.mark_unfinished(current.ino)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
         return held
@@ -431,7 +434,7 @@ class Objects:
 
     def flush(self, held: OpenObject, *, writable: bool) -> None:
         """A descriptor was closed; if it was the only writer's the object is sealed."""
-        if writable and held.writers == 1 and held.inode.links:
+        if writable and held.writers - held.mapped == 1 and held.inode.links:
             self._seal(held)
 
     def _seal(self, held: OpenObject) -> None:
@@ -451,6 +454,27 @@ class Objects:
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
+        if writable and held.writers == 1 and held.backing_id and self._shared(held):
+            held.mapped = True  # and it stays a writer until `watch_mappings` finds that gone
+            self._mapped.set()
+            with self.catalog.batch() as batch:
+                batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
+            return
+        await self._let_go(held, writable=writable)
+
+    @staticmethod
+    def _shared(held: OpenObject) -> bool:
+        """Whether somebody besides the daemon and one writer has the file; not told with readers.
+
+        That nobody else's open is under way also means that the lease disturbs none.
+        """
+        return Objects._alone(held) and held.tier.shared(held.fd)
+
+    @staticmethod
+    def _alone(held: OpenObject) -> bool:
+        return held.writers == 1 and not held.readers
+
+    async def _let_go(self, held: OpenObject, *, writable: bool) -> None:
         residency, inode = self.residency, held.inode
         if writable:
             if held.writers == 1:
@@ -472,6 +496,32 @@ class Objects:
                 os.close(held.fd)
         if held.backing_id:
             self.backings.release(held.backing_id)
+
+    async def watch_mappings(self) -> None:
+        """End the writing of objects that were mapped, when that is over; as long as the mount.
+
+        Under passthrough a mapping keeps the backing file, not the handle, and the kernel does not
+        tell of its end. What was released a moment ago looks mapped, too: the first look is soon.
+        An object that others have open is looked at when they have closed it.
+        """
+        period = MAPPED_PERIOD
+        while True:
+            if not any(held.mapped for held in self.residency.staging.values()):
+                self._mapped, period = trio.Event(), MAPPED_PERIOD
+                await self._mapped.wait()
+            await trio.sleep(period)
+            period = min(2 * period, MAPPED_PERIOD_MAX)
+            await self.end_mappings(lambda held: self._alone(held) and not self._shared(held))
+
+    async def end_mappings(self, gone: Callable[[OpenObject], bool]) -> None:
+        """One look at what was mapped."""
+        for held in [held for held in self.residency.staging.values() if held.mapped]:
+            if gone(held):
+                held.mapped = False
+                if held.inode.links:  # else it is unfinished until it is forgotten
+                    with self.catalog.batch() as batch:
+                        batch.mark_finished(held.inode.ino)
+                await self._let_go(held, writable=True)
 
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode

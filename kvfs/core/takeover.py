@@ -107,6 +107,8 @@ def _finish(objects: Objects) -> None:
             if inode is not None:
                 for tier in residency.holders(inode):
                     _name_back(inode, tier)
+                if inode.is_file and _mapped(objects, inode):
+                    continue
             with residency.catalog.batch() as batch:
                 batch.mark_finished(ino)
         elif not inode.is_file or not residency.holders(inode):
@@ -115,6 +117,23 @@ def _finish(objects: Objects) -> None:
             _seal(residency, objects, inode)
         else:
             residency.enter_limbo(inode)
+
+
+def _mapped(objects: Objects, inode: Inode) -> bool:
+    """Go on watching what may be mapped only; it has no handle. See Objects.watch_mappings."""
+    residency = objects.residency
+    for tier in residency.holders(inode)[:1]:
+        fd = _file(inode, tier, writable=True)
+        if fd < 0:
+            return False
+        held = OpenObject(inode, tier, fd, writable=True, writers=1, mapped=True)
+        held.reserved = tier.cost(os.fstat(fd).st_blocks)
+        tier.reserved += held.reserved
+        held.backing_id = objects.register(held)
+        residency.open[inode.ino] = held
+        residency.stage(held)
+        return True
+    return False
 
 
 def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:

@@ -254,8 +254,14 @@ def victims(status: dict[str, Any], kind: str) -> list[int]:
     if kind == "daemon":
         return [daemon]
     if kind == "movers":
-        return children(daemon)
+        return [pid for pid in children(daemon) if _is_mover(pid)]
     return [pid for pid in children(int(status["keeper_pid"])) if pid != daemon]
+
+
+def _is_mover(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def plan(rng: random.Random, kills: int, kinds: list[str], upgrades: int) -> list[str]:
