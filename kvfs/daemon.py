@@ -31,10 +31,11 @@ from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
-from kvfs.core import takeover
+from kvfs.core import recovery, takeover
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
+from kvfs.core.sessions import past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.fuse.passthrough import SLOTS  # the C part first, then pyfuse3
@@ -121,13 +122,8 @@ class Mount:
         Those are the sessions after the last one that ended properly, if the machine went down
         since: their bytes may not have reached the disk, whatever the file system says.
         """
+        last, ended, same_boot, low, high = past_sessions(catalog)
         boot = runtime.boot_id()
-        last = int(catalog.fact("session") or 0)
-        ended = int(catalog.fact("clean") or 0)
-        same_boot = catalog.fact("boot") == boot
-        low, high = map(int, (catalog.fact("suspect") or "1 0").split())
-        if ended < last and not same_boot:
-            low, high = low if low <= high else ended + 1, last
         self.session_number = last if self.takeover else last + 1
         if ended < last and not self.takeover:
             log.warning(
@@ -156,22 +152,8 @@ class Mount:
         Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
         residency.first_new = catalog.next_id()  # what is older, the census has yet to count
         if not self.takeover:
-            self._drop_unfinished(catalog, residency)
+            recovery.drop_unfinished(residency)
         return residency
-
-    @staticmethod
-    def _drop_unfinished(catalog: Catalog, residency: Residency) -> None:
-        """What was being written, or open without a name, when the last session died."""
-        for ino in catalog.unfinished():
-            inode = catalog.inode(ino)
-            if inode is not None and inode.sealed and inode.links:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
-            elif inode is not None:
-                residency.drop(inode, "unfinished")
-            else:
-                with catalog.batch() as batch:
-                    batch.mark_finished(ino)
 
     # Life
 
@@ -235,6 +217,8 @@ class Mount:
                     "set": self._set,
                     "write_back": self._write_back,
                     "discard_ram": self._discard_ram,
+                    "check": self.flow.checks.start,
+                    "checked": self.flow.checks.look,
                 },
             )
             nursery.start_soon(self._hear_keeper)

@@ -19,7 +19,7 @@ Keys (integers big endian, so that they sort):
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -37,6 +37,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from kvfs import failpoints
 from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
@@ -51,6 +52,8 @@ FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
 RECOVERY_PERIOD = 1.0  # s
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
+
+_READ_ONLY = AccessType.read_only(error_if_log_file_exist=False)
 
 _U64 = Struct(">Q")
 _TWO = Struct(">QQ")
@@ -86,17 +89,25 @@ Changes = list[tuple[bytes, bytes | None]]  # keys with their new values, None t
 class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
-    Leaving the block commits; an exception discards everything. Raises CatalogError.
+    Leaving the block commits, and then does what `then` was given. An exception discards all of
+    it, and each inode that was put is again what the catalog has. Raises CatalogError.
     """
 
-    __slots__ = ("_catalog", "_changes", "sync")
+    __slots__ = ("_catalog", "_changes", "_put", "_then", "sync")
 
     def __init__(self, catalog: "Catalog") -> None:
         self._catalog = catalog
         self._changes: Changes = []
+        self._put: list[Inode] = []
+        self._then: list[Callable[[], None]] = []
         self.sync = False
 
+    def then(self, consequence: Callable[[], None]) -> None:
+        """What is to be done once this is committed, and only then. It may not fail."""
+        self._then.append(consequence)
+
     def put(self, inode: Inode) -> None:
+        self._put.append(inode)
         self._changes.append((_inode_key(inode.ino), inode.pack()))
 
     def delete(self, inode: Inode) -> None:
@@ -137,6 +148,10 @@ class Batch:
     def set_fact(self, name: str, value: str) -> None:
         self._changes.append((b"m" + name.encode(), value.encode()))
 
+    def erase(self, kind: bytes, key: bytes) -> None:
+        """Remove one key of a kind, whatever it means: for what cannot be decoded."""
+        self._changes.append((kind + key, None))
+
     def __enter__(self) -> "Self":
         return self
 
@@ -146,24 +161,47 @@ class Batch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None:
+        if exc_type is not None:
+            self._undo()
+            return
+        try:
             self._catalog.commit(self._changes, sync=self.sync)
+        except BaseException:
+            self._undo()
+            raise
+        for consequence in self._then:
+            consequence()
+
+    def _undo(self) -> None:
+        """The records in memory must not say what was never committed: some are of open files."""
+        for inode in self._put:
+            try:
+                stored = self._catalog.inode(inode.ino)
+            except CatalogError as error:  # the one that is raised tells more
+                log.error("inode %d may differ from its record: %s", inode.ino, error)
+                continue
+            if stored is not None:
+                inode.take(stored)
 
 
 class Catalog:
     """An open catalog. Raises CatalogError when RocksDB fails, ConfigError at opening."""
 
-    def __init__(self, path: Path, *, first_id: int = FIRST_ID) -> None:
-        """`first_id` is where a new catalog begins to count."""
+    def __init__(self, path: Path, *, first_id: int = FIRST_ID, read_only: bool = False) -> None:
+        """`first_id` is where a new catalog begins to count; one to be read must be there."""
         self.path = path
         self.answers = Answers()
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
-        self._read_only = False
+        self._read_only = False  # for want of room
+        self._looked_at = read_only
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._db = Rdict(str(path), _options())
-            self.set_ballast()
+            if read_only:
+                self._db = Rdict(str(path), _options(), access_type=_READ_ONLY)
+            else:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._db = Rdict(str(path), _options())
+                self.set_ballast()
         except Exception as error:  # rocksdict raises plain Exception
             raise ConfigError(f"catalog {path} cannot be opened: {error}") from error
         self._synced = WriteOptions()
@@ -171,7 +209,7 @@ class Catalog:
         self._unsynced = WriteOptions()
         try:
             self._check_format()
-            self._next_id = self._reserved = int(self.fact("next_id") or first_id)
+            self._next_id = self._reserved = self._first_free(first_id)
         except BaseException:
             self._db.close()
             raise
@@ -187,13 +225,20 @@ class Catalog:
                 "mount it with the kvfs that wrote it, or a newer one"
             )
 
+    def _first_free(self, first_id: int) -> int:
+        found = self.fact("next_id")
+        if found is not None and not found.isdigit():
+            raise ConfigError(f"catalog {self.path} counts from {found!r}, expected a number")
+        return int(found or first_id)
+
     def close(self) -> None:
         """Sync and close. What was committed before survives a power loss after.
 
         Raises CatalogError.
         """
         try:
-            self._db.flush_wal(sync=True)
+            if not self._looked_at:
+                self._db.flush_wal(sync=True)
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: sync failed: {error}") from error
         try:
@@ -210,6 +255,8 @@ class Catalog:
     def commit(self, changes: Changes, *, sync: bool) -> None:
         options = self._synced if sync else self._unsynced
         try:
+            if failpoints.active:
+                failpoints.reach("catalog.commit")
             self._db.write(_write_batch(changes), options)
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             self._recover(error)
@@ -217,6 +264,8 @@ class Catalog:
                 self._db.write(_write_batch(changes), options)
             except Exception as again:
                 raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+        if failpoints.active:
+            failpoints.reach("catalog.committed")
 
     def set_ballast(self) -> None:
         """Keep some room for the day on which others have filled the disk. Raises OSError."""
@@ -252,8 +301,7 @@ class Catalog:
     def _open_for_reading(self) -> None:
         """There is not even room for a new log: what is there can still be looked up."""
         try:
-            read_only = AccessType.read_only(error_if_log_file_exist=False)
-            self._db = Rdict(str(self.path), _options(), access_type=read_only)
+            self._db = Rdict(str(self.path), _options(), access_type=_READ_ONLY)
             self._read_only = True
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             log.error("catalog %s cannot be read: %s", self.path, error)
@@ -267,6 +315,18 @@ class Catalog:
             self._reserved = self._next_id + IDS_AT_ONCE
         self._next_id += 1
         return self._next_id - 1
+
+    @property
+    def counter(self) -> int:
+        """Every number that was given out is smaller."""
+        return self._next_id
+
+    def count_from(self, number: int) -> None:
+        """The counter is behind what was given out: go on from a greater number."""
+        with self.batch() as batch:
+            batch.set_fact("next_id", str(number))
+            batch.sync = True
+        self._next_id = self._reserved = number
 
     # Reading
 
@@ -287,6 +347,23 @@ class Catalog:
                 yield key[cut:], value  # type: ignore[index, misc]  # raw mode: always bytes
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+
+    def records(self, kind: bytes, under: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Every key of a kind, without it, and its value, as all are at the first of them.
+
+        under: only those whose keys begin so.
+        What changes meanwhile is not seen. Raises CatalogError, also if the catalog is opened anew
+        meanwhile, which it cannot be while somebody reads the old one.
+        """
+        opened = self._db
+        for key, value in self._scan(kind + under):
+            yield under + key, value
+            if self._db is not opened:
+                raise CatalogError(f"catalog {self.path} was opened anew while it was read")
+
+    def record(self, kind: bytes, key: bytes) -> bytes | None:
+        """What is there now under one key."""
+        return self._get(kind + key)
 
     def fact(self, name: str) -> str | None:
         value = self._get(b"m" + name.encode())

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
+from kvfs.core import recovery
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.errors import KvfsError, NotFoundError, TierError
@@ -33,20 +34,34 @@ class Left(NamedTuple):
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
     """Open what was open; the objects by handle. A handle whose inode is gone has none."""
+    residency = objects.residency
+    marked = residency.catalog.unfinished()
+    for ino in marked:
+        _give_name_back(residency, ino)
     by_inode: dict[int, list[Left]] = {}
     for left in handles:
         by_inode.setdefault(left.ino, []).append(left)
     found = {}
     for lefts in by_inode.values():
-        held = _reopen(objects, lefts)
+        held = _reopen(residency, lefts)
         if held is not None:
             found.update({left.handle: held for left in lefts})
-    _finish(objects)
+    for ino in marked:
+        _finish(objects, ino)
     return found
 
 
-def _reopen(objects: Objects, lefts: list[Left]) -> OpenObject | None:
-    residency = objects.residency
+def _give_name_back(residency: Residency, ino: int) -> None:
+    """A writer's open was about to begin a new version, whose name the file has already."""
+    inode = residency.catalog.inode(ino)
+    if inode is not None and inode.sealed and inode.links:
+        try:
+            recovery.give_name_back(residency, inode)
+        except TierError as error:
+            log.error("inode %d may be missed: %s", ino, error)
+
+
+def _reopen(residency: Residency, lefts: list[Left]) -> OpenObject | None:
     ino, backing_id = lefts[0].ino, max(left.backing_id for left in lefts)
     inode = residency.catalog.inode(ino)
     tier = next((tier for tier in residency.tiers if tier.number == lefts[0].tier), None)
@@ -81,59 +96,55 @@ def _reopen(objects: Objects, lefts: list[Left]) -> OpenObject | None:
 def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
     """The backing file, open; -1 if it cannot be opened, which its reader or sealing will find."""
     try:
-        _name_back(inode, tier)
         return tier.open(inode.ino, inode.version, writable=writable)
     except (NotFoundError, TierError) as error:
         log.error("inode %d was open, and its file cannot be opened again: %s", inode.ino, error)
         return -1
 
 
-def _name_back(inode: Inode, tier: Tier) -> None:
-    """A writer's open was about to begin a new version: its file had that name already."""
-    version = inode.version
-    if not os.path.lexists(tier.path(inode.ino, version)) and os.path.lexists(
-        tier.path(inode.ino, version + 1)
-    ):
-        tier.rename(inode.ino, version + 1, version)
-
-
-def _finish(objects: Objects) -> None:
+def _finish(objects: Objects, ino: int) -> None:
+    """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
     residency = objects.residency
-    for ino in residency.catalog.unfinished():
-        if ino in residency.open:
-            continue
-        inode = residency.catalog.inode(ino)
-        if inode is None or (inode.sealed and inode.links):
-            if inode is not None:
-                for tier in residency.holders(inode):
-                    _name_back(inode, tier)
-                if inode.is_file and _mapped(objects, inode):
-                    continue
-            with residency.catalog.batch() as batch:
-                batch.mark_finished(ino)
-        elif not inode.is_file or not residency.holders(inode):
-            residency.drop(inode, "unfinished")
-        elif inode.links:
-            _seal(residency, objects, inode)
-        else:
-            residency.enter_limbo(inode)
+    inode = residency.inode(ino)
+    if inode is not None and inode.is_file and inode.sealed and inode.links:
+        _watch(objects, inode)
+    elif inode is None or (inode.sealed and inode.links):
+        with residency.catalog.batch() as batch:
+            batch.mark_finished(ino)
+    elif ino in residency.open:
+        return
+    elif not inode.is_file or not residency.holders(inode):
+        residency.drop(inode, "unfinished")
+    elif inode.links:
+        _seal(residency, objects, inode)
+    else:
+        residency.enter_limbo(inode)
 
 
-def _mapped(objects: Objects, inode: Inode) -> bool:
-    """Go on watching what may be mapped only; it has no handle. See Objects.watch_mappings."""
+def _watch(objects: Objects, inode: Inode) -> None:
+    """It may be mapped, for which there is no handle: a writer, until it is seen that it is not."""
     residency = objects.residency
-    for tier in residency.holders(inode)[:1]:
-        fd = _file(inode, tier, writable=True)
+    held = residency.open.get(inode.ino)
+    if held is None:
+        tier = residency.holders(inode)[0]
+        held = OpenObject(inode, tier, fd=-1, writable=False)
+    if not held.writable:
+        fd = _file(inode, held.tier, writable=True)
         if fd < 0:
-            return False
-        held = OpenObject(inode, tier, fd, writable=True, writers=1, mapped=True)
-        held.reserved = tier.cost(os.fstat(fd).st_blocks)
-        tier.reserved += held.reserved
-        held.backing_id = objects.register(held)
+            return
+        if held.fd >= 0:
+            os.close(held.fd)
+        held.fd, held.writable = fd, True
+    if not held.writers:
+        held.accounted = False
+        held.reserved = held.tier.cost(os.fstat(held.fd).st_blocks)
+        held.tier.reserved += held.reserved
         residency.open[inode.ino] = held
         residency.stage(held)
-        return True
-    return False
+    held.writers += 1
+    held.mapped = True
+    if not held.backing_id:
+        held.backing_id = objects.register(held)
 
 
 def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:

@@ -253,8 +253,7 @@ class Operations(pyfuse3.Operations):
             made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
             return self._attributes(made)
         held = await self._create(parent_inode, name, mode, ctx)
-        self.objects.flush(held, writable=True)
-        await self.objects.release(held, writable=True)
+        await self.objects.close(held, writable=True)
         return self._attributes(held.inode)
 
     @_once
@@ -310,7 +309,11 @@ class Operations(pyfuse3.Operations):
         if held is None:
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
-            self.tree.used(held.inode)
+            try:
+                self.tree.used(held.inode)
+            except KvfsError:
+                await self.objects.release(held, writable=writable)
+                raise
         return await self._handle(held, writable=writable, request=request)
 
     @_answer

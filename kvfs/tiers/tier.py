@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvfs import failpoints
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Tier:
         self.hits = 0
         self.slow = True  # may wait for a disk
         self.trouble = ""  # the last failure that concerns the whole tier, for the status
-        self._folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
+        self.folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
 
     @property
     def free(self) -> int:
@@ -52,25 +53,32 @@ class Tier:
 
     def make_folders(self) -> None:
         """Raises OSError."""
-        for folder in self._folders:
+        for folder in self.folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         (self.root / "quarantine").mkdir(mode=0o700, exist_ok=True)
 
     def path(self, ino: int, version: int) -> str:
-        return f"{self._folders[ino % FANOUT]}{ino:x}.{version:x}"
+        return f"{self.folders[ino % FANOUT]}{ino:x}.{version:x}"
 
     def create(self, ino: int, version: int) -> int:
         """A new, empty backing file, open for reading and writing. Raises TierError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(self.path(ino, version), flags, 0o600)
+            if failpoints.active:
+                failpoints.reach("tiers.create")
+            fd = os.open(self.path(ino, version), flags, 0o600)
         except OSError as error:
             raise self.failed("create", ino, error) from error
+        if failpoints.active:
+            failpoints.reach("tiers.created")
+        return fd
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
         """Raises NotFoundError if there is no such file, TierError for anything else."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.open")
             return os.open(self.path(ino, version), flags)
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
@@ -92,33 +100,46 @@ class Tier:
         return False
 
     def rename(self, ino: int, version: int, new_version: int) -> None:
+        """Raises TierError."""
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.rename")
             os.rename(self.path(ino, version), self.path(ino, new_version))
         except OSError as error:
             raise self.failed("rename", ino, error) from error
+        if failpoints.active:
+            failpoints.reach("tiers.renamed")
 
     def unlink(self, ino: int, version: int) -> None:
         """A file that is already gone is as good as unlinked; other failures are logged."""
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.unlink")
             os.unlink(self.path(ino, version))
         except FileNotFoundError:
             log.debug("%s tier: %x.%x was gone already", self.name, ino, version)
         except OSError as error:
             self.failed("unlink", ino, error)
+        if failpoints.active:
+            failpoints.reach("tiers.unlinked")
 
     def quarantine(self, ino: int, version: int) -> None:
         """Keep bytes that are not what they should be for a human to look at; not accounted."""
         path = self.path(ino, version)
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.quarantine")
             os.rename(path, self.root / "quarantine" / os.path.basename(path))
         except FileNotFoundError:
             log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
         except OSError as error:
             self.failed("quarantine", ino, error)
+        if failpoints.active:
+            failpoints.reach("tiers.quarantined")
 
     def files(self) -> Iterator[tuple[int, int, str]]:
         """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""
-        for folder in self._folders:
+        for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     ino, _, version = entry.name.partition(".")
@@ -129,7 +150,7 @@ class Tier:
 
     def present(self) -> bool:
         """Whether the tier's directory is still there, as opposed to one file in it."""
-        return os.path.isdir(self._folders[0])
+        return os.path.isdir(self.folders[0])
 
     def failed(self, verb: str, ino: int, error: OSError) -> KvfsError:
         """Describe a failure; logged once for each kind, since a sick disk has thousands."""

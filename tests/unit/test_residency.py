@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.residency import UNKNOWN_SIZE
@@ -61,7 +62,7 @@ def test_files_of_unknown_size_get_no_enospc_while_ram_can_be_emptied(tmp_path: 
 
     async def case(made: World) -> None:
         await fill(made, made.fast, 15)
-        found = [await made.residency.choose(ROOT_INO, b"b") for _ in range(5)]
+        found = [await made.residency.choose(ROOT_INO, b"b.new") for _ in range(5)]
         assert [tier for tier, _ in found] == [made.nvme] * 4 + [made.ram]
         made.disk.reserved = made.fast.reserved = 0
 

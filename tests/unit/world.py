@@ -210,8 +210,7 @@ class World:
         os.pwrite(held.fd, content, at)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
-        self.objects.flush(held, writable=writable)
-        await self.objects.release(held, writable=writable)
+        await self.objects.close(held, writable=writable)
 
     async def store(self, name: bytes, content: bytes, tier: Tier | None = None) -> Inode:
         """A whole file, in a certain tier if that matters."""
