@@ -521,13 +521,18 @@ class Objects:
         except CatalogError as error:
             log.error("a next daemon will not see inode %d mapped: %s", held.inode.ino, error)
 
-    @staticmethod
-    def _shared(held: OpenObject) -> bool:
+    def _shared(self, held: OpenObject) -> bool:
         """Whether somebody besides the daemon and one writer has the file; not told with readers.
 
         That nobody else's open is under way also means that the lease disturbs none.
         """
-        return Objects._alone(held) and held.tier.shared(held.fd)
+        if not self._alone(held):
+            return False
+        if held.adopted:  # the kernel has the predecessor's open beside ours
+            self.backings.release(held.backing_id)
+            held.backing_id = self.backings.register(held.fd)
+            held.adopted = False
+        return held.tier.shared(held.fd)
 
     @staticmethod
     def _alone(held: OpenObject) -> bool:

@@ -80,6 +80,7 @@ def _reopen(residency: Residency, lefts: list[Left]) -> OpenObject | None:
         readers=len(lefts) - writers,
         writers=writers,
         accounted=bool(inode.links) and not writers,
+        adopted=backing_id > 0,
     )
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns)

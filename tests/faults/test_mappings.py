@@ -124,3 +124,13 @@ def test_an_unlinked_file_lives_in_its_mapping(kv: Mounted, file: Path, mapped: 
     mapped.close()
     wait_for(lambda: kv.status()["objects"] == 1, "its space comes back")
     mapped.address = libc.mmap(None, SIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | 0x20, -1, 0)
+
+
+def test_a_writer_that_a_takeover_found_ends_with_its_close(kv: Mounted, file: Path) -> None:
+    """The kernel has its backing file twice then, which must not look like a mapping."""
+    with file.open("r+b", buffering=0) as stream:
+        kv.kill_daemon()
+        stream.write(b"after")
+        assert kv.status()["writers"] == 1
+    kv.idle()
+    assert file.read_bytes()[:5] == b"after"
