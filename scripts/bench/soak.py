@@ -297,7 +297,11 @@ def surprises(log: Path, allowed: list[str]) -> list[str]:
 
 def allowed_in_log(kinds: list[str], *, evict: bool) -> list[str]:
     """What the log may say because of what is killed, and because NVMe is too small for RAM."""
-    killed = ["a mover died over", "daemon .*was killed by SIGKILL"] if kinds else []
+    killed = (
+        ["a mover died over", "daemon .*(was killed by SIGKILL|closed its channel)"]
+        if kinds
+        else []
+    )
     return killed + (["nothing is demoted: the NVMe tier has no room"] if evict else [])
 
 
