@@ -232,6 +232,7 @@ class Mount:
             )
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.flow.run)
+            nursery.start_soon(self.operations.objects.watch_mappings)
             nursery.start_soon(self._announce)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
@@ -239,6 +240,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            await self.operations.objects.end_mappings(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.residency.census_done.wait()
                 await self.flow.drain()
@@ -416,6 +418,7 @@ def _prepare(config: Config) -> None:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.umask(0o077)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease that somebody wanted back (Tier.shared)
     if os.geteuid() == 0:
         # Every open of every engine waits for this loop, which needs little of a CPU, but at once.
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)

@@ -87,7 +87,9 @@ class Mounted:
     def kill_daemon(self, number: signal.Signals = signal.SIGKILL) -> None:
         """As the machine's OOM killer would; another daemon takes over."""
         before = self.status()
-        self.allow_log(rf"daemon \({before['daemon_pid']}\) was killed by {number.name}")
+        self.allow_log(
+            rf"daemon \({before['daemon_pid']}\) (was killed by {number.name}|closed its channel)"
+        )
         os.kill(before["daemon_pid"], number)
         wait_for(lambda: self.status()["takeovers"] > before["takeovers"], "another one serves")
 

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SIZE_MAX = (1 << 63) - 4096
+MAPPED_PERIOD, MAPPED_PERIOD_MAX = 0.002, 0.5  # s between two looks at objects that are mapped
 
 
 class Backings(Protocol):
@@ -80,6 +81,7 @@ class Objects:
         self.verifier = verifier
         self.promote = promote
         self.settle = settle
+        self._mapped = trio.Event()  # set while there may be an object that is mapped only
 
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
@@ -181,7 +183,7 @@ class Objects:
     def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
         tier.hits += 1
         if not writable and inode.links:
@@ -192,7 +194,8 @@ class Objects:
             held.fd = -1
         return held
 
-    def _register(self, held: OpenObject) -> int:
+    def register(self, held: OpenObject) -> int:
+        """A backing id for its file; 0 if the daemon must serve it."""
         backing_id = self.backings.register(held.fd)
         self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
@@ -306,7 +309,7 @@ class Objects:
             tier.reserved -= reserved
             raise
         held = OpenObject(inode, tier, fd, writable=True, writers=1, reserved=reserved)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
         residency.counters["created"] += 1
@@ -335,7 +338,7 @@ class Objects:
             tier.reserved -= reserved
             raise
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.backing_id = self._register(held)
+        held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
         return held
@@ -481,7 +484,7 @@ class Objects:
 
     def flush(self, held: OpenObject, *, writable: bool) -> None:
         """A descriptor was closed; if it was the only writer's the object is sealed."""
-        if writable and held.writers == 1 and held.inode.links:
+        if writable and held.writers - held.mapped == 1 and held.inode.links:
             self._seal(held)
 
     def _seal(self, held: OpenObject) -> None:
@@ -501,11 +504,46 @@ class Objects:
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
+        another = held.mapped
+        if writable and held.backing_id and (another or self._shared(held)):
+            self._keep_mapped(held)
+            if not another:
+                return
+        await self._close(held, writable=writable)
+
+    def _keep_mapped(self, held: OpenObject) -> None:
+        """A mapping stays a writer until `watch_mappings` finds it gone."""
+        held.mapped = True
+        self._mapped.set()
+        try:
+            with self.catalog.batch() as batch:
+                batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
+        except CatalogError as error:
+            log.error("a next daemon will not see inode %d mapped: %s", held.inode.ino, error)
+
+    def _shared(self, held: OpenObject) -> bool:
+        """Whether somebody besides the daemon and one writer has the file; not told with readers.
+
+        That nobody else's open is under way also means that the lease disturbs none.
+        """
+        if not self._alone(held):
+            return False
+        if held.adopted:  # the kernel has the predecessor's open beside ours
+            self.backings.release(held.backing_id)
+            held.backing_id = self.backings.register(held.fd)
+            held.adopted = False
+        return held.tier.shared(held.fd)
+
+    @staticmethod
+    def _alone(held: OpenObject) -> bool:
+        return held.writers == 1 and not held.readers
+
+    async def _close(self, held: OpenObject, *, writable: bool) -> None:
         try:
             last = self._let_go(held, writable=writable)
         except CatalogError as error:
             log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
-            self.residency.late.append(partial(self.release, held, writable=writable))
+            self.residency.late.append(partial(self._close, held, writable=writable))
             return
         if not last:
             return
@@ -516,6 +554,30 @@ class Objects:
                 os.close(held.fd)
         if held.backing_id:
             self.backings.release(held.backing_id)
+
+    async def watch_mappings(self) -> None:
+        """End the writing of objects that were mapped, when that is over; as long as the mount.
+
+        Under passthrough a mapping keeps the backing file, not the handle, and the kernel does not
+        tell of its end. What was released a moment ago looks mapped, too: the first look is soon.
+        An object that others have open is looked at when they have closed it.
+        """
+        period = MAPPED_PERIOD
+        while True:
+            if not any(held.mapped for held in self.residency.staging.values()):
+                self._mapped, period = trio.Event(), MAPPED_PERIOD
+                await self._mapped.wait()
+            await trio.sleep(period)
+            period = min(2 * period, MAPPED_PERIOD_MAX)
+            await self.end_mappings(lambda held: self._alone(held) and not self._shared(held))
+
+    async def end_mappings(self, gone: Callable[[OpenObject], bool]) -> None:
+        """One look at what was mapped."""
+        for held in [held for held in self.residency.staging.values() if held.mapped]:
+            if gone(held):
+                held.mapped = False
+                held.sealed_as = (-1, -1)  # the catalog has it as unfinished
+                await self._close(held, writable=True)
 
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
         """One handle less; whether it was the last. Raises CatalogError with nothing changed."""

@@ -71,6 +71,8 @@ class OpenObject:
     reserved: int = 0
     sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
+    adopted: bool = False  # the backing id is the predecessor's, of an open of its own
+    mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
 
 
 class Residency:
@@ -405,6 +407,8 @@ class Residency:
         for tier in order:  # others may expect too much as well: begin, and see how it grows
             if self.reserve(tier, Tier.cost(0)):
                 return tier, Tier.cost(0)
+        if self.ram is not None and self._lose_for(Tier.cost(0)):
+            return self.ram, Tier.cost(0)
         raise NoSpaceError(
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in self.tiers)

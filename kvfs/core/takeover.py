@@ -99,6 +99,7 @@ def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject
         readers=len(lefts) - writers,
         writers=writers,
         accounted=bool(inode.links) and not writers,
+        adopted=backing_id > 0,
     )
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns)
@@ -125,7 +126,9 @@ def _finish(objects: Objects, ino: int) -> None:
     """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
     residency = objects.residency
     inode = residency.inode(ino)
-    if inode is None or (inode.sealed and inode.links):
+    if inode is not None and inode.is_file and inode.sealed and inode.links:
+        _watch(objects, inode)
+    elif inode is None or (inode.sealed and inode.links):
         with residency.catalog.batch() as batch:
             batch.mark_finished(ino)
     elif ino in residency.open:
@@ -136,6 +139,32 @@ def _finish(objects: Objects, ino: int) -> None:
         _seal(residency, objects, inode)
     else:
         residency.enter_limbo(inode)
+
+
+def _watch(objects: Objects, inode: Inode) -> None:
+    """It may be mapped, for which there is no handle: a writer, until it is seen that it is not."""
+    residency = objects.residency
+    held = residency.open.get(inode.ino)
+    if held is None:
+        tier = residency.holders(inode)[0]
+        held = OpenObject(inode, tier, fd=-1, writable=False)
+    if not held.writable:
+        fd = _file(inode, held.tier, writable=True)
+        if fd < 0:
+            return
+        if held.fd >= 0:
+            os.close(held.fd)
+        held.fd, held.writable = fd, True
+    if not held.writers:
+        held.accounted = False
+        held.reserved = held.tier.cost(os.fstat(held.fd).st_blocks)
+        held.tier.reserved += held.reserved
+        residency.open[inode.ino] = held
+        residency.stage(held)
+    held.writers += 1
+    held.mapped = True
+    if not held.backing_id:
+        held.backing_id = objects.register(held)
 
 
 def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:

@@ -8,6 +8,7 @@ Not for policy: which object sits where is decided above.
 """
 
 import errno
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -83,6 +84,20 @@ class Tier:
             raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
         except OSError as error:
             raise self.failed("open", ino, error) from error
+
+    @staticmethod
+    def shared(fd: int) -> bool:
+        """Whether anybody but `fd`, open for writing, has its file open or mapped.
+
+        Under passthrough that is how to learn of a mapping: it keeps the backing file, and the
+        kernel has long told of the last close. A lease is given to who is alone with a file.
+        """
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN  # else this file system has no leases
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
     def rename(self, ino: int, version: int, new_version: int) -> None:
         """Raises TierError."""

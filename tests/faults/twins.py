@@ -26,11 +26,6 @@ KVFS, DISK = 0, 1
 
 Seen: TypeAlias = dict[str, object]
 
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 
 @dataclass(eq=False)
 class Descriptor:

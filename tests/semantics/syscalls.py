@@ -25,6 +25,11 @@ libc.telldir.restype = ctypes.c_long
 for _name in ("readdir64", "telldir", "closedir"):
     getattr(libc, _name).argtypes = [ctypes.c_void_p]
 libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+# Python's mmap keeps a descriptor of its own, for which kvfs has a handle: these do not.
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def _checked(result: int) -> int:

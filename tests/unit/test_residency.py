@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.residency import UNKNOWN_SIZE
@@ -54,6 +55,18 @@ def test_a_file_of_unknown_size_begins_on_nvme(tmp_path: Path) -> None:
         made.disk.reserved = 0
 
     run(case, tmp_path, ram=16 * MIB, nvme=LARGE + 1)
+
+
+def test_files_of_unknown_size_get_no_enospc_while_ram_can_be_emptied(tmp_path: Path) -> None:
+    """Each sets a quarter of NVMe aside, so a few of them leave nothing there."""
+
+    async def case(made: World) -> None:
+        await fill(made, made.fast, 15)
+        found = [await made.residency.choose(ROOT_INO, b"b.new") for _ in range(5)]
+        assert [tier for tier, _ in found] == [made.nvme] * 4 + [made.ram]
+        made.disk.reserved = made.fast.reserved = 0
+
+    run(case, tmp_path, ram=16 * MIB, nvme=16 * MIB)
 
 
 def test_a_file_of_unknown_size_takes_no_more_than_a_quarter(tmp_path: Path) -> None:
