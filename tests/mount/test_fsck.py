@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -296,3 +297,37 @@ def test_people_get_a_line_for_each_finding_and_a_sum(mount: Mount) -> None:
     assert done.returncode == 1
     assert "(repaired: forget this copy and drop" in done.stdout
     assert "1 findings in 3 inodes, 1 repaired, 0 left" in done.stdout
+
+
+def on_a_terminal(target: Path, *, stdout: bool) -> tuple[str, str]:
+    """(what stdout got, what the terminal got) of a run whose stderr is a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*KVFS, "fsck", str(target)],
+            stdout=theirs if stdout else subprocess.PIPE,
+            stderr=theirs,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "400"},
+            check=False,
+            timeout=PATIENCE,
+        )
+        os.set_blocking(ours, False)
+        return (done.stdout or b"").decode(), os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_bar_is_on_the_terminal_and_nowhere_else(kv: Mounted) -> None:
+    fill(kv, 1)
+    (nvme_of(kv) / "objects/05/5.1").write_bytes(b"leftover")
+    out, screen = on_a_terminal(kv.path, stdout=False)
+    assert "checking" in screen
+    assert "leftover" not in screen
+    assert "\x1b" not in out
+    assert "leftover: inode 5" in out
+    _, screen = on_a_terminal(kv.path, stdout=True)
+    assert "checking" in screen
+    assert "leftover: inode 5" in screen
+    kv.expect_log("repaired: remove it")
+    assert found(kv.path, "--repair")[0] == 1
