@@ -274,7 +274,7 @@ def test_records_end_when_the_catalog_is_opened_anew(catalog: Catalog) -> None:
     records = catalog.records(b"i")
     next(records)
     opened = catalog._db
-    catalog._db = object()
+    catalog._db = object()  # type: ignore[assignment]
     with pytest.raises(CatalogError, match="opened anew while it was read"):
         next(records)
     catalog._db = opened

@@ -69,9 +69,9 @@ class Copies:
         survey.begin("copies", survey.bytes if survey.hashes else survey.inodes)
         records = self.catalog.records(audit.INODES)
         while batch := list(islice(records, BATCH)):
-            seen = [found for key, value in batch if (found := audit.inode(key, value))]
+            inos = [ino for key, _ in batch if (ino := audit.number(key))]
             # Links, directories and what is unfinished are no concern of this part.
-            inodes = [fit for inode in seen if (fit := self._fit(inode.ino))]
+            inodes = [inode for ino in inos if (inode := self._fit(ino))]
             await self._look(inodes)
             await survey.step(0 if survey.hashes else len(batch))
 

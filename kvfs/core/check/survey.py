@@ -64,6 +64,7 @@ class Survey:
         self.phase, self.done, self.total = "", 0, 0
         self.inodes = 0  # how many there are, once they are counted
         self.bytes = 0  # in all copies
+        self.unreadable: set[int] = set()  # inodes whose records make no sense
         self.said: set[tuple[object, ...]] = set()  # what was reported and shows elsewhere as well
         self._tell = tell
         self._pending: list[Finding] = []
@@ -120,9 +121,7 @@ class Survey:
         held = self.residency.open.get(ino)
         if held is not None:
             return held.inode
-        key = audit.number_key(ino)
-        record = self.catalog.record(audit.INODES, key)
-        return None if record is None else audit.inode(key, record)
+        return None if ino in self.unreadable else self.catalog.inode(ino)
 
     def in_use(self, ino: int) -> bool:
         """Whether somebody has it open, or may be about to have."""
