@@ -188,7 +188,9 @@ class _Report:
 
 
 def _line(finding: dict[str, Any]) -> str:
+    """One line, whatever somebody has called a file."""
     done = {"found": "--repair", "repaired": "repaired", "left": "left"}[finding["state"]]
     about = f"inode {finding['ino']}" if finding["ino"] else "-"
     path = f" {finding['path']}" if finding["path"] else ""
-    return f"{finding['kind']}: {about}{path}: {finding['what']} ({done}: {finding['cure']})"
+    line = f"{finding['kind']}: {about}{path}: {finding['what']} ({done}: {finding['cure']})"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

@@ -276,6 +276,29 @@ def test_a_dead_daemon_is_an_error_of_its_own(kv: Mounted) -> None:
     subprocess.run(["umount", "-l", kv.path], check=True)
 
 
+def test_memory_alone_is_checked_too(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    paths = fill(kv, 2)
+    assert found(kv.path, "--hashes", "--repair") == (0, [], {"copies": 2, "without_digest": 2})
+    assert found(kv.path, "--hashes") == (0, [], {"copies": 2, "verified": 2})
+    corrupt(backing(ram_of(kv), paths[0].stat().st_ino))
+    kv.expect_log("repaired: put this copy into quarantine and drop the object with its names")
+    assert found(kv.path, "--hashes", "--repair")[:2] == (1, [("damaged", "repaired")])
+    assert os.listdir(kv.path) == ["1.bin"]
+
+
+def test_one_line_for_a_name_of_two(mount: Mount) -> None:
+    kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
+    path = kv.path / "two\nlines\x1b"
+    path.write_bytes(b"x")
+    kv.idle()
+    backing(nvme_of(kv), path.stat().st_ino).unlink()
+    line, _ = fsck(kv.path).stdout.splitlines()
+    assert r"/two\nlines\x1b: nvme copy" in line
+    kv.expect_log("repaired: forget this copy")
+    assert found(kv.path, "--repair")[0] == 1
+
+
 def test_people_get_a_line_for_each_finding_and_a_sum(mount: Mount) -> None:
     kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
     (path, *_) = fill(kv, 2)

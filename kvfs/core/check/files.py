@@ -119,7 +119,7 @@ class Files:
                 self.residency.counters["swept"] += error is None and not free
                 if error is not None:
                     done, cure = None, f"none: {error}"
-            names = path if inode is None else survey.path(inode)
+            names = "" if inode is None else survey.path(inode)
             survey.report(kind, ino, names, f"{tier.name} file {path}: {what}", cure, done)
 
 

@@ -59,7 +59,6 @@ class Survey:
         self.hashes = hashes
         self.live = live
         self.started = time.time()
-        self.first_new = residency.catalog.counter  # what is older was there at the start
         self.notes = Counter[str]()  # what is as it should be, but worth knowing
         self.phase, self.done, self.total = "", 0, 0
         self.inodes = 0  # how many there are, once they are counted
