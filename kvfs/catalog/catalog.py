@@ -12,13 +12,14 @@ Keys (integers big endian, so that they sort):
   c parent cookie    ino, name: the directory in reading order
   x ino name         an extended attribute
   o ino              open for writing, or open without a name: unfinished if found at start
+  q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """
 
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -36,6 +37,8 @@ from rocksdict import (
     WriteOptions,
 )
 
+from kvfs import failpoints
+from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
 
@@ -86,17 +89,25 @@ Changes = list[tuple[bytes, bytes | None]]  # keys with their new values, None t
 class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
-    Leaving the block commits; an exception discards everything. Raises CatalogError.
+    Leaving the block commits, and then does what `then` was given. An exception discards all of
+    it, and each inode that was put is again what the catalog has. Raises CatalogError.
     """
 
-    __slots__ = ("_catalog", "_changes", "sync")
+    __slots__ = ("_catalog", "_changes", "_put", "_then", "sync")
 
     def __init__(self, catalog: "Catalog") -> None:
         self._catalog = catalog
         self._changes: Changes = []
+        self._put: list[Inode] = []
+        self._then: list[Callable[[], None]] = []
         self.sync = False
 
+    def then(self, consequence: Callable[[], None]) -> None:
+        """What is to be done once this is committed, and only then. It may not fail."""
+        self._then.append(consequence)
+
     def put(self, inode: Inode) -> None:
+        self._put.append(inode)
         self._changes.append((_inode_key(inode.ino), inode.pack()))
 
     def delete(self, inode: Inode) -> None:
@@ -125,6 +136,15 @@ class Batch:
     def mark_finished(self, ino: int) -> None:
         self._changes.append((b"o" + _U64.pack(ino), None))
 
+    def answers(self, ino: int = 0) -> None:
+        """This is the change that the kernel's request asked for; it made the inode, if any."""
+        entry = self._catalog.answers.entry(ino)
+        if entry is not None:
+            self._changes.append(entry)
+
+    def forget_answers(self) -> None:
+        self._changes.extend((key, None) for key, _ in self._catalog.answer_entries())
+
     def set_fact(self, name: str, value: str) -> None:
         self._changes.append((b"m" + name.encode(), value.encode()))
 
@@ -141,8 +161,27 @@ class Batch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if exc_type is None:
+        if exc_type is not None:
+            self._undo()
+            return
+        try:
             self._catalog.commit(self._changes, sync=self.sync)
+        except BaseException:
+            self._undo()
+            raise
+        for consequence in self._then:
+            consequence()
+
+    def _undo(self) -> None:
+        """The records in memory must not say what was never committed: some are of open files."""
+        for inode in self._put:
+            try:
+                stored = self._catalog.inode(inode.ino)
+            except CatalogError as error:  # the one that is raised tells more
+                log.error("inode %d may differ from its record: %s", inode.ino, error)
+                continue
+            if stored is not None:
+                inode.take(stored)
 
 
 class Catalog:
@@ -151,6 +190,7 @@ class Catalog:
     def __init__(self, path: Path, *, first_id: int = FIRST_ID, read_only: bool = False) -> None:
         """`first_id` is where a new catalog begins to count; one to be read must be there."""
         self.path = path
+        self.answers = Answers()
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
         self._read_only = False  # for want of room
@@ -215,6 +255,8 @@ class Catalog:
     def commit(self, changes: Changes, *, sync: bool) -> None:
         options = self._synced if sync else self._unsynced
         try:
+            if failpoints.active:
+                failpoints.reach("catalog.commit")
             self._db.write(_write_batch(changes), options)
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             self._recover(error)
@@ -222,6 +264,8 @@ class Catalog:
                 self._db.write(_write_batch(changes), options)
             except Exception as again:
                 raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+        if failpoints.active:
+            failpoints.reach("catalog.committed")
 
     def set_ballast(self) -> None:
         """Keep some room for the day on which others have filled the disk. Raises OSError."""
@@ -374,6 +418,9 @@ class Catalog:
 
     def xattr_names(self, ino: int) -> list[bytes]:
         return [name for name, _ in self._scan(b"x" + _U64.pack(ino))]
+
+    def answer_entries(self) -> list[tuple[bytes, bytes]]:
+        return [(b"q" + key, value) for key, value in self._scan(b"q")]
 
     def unfinished(self) -> list[int]:
         return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]

@@ -9,7 +9,7 @@ then the rest: a symbolic link's target.
 """
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 
 ROOT_INO = 1  # FUSE_ROOT_ID
@@ -61,6 +61,10 @@ class Inode:
     @property
     def nlink(self) -> int:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
+
+    def copy(self) -> "Inode":
+        """The record as it is now, whatever becomes of this one."""
+        return replace(self)
 
     def take(self, other: "Inode") -> None:
         """Become equal to another record of the same inode."""

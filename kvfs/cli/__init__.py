@@ -16,7 +16,7 @@ import click
 from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
-COMMANDS = ("mount", "umount", "status", "set", "fsck", "doctor")
+COMMANDS = ("mount", "umount", "status", "set", "upgrade", "fsck", "doctor")
 
 
 class Refusal(click.ClickException):

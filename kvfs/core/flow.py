@@ -14,13 +14,14 @@ from functools import partial
 
 import trio
 
+from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.residency import Residency
 from kvfs.core.watch import Watch
-from kvfs.errors import KvfsError
-from kvfs.movement.movers import Moved, Movers, SourceChangedError
+from kvfs.errors import CatalogError, KvfsError
+from kvfs.movement.movers import Moved, MoverFailedError, Movers, SourceChangedError
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -271,23 +272,39 @@ class Flow:
             for ino, version, _, size in jobs
         ]
         results: list[Moved | OSError | SourceChangedError]
-        if len(paths) == 1:
-            results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
-        else:
-            results = await self.movers.copy_all(paths)
+        try:
+            if len(paths) == 1:
+                results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
+            else:
+                results = await self.movers.copy_all(paths)
+        except MoverFailedError:
+            for ino, version, _, _ in jobs:  # the last act of a mover may have been its rename
+                self.residency.throw_away(target, ino, version)
+            raise
         for (ino, version, digest, _), moved in zip(jobs, results, strict=True):
             current = self._fit(ino, version)
             if isinstance(moved, Exception):
                 if current is not None:
                     self._failed("copy", [ino], moved)
             elif current is not None and digest in {b"", moved.digest}:
-                self.residency.add_copy(current, target, moved.blocks, moved.digest)
-                self.residency.counters[counter] += 1
-                self._failures, self._said = 0, ""
+                try:
+                    self._enter(current, target, moved)
+                except CatalogError as error:
+                    self.residency.throw_away(target, ino, version)
+                    self._failed("copy", [ino], error)
+                else:
+                    self.residency.counters[counter] += 1
+                    self._failures, self._said = 0, ""
             else:
                 self.residency.throw_away(target, ino, version)
                 if current is not None:
                     self._rotten(current, source)
+
+    def _enter(self, inode: Inode, target: Tier, moved: Moved) -> None:
+        """A copy is there: say so. Raises CatalogError."""
+        if failpoints.active:
+            failpoints.reach("flow.copied")
+        self.residency.add_copy(inode, target, moved.blocks, moved.digest)
 
     def _rotten(self, inode: Inode, tier: Tier) -> None:
         """A copy that looked untouched has other bytes than it was sealed with."""
@@ -297,8 +314,7 @@ class Flow:
             "%s tier: %s is quarantined: its bytes do not match their digest", tier.name, where
         )
         if inode.ino not in self.residency.open and inode.ino not in self.residency.busy:
-            tier.quarantine(inode.ino, inode.version)
-            self.residency.lose(inode, tier)
+            self.residency.lose(inode, tier, quarantine=True)
 
     async def _settle(self, inodes: list[Inode]) -> None:
         (inode,) = inodes
@@ -314,6 +330,8 @@ class Flow:
             raise
         current = self._fit(ino, version)
         if current is not None:
+            if failpoints.active:
+                failpoints.reach("flow.settled")
             current.digest = found.digest
             with self.residency.catalog.batch() as batch:
                 batch.put(current)

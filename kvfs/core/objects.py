@@ -3,7 +3,9 @@
 Contract: handles come and go here; the kernel's face only numbers them. An object with a writer
 is staging: one copy, nothing moves. It is sealed when its last writer's FLUSH is answered, and
 what follows (copies, digests) waits until that writer's handle is released, because a duplicate of
-its descriptor may still write.
+its descriptor may still write. A handle whose release the catalog refuses stays, and is released
+when it takes writes again (`Residency.late`). The record goes first, as `Residency` has it; the one
+exception is a file that gets its new version's name, see `_make_writable`.
 
 Concurrency: a backing file is opened or replaced under the inode's lock, the only one there
 is; it is held across awaits of worker threads, never across another inode's lock. Names may
@@ -22,9 +24,18 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from kvfs.catalog import Dentry, Inode
+from kvfs import failpoints
+from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.residency import OpenObject, Residency
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError, TooLargeError
+from kvfs.errors import (
+    CatalogError,
+    KvfsError,
+    NoSpaceError,
+    NotFoundError,
+    StaleError,
+    TierError,
+    TooLargeError,
+)
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -95,16 +106,23 @@ class Objects:
             if writable:
                 try:
                     await self._make_writable(held)
-                    if truncate:
-                        os.ftruncate(held.fd, 0)
                 except BaseException:
                     await self.release(held, writable=False)
                     raise
                 held.readers -= 1
                 held.writers += 1
+                if truncate:
+                    await self._empty(held)
             return held
         finally:
             self.residency.unlock(ino)
+
+    async def _empty(self, held: OpenObject) -> None:
+        try:
+            _set_size(held.fd, 0)
+        except OSError as error:
+            await self.close(held, writable=True)
+            raise self.failed("truncate", held, error) from error
 
     def open_at_once(self, ino: int) -> OpenObject | None:
         """A reader's handle if nothing is to be waited for: it is open, or in RAM as it was sealed.
@@ -143,11 +161,15 @@ class Objects:
                 continue
             except TierError:
                 continue  # logged by the tier; the copy may be readable again later
-            untouched = self._untouched(inode, tier, fd)
-            if untouched or await self._proven(inode, tier, fd):
-                if tier.slow or not untouched:
-                    self._check_still(inode, tier, fd)
-                return self._opened(inode, tier, fd, writable=writable)
+            try:
+                untouched = self._untouched(inode, tier, fd)
+                if untouched or await self._proven(inode, tier, fd):
+                    if tier.slow or not untouched:
+                        self._check_still(inode, tier)
+                    return self._opened(inode, tier, fd, writable=writable)
+            except BaseException:
+                os.close(fd)
+                raise
             os.close(fd)
             lost = True
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
@@ -175,7 +197,7 @@ class Objects:
         self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
 
-    def _check_still(self, inode: Inode, tier: Tier, fd: int) -> None:
+    def _check_still(self, inode: Inode, tier: Tier) -> None:
         """After an await: bring the record up to date, if it is the same content still."""
         current = self.catalog.inode(inode.ino)
         if (
@@ -183,7 +205,6 @@ class Objects:
             or current.version != inode.version
             or tier not in self.residency.holders(current)  # promoted and unlinked while we waited
         ):
-            os.close(fd)
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(current)
 
@@ -220,8 +241,7 @@ class Objects:
             "%s tier: %s is quarantined: %s", tier.name, tier.path(inode.ino, inode.version), why
         )
         self.residency.counters["quarantined"] += 1
-        await self._io(tier, lambda: tier.quarantine(inode.ino, inode.version))
-        self.residency.lose(inode, tier)
+        self.residency.lose(inode, tier, quarantine=True)
         return False
 
     def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
@@ -251,8 +271,8 @@ class Objects:
         committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
         """
         catalog, residency = self.catalog, self.residency
-        tier, reserved = await residency.choose(parent, name)
         ino = catalog.next_id()
+        tier, reserved = await residency.choose(parent, name)
         try:
             try:
                 fd = await self._io(tier, lambda: tier.create(ino, 1))
@@ -277,6 +297,7 @@ class Objects:
                     batch.link(parent, Dentry(name, ino, ino))
                     batch.mark_unfinished(ino)
                     batch.put(directory)
+                    batch.answers(ino)
             except BaseException:
                 os.close(fd)
                 residency.throw_away(tier, ino, 1)
@@ -299,20 +320,20 @@ class Objects:
         version = inode.version + 1
         try:
             fd = await self._io(tier, lambda: tier.create(inode.ino, version))
-            current = self.catalog.inode(inode.ino)
-            if current is None or current.version != inode.version or not current.links:
+            try:
+                current = self.catalog.inode(inode.ino)
+                if current is None or current.version != inode.version or not current.links:
+                    raise StaleError(f"inode {inode.ino} went away while it was opened")
+                with self.catalog.batch() as batch:
+                    self._restage(current, version, tier, batch, keep=False)
+            except BaseException:
                 os.close(fd)
-                residency.throw_away(tier, inode.ino, version)
-                raise StaleError(f"inode {inode.ino} went away while it was opened")
+                # Not into the trash: the next attempt makes a file of the same name.
+                await self._io(tier, lambda: tier.unlink(inode.ino, version))
+                raise
         except BaseException:
             tier.reserved -= reserved
             raise
-        self._restage(current, version, keep=None)
-        residency.set_holder(current, tier, holds=True)
-        current.size = current.blocks = 0
-        with self.catalog.batch() as batch:
-            batch.put(current)
-            batch.mark_unfinished(current.ino)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
         held.backing_id = self._register(held)
         residency.open[current.ino] = held
@@ -326,26 +347,36 @@ class Objects:
                 return parent, entry.name
         return 0, b""
 
-    def _restage(self, inode: Inode, version: int, *, keep: Tier | None) -> None:
-        """A sealed inode becomes staging: out of the accounts, its copies thrown away but one."""
+    def _restage(self, inode: Inode, version: int, tier: Tier, batch: Batch, *, keep: bool) -> None:
+        """A sealed inode becomes staging in `tier`: out of the accounts, its copies thrown away.
+
+        keep: but the one in `tier`, which has become the new version.
+        """
         residency = self.residency
-        residency.dismiss(inode)
-        for tier in residency.holders(inode):
-            if tier is not keep:
-                residency.discard_copy(inode, tier)
-                residency.set_holder(inode, tier, holds=False)
+        before = inode.copy()
+        batch.then(partial(residency.dismiss, before))
+        for holder in residency.holders(inode):
+            residency.set_holder(inode, holder, holds=False)
+            if not (keep and holder is tier):
+                batch.then(partial(residency.throw_away, holder, inode.ino, before.version))
+        residency.set_holder(inode, tier, holds=True)
+        if not keep:
+            inode.size = inode.blocks = 0
         inode.version = version
         inode.sealed = False
         inode.digest = b""
         inode.mode &= ~stat.S_ISUID  # who writes a file must not inherit its owner's rights
         if inode.mode & stat.S_IXGRP:
             inode.mode &= ~stat.S_ISGID
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
 
     async def _make_writable(self, held: OpenObject) -> None:
         """A writer comes. Readers keep what they have: all share one backing file.
 
-        The file gets the new version's name before the record does: a crash between the two makes
-        the object a miss, whatever was written.
+        The file gets the new version's name before the record does, or a crash might leave a record
+        that no file has. So that a crash between the two loses nothing the inode is marked
+        unfinished before either; `recovery` finds it sealed, and gives the file its name back.
         """
         residency, inode, tier = self.residency, held.inode, held.tier
         if not held.writable:
@@ -358,18 +389,50 @@ class Objects:
         if not held.accounted:  # unlinked, and written to before
             residency.stage(held)
             return
-        old = new = inode.version
-        if inode.links:  # nobody will look for the version of an unlinked file
-            new += 1
-            await self._io(tier, lambda: tier.rename(inode.ino, old, new))
-        held.reserved = tier.cost(inode.blocks)
-        self._restage(inode, new, keep=tier)
+        if inode.links:
+            await self._rename_and_restage(held)
+        else:  # nobody will look for the version of an unlinked file
+            with self.catalog.batch() as batch:
+                self._restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False
-        residency.stage(held)
+        held.reserved = tier.cost(inode.blocks)
         tier.reserved += held.reserved
+        residency.stage(held)
+
+    async def _rename_and_restage(self, held: OpenObject) -> None:
+        inode, tier = held.inode, held.tier
+        old, new = inode.version, inode.version + 1
         with self.catalog.batch() as batch:
-            batch.put(inode)
             batch.mark_unfinished(inode.ino)
+        try:
+            await self._io(tier, lambda: tier.rename(inode.ino, old, new))
+            try:
+                with self.catalog.batch() as batch:
+                    self._restage(inode, new, tier, batch, keep=True)
+            except KvfsError:
+                await self._io(tier, lambda: tier.rename(inode.ino, new, old))
+                raise
+        except KvfsError:
+            await self._unmark(inode.ino)
+            raise
+
+    async def _unmark(self, ino: int) -> None:
+        """It was marked unfinished, and then not written: it is what it was. Holds the lock."""
+        try:
+            inode = self.residency.inode(ino)
+            if inode is not None and inode.links and inode.sealed:
+                with self.catalog.batch() as batch:
+                    batch.mark_finished(ino)
+        except CatalogError as error:
+            log.error("inode %d is called unfinished a while longer: %s", ino, error)
+            self.residency.late.append(partial(self._unmark_late, ino))
+
+    async def _unmark_late(self, ino: int) -> None:
+        await self.residency.lock(ino)
+        try:
+            await self._unmark(ino)
+        finally:
+            self.residency.unlock(ino)
 
     async def truncate(self, ino: int, size: int) -> Inode:
         """Set the size, growing with zeros. Raises TooLargeError and what `open` raises."""
@@ -378,15 +441,21 @@ class Objects:
         held = await self.open(ino, writable=True, truncate=size == 0)
         try:
             if held.tier.slow:
-                await trio.to_thread.run_sync(os.ftruncate, held.fd, size)
+                await trio.to_thread.run_sync(_set_size, held.fd, size)
             else:
-                os.ftruncate(held.fd, size)
+                _set_size(held.fd, size)
         except OSError as error:
             raise self.failed("truncate", held, error) from error
         finally:
-            self.flush(held, writable=True)
-            await self.release(held, writable=True)
+            await self.close(held, writable=True)
         return held.inode
+
+    async def close(self, held: OpenObject, *, writable: bool) -> None:
+        """As the kernel closes: whatever the flush says, the handle is released."""
+        try:
+            self.flush(held, writable=writable)
+        finally:
+            await self.release(held, writable=writable)
 
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
@@ -422,30 +491,24 @@ class Objects:
         found = (inode.size, inode.backing_mtime_ns)
         if inode.sealed and found == held.sealed_as:
             return
-        held.sealed_as = found
         inode.sealed = True
         inode.session = self.residency.session
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark_finished(inode.ino)
+        held.sealed_as = found
         self.residency.counters["sealed"] += 1
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
-        residency, inode = self.residency, held.inode
-        if writable:
-            if held.writers == 1:
-                self._end_of_writing(held)
-            held.writers -= 1
-        else:
-            held.readers -= 1
-        if held.readers or held.writers:
+        try:
+            last = self._let_go(held, writable=writable)
+        except CatalogError as error:
+            log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
+            self.residency.late.append(partial(self.release, held, writable=writable))
             return
-        del residency.open[inode.ino]
-        if not inode.links:
-            held.tier.reserved -= held.reserved
-            with self.catalog.batch() as batch:
-                residency.forget(inode, batch, accounted=held.accounted)
+        if not last:
+            return
         if held.fd >= 0:
             if held.tier.slow and writable:
                 await trio.to_thread.run_sync(os.close, held.fd)
@@ -454,18 +517,49 @@ class Objects:
         if held.backing_id:
             self.backings.release(held.backing_id)
 
+    def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
+        """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
+        residency, inode = self.residency, held.inode
+        last = held.readers + held.writers == 1
+        written = writable and held.writers == 1
+        if inode.links:
+            if written:
+                self._end_of_writing(held)
+        elif last:
+            with self.catalog.batch() as batch:
+                residency.forget(inode, batch, accounted=held.accounted)
+            held.tier.reserved -= held.reserved
+        elif written:  # readers that stay may still ask for its size
+            self.measure(held)
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+        if written:
+            residency.staging.pop(inode.ino, None)
+        if writable:
+            held.writers -= 1
+        else:
+            held.readers -= 1
+        if last:
+            del residency.open[inode.ino]
+        return last
+
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode
-        residency.staging.pop(inode.ino, None)
-        if inode.links:
-            held.tier.reserved -= held.reserved
-            held.reserved = 0
-            self._seal(held)
-            parent, name = self._some_name(inode)
-            residency.sizes.learn(parent, name, inode.blocks * 512)
-            residency.admit(inode)
-            held.accounted = True
-            if held.tier is residency.nvme:
-                self.settle(inode)
-        else:
-            self.measure(held)  # readers that stay may still ask for its size
+        parent, name = self._some_name(inode)
+        self._seal(held)
+        held.tier.reserved -= held.reserved
+        held.reserved = 0
+        residency.sizes.learn(parent, name, inode.blocks * 512)
+        residency.admit(inode)
+        held.accounted = True
+        if held.tier is residency.nvme:
+            self.settle(inode)
+
+
+def _set_size(fd: int, size: int) -> None:
+    """Raises OSError."""
+    if failpoints.active:
+        failpoints.reach("objects.truncate")
+    os.ftruncate(fd, size)
+    if failpoints.active:
+        failpoints.reach("objects.truncated")

@@ -1,8 +1,10 @@
 """Which copies there are, what room they take, and what goes when room is needed.
 
 Contract: all methods are synchronous and change the catalog and the accounts in one step, so an
-await elsewhere never sees half of a change. Unlinking backing files, which may wait for a disk, is
-left to whoever empties `trash`.
+await elsewhere never sees half of a change. The record is committed first, and what follows from
+it (accounts, lists, files, invalidation) by `Batch.then`: a crash between the two leaves files that
+nothing names, never a name without its file, and a commit that fails has changed nothing. Unlinking
+backing files, which may wait for a disk, is left to whoever empties `trash`.
 
 Invariants, between any two awaits of the daemon:
 - `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
@@ -17,15 +19,16 @@ Not for opening files, nor for moving bytes.
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
 from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import NoSpaceError
+from kvfs.errors import CatalogError, NoSpaceError
 from kvfs.eviction import LeastRecentlyUsed
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
@@ -103,8 +106,10 @@ class Residency:
         self.writing = trio.Event()  # set while there are any
         self.limbo: OrderedDict[int, tuple[Tier, int]] = OrderedDict()  # inode -> where, bytes
         self.trash: list[tuple[Tier, int, int]] = []
+        self.late: list[Callable[[], Awaitable[None]]] = []  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
+        self._census_step = trio.Event()
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -175,19 +180,28 @@ class Residency:
         """The census reached an inode of an earlier session."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
-        elif inode.is_file and inode.sealed:
+        elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._count(inode)
             hour = inode.atime_ns // HOUR
             holders = self.holders(inode)
             for tier in holders:
+                tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
                 if tier is self.nvme:
                     self.on_nvme.add_past(inode.ino, hour)
                 else:
                     self._list_of(tier, holders).touch(inode.ino)
         self.counted_to = inode.ino
 
+    def end_census_step(self) -> None:
+        """Some more is counted: who waits for room may look again."""
+        step, self._census_step = self._census_step, trio.Event()
+        step.set()
+
     def end_census(self) -> None:
+        for tier in self.tiers:
+            tier.uncounted = 0
         self.census_done.set()
+        self.end_census_step()
         self._counted_early.clear()
 
     def _count(self, inode: Inode, sign: int = 1) -> None:
@@ -226,10 +240,6 @@ class Residency:
         else:
             self._counted_early.add(inode.ino)  # and the census will pass it by
 
-    def discard_copy(self, inode: Inode, tier: Tier) -> None:
-        """Throw one backing file away; the caller has seen to record and accounts."""
-        self.throw_away(tier, inode.ino, inode.version)
-
     def throw_away(self, tier: Tier, ino: int, version: int) -> None:
         """Unlink a backing file: at once where a writer may need the room in this very moment.
 
@@ -241,38 +251,53 @@ class Residency:
         else:
             tier.unlink(ino, version)
 
+    async def retry(self) -> None:
+        """Do what the catalog has refused; what it refuses again is there again."""
+        late, self.late = self.late, []
+        for again in late:
+            await again()
+
     # Changes of a sealed object that no writer has
 
-    def lose(self, inode: Inode, tier: Tier) -> None:
+    def lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
         """A copy is no more, or not what it should be. The last one takes the object along."""
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version:
             return
         if len(self.holders(current)) > 1:
-            self.drop_copy(current, tier)
+            self.drop_copy(current, tier, quarantine=quarantine)
         else:
-            self.drop(current, "lost")
+            self.drop(current, "lost", quarantine=quarantine)
 
     def add_copy(self, inode: Inode, tier: Tier, blocks: int, digest: bytes) -> None:
         """A mover has made a copy. What the caller had reserved for it, the caller gives back."""
-        self.dismiss(inode)
+        before = inode.copy()
         self.set_holder(inode, tier, holds=True)
         inode.digest = digest
         inode.blocks = max(inode.blocks, blocks)
         with self.catalog.batch() as batch:
             batch.put(inode)
-        self.admit(inode)
+            batch.then(partial(self.dismiss, before))
+            batch.then(partial(self.admit, inode))
 
-    def drop_copy(self, inode: Inode, tier: Tier) -> None:
+    def drop_copy(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
         """One copy goes, another one stays."""
-        self.dismiss(inode)
-        self.discard_copy(inode, tier)
+        before = inode.copy()
         self.set_holder(inode, tier, holds=False)
         with self.catalog.batch() as batch:
             batch.put(inode)
-        self.admit(inode)
+            batch.then(partial(self.dismiss, before))
+            batch.then(partial(self._discard, tier, inode, quarantine=quarantine))
+            batch.then(partial(self.admit, inode))
 
-    def drop(self, inode: Inode, reason: str) -> None:
+    def _discard(self, tier: Tier, inode: Inode, *, quarantine: bool) -> None:
+        """A backing file goes whose record is gone already."""
+        if quarantine:
+            tier.quarantine(inode.ino, inode.version)
+        else:
+            self.throw_away(tier, inode.ino, inode.version)
+
+    def drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
         """The object goes with all its names; kernel entries are invalidated."""
         names: list[tuple[int, Dentry]] = []
         with self.catalog.batch() as batch:
@@ -281,39 +306,60 @@ class Residency:
                 if entry is not None:
                     batch.unlink(parent, entry)
                     names.append((parent, entry))
-            self.forget(inode, batch)
+            self.forget(inode, batch, quarantine=quarantine)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
 
-    def forget(self, inode: Inode, batch: Batch, *, accounted: bool | None = None) -> None:
+    def forget(
+        self,
+        inode: Inode,
+        batch: Batch,
+        *,
+        accounted: bool | None = None,
+        quarantine: bool = False,
+    ) -> None:
         """Remove the record and all copies of an inode; its names are the caller's."""
         batch.delete(inode)
         batch.mark_finished(inode.ino)
         if inode.is_file:
-            if inode.ino in self.limbo:
-                keep, cost = self.limbo.pop(inode.ino)
-                keep.reserved -= cost
-            elif inode.sealed if accounted is None else accounted:
-                self.dismiss(inode)
-            for tier in self.holders(inode):
-                self.discard_copy(inode, tier)
+            known = inode.sealed if accounted is None else accounted
+            batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
+
+    def _forgotten(self, inode: Inode, *, accounted: bool, quarantine: bool) -> None:
+        if inode.ino in self.limbo:
+            keep, cost = self.limbo.pop(inode.ino)
+            keep.reserved -= cost
+        elif accounted:
+            self.dismiss(inode)
+        for tier in self.holders(inode):
+            self._discard(tier, inode, quarantine=quarantine)
 
     # Unlinked, but perhaps about to be opened
 
     def to_limbo(self, inode: Inode, batch: Batch) -> None:
         """The last name of a file that nobody has open is gone; keep its fastest copy a while."""
-        self.dismiss(inode)
-        keep, *others = self.holders(inode)
+        before = inode.copy()
+        _, *others = self.holders(inode)
         for tier in others:
-            self.discard_copy(inode, tier)
             self.set_holder(inode, tier, holds=False)
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+        batch.then(partial(self._in_limbo, before))
+
+    def _in_limbo(self, inode: Inode) -> None:
+        self.dismiss(inode)
+        for tier in self.holders(inode)[1:]:
+            self.throw_away(tier, inode.ino, inode.version)
+        self.enter_limbo(inode)
+
+    def enter_limbo(self, inode: Inode) -> None:
+        """Reserve what its fastest copy takes, until the kernel has forgotten it."""
+        keep = self.holders(inode)[0]
         cost = keep.cost(inode.blocks)
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
-        batch.put(inode)
-        batch.mark_unfinished(inode.ino)
 
     def from_limbo(self, ino: int) -> int:
         """It is opened after all: its room, in bytes, is the caller's to give back."""
@@ -343,12 +389,14 @@ class Residency:
         """
         expected = self.sizes.expect(parent, name)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        while not self.census_done.is_set():  # what RAM has left is known before, by its estimate
+            if self.ram is not None:
+                least = min(wanted, self.ram.capacity // 4) if expected is None else wanted
+                if self.reserve(self.ram, least):
+                    return self.ram, least
+            await self._census_step.wait()
         order = self.tiers if expected is not None else self.tiers[::-1]
-        if not self.census_done.is_set() and self.ram is not None and not self.ram.adopted:
-            order = self.tiers  # the fresh RAM tier's account is right before the census is done
         for tier in order:
-            if not (self.ram is not None and tier is self.ram and not self.ram.adopted):
-                await self.census_done.wait()
             least = min(wanted, tier.capacity // 4) if expected is None else wanted
             if self.reserve(tier, least):
                 return tier, least
@@ -431,25 +479,27 @@ class Residency:
         if tier is self.ram:
             if self.nvme is None:
                 return self._drop_ram_only()
-            inode = self.victim(self.ram_clean, tier)
-            if inode is not None:
-                self.drop_copy(inode, tier)
-            return inode is not None
-        inode = self.victim(self.on_nvme, tier, alone=twins == "spare")
-        if inode is None:
-            return False
-        if len(self.holders(inode)) > 1 and twins == "uncopy":
-            self.drop_copy(inode, tier)
-        else:
-            self.drop(inode, "evicted")
-        return True
+            return self._evict(self.ram_clean, tier, "uncopy")
+        return self._evict(self.on_nvme, tier, twins)
 
     def _drop_ram_only(self) -> bool:
         assert self.ram is not None
-        inode = self.victim(self.ram_only, self.ram)
-        if inode is not None:
-            self.drop(inode, "evicted")
-        return inode is not None
+        return self._evict(self.ram_only, self.ram, "lose")
+
+    def _evict(self, listed: LeastRecentlyUsed, tier: Tier, twins: Twins) -> bool:
+        """Drop the oldest object of a list, or only its copy; False if there is none."""
+        inode = self.victim(listed, tier, alone=twins == "spare")
+        if inode is None:
+            return False
+        try:
+            if len(self.holders(inode)) > 1 and twins == "uncopy":
+                self.drop_copy(inode, tier)
+            else:
+                self.drop(inode, "evicted")
+        except CatalogError:
+            listed.touch(inode.ino)  # it stays; who is tried next is another one
+            raise
+        return True
 
     def victim(self, listed: LeastRecentlyUsed, tier: Tier, *, alone: bool = False) -> Inode | None:
         """Take the oldest object of a list that is really there and not in use.

@@ -3,9 +3,9 @@
 A session is one mount. Nothing is changed here: the daemon begins the next one.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
+from kvfs import runtime
 from kvfs.catalog import Catalog
 from kvfs.errors import ConfigError
 
@@ -18,11 +18,6 @@ class Past(NamedTuple):
     same_boot: bool
     low: int
     high: int
-
-
-def boot_id() -> str:
-    """What the kernel calls the time since it was started."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def past_sessions(catalog: Catalog) -> Past:
@@ -40,7 +35,7 @@ def past_sessions(catalog: Catalog) -> Past:
             f"catalog {catalog.path}: its facts about sessions make no sense ({error}): "
             "run kvfs fsck --repair on the NVMe directory"
         ) from error
-    same_boot = catalog.fact("boot") == boot_id()
+    same_boot = catalog.fact("boot") == runtime.boot_id()
     if ended < last and not same_boot:
         low, high = low if low <= high else ended + 1, last
     return Past(last, ended, same_boot, low, high)

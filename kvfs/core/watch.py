@@ -52,6 +52,7 @@ class Watch:
             for ino in unlinked & residency.limbo.keys():
                 residency.purge(ino)  # the kernel never said that it forgot it
             unlinked = set(residency.limbo)
+            await residency.retry()
             if nvme is not None:
                 await self._measure_space(nvme)
             residency.wake()

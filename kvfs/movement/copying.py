@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import xxhash
 
-from kvfs import mounts
+from kvfs import failpoints, mounts
 
 T = TypeVar("T")
 PART = ".part"
@@ -75,6 +75,8 @@ def _copy_part(source: str, destination: str, size: int, *, sync: bool, cold: bo
     part = destination + PART
     inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        if failpoints.active:
+            failpoints.reach("movement.copy")
         out = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             before = _expect(inp, source, size)
@@ -89,6 +91,8 @@ def _copy_part(source: str, destination: str, size: int, *, sync: bool, cold: bo
             if cold:
                 os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
+            if failpoints.active:
+                failpoints.reach("movement.copy.written")
             return Moved(digest, os.fstat(out).st_blocks)
         except BaseException:
             Path(part).unlink(missing_ok=True)
@@ -105,12 +109,16 @@ def _finish(destination: str) -> None:
     except OSError:
         Path(destination + PART).unlink(missing_ok=True)
         raise
+    if failpoints.active:
+        failpoints.reach("movement.copy.renamed")
 
 
 def read_through(source: str, size: int, *, sync: bool) -> Moved:
     """Hash a file where it is, and fsync it if asked. Raises OSError, SourceChangedError."""
     inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        if failpoints.active:
+            failpoints.reach("movement.read")
         blocks = _expect(inp, source, size).st_blocks
         digest = _stream(inp, size, None)
         if sync:
@@ -143,6 +151,8 @@ def _stream(inp: int, size: int, out: int | None) -> bytes:
             written = 0
             while written < got:
                 written += os.pwritev(out, [piece[written:got]], position + written)
+            if failpoints.active:
+                failpoints.reach("movement.copy.piece")
         position += got
     return digest.digest()
 

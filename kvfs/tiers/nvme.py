@@ -20,6 +20,7 @@ class NvmeTier(Tier):
     """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else."""
 
     name = "nvme"
+    number = 2
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)

@@ -28,6 +28,7 @@ class RamTier(Tier):
     """Attach with `RamTier(...)`; `epoch` then tells which life of the memory this is."""
 
     name = "ram"
+    number = 1
 
     def __init__(
         self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str | None
@@ -118,6 +119,16 @@ class RamTier(Tier):
 
     def left(self) -> int:
         return super().left() - LABEL_SLACK
+
+    def estimate(self) -> None:
+        """Say what it holds before that is counted: all of it. Call with reservations made."""
+        if not self.adopted:
+            return
+        self.uncounted = self.capacity  # in /dev/shm, which is not ours alone
+        if self.own_mount:
+            found = os.statvfs(self.root)
+            taken = (found.f_blocks - found.f_bfree) * found.f_frsize
+            self.uncounted = max(0, taken - self.reserved)
 
     def remove(self) -> None:
         """Give the memory back. Whatever is in it is gone."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvfs import failpoints
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Tier:
     """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
 
     name = "tier"
+    number = 0  # in the session file
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
@@ -32,6 +34,7 @@ class Tier:
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
+        self.uncounted = 0  # taken by what the census has not reached yet, estimated
         self.objects = 0
         self.hits = 0
         self.slow = True  # may wait for a disk
@@ -40,7 +43,7 @@ class Tier:
 
     @property
     def free(self) -> int:
-        return self.capacity - self.used - self.reserved
+        return self.capacity - self.used - self.reserved - self.uncounted
 
     @staticmethod
     def cost(blocks: int) -> int:
@@ -60,14 +63,21 @@ class Tier:
         """A new, empty backing file, open for reading and writing. Raises TierError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(self.path(ino, version), flags, 0o600)
+            if failpoints.active:
+                failpoints.reach("tiers.create")
+            fd = os.open(self.path(ino, version), flags, 0o600)
         except OSError as error:
             raise self.failed("create", ino, error) from error
+        if failpoints.active:
+            failpoints.reach("tiers.created")
+        return fd
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
         """Raises NotFoundError if there is no such file, TierError for anything else."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.open")
             return os.open(self.path(ino, version), flags)
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
@@ -75,29 +85,42 @@ class Tier:
             raise self.failed("open", ino, error) from error
 
     def rename(self, ino: int, version: int, new_version: int) -> None:
+        """Raises TierError."""
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.rename")
             os.rename(self.path(ino, version), self.path(ino, new_version))
         except OSError as error:
             raise self.failed("rename", ino, error) from error
+        if failpoints.active:
+            failpoints.reach("tiers.renamed")
 
     def unlink(self, ino: int, version: int) -> None:
         """A file that is already gone is as good as unlinked; other failures are logged."""
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.unlink")
             os.unlink(self.path(ino, version))
         except FileNotFoundError:
             log.debug("%s tier: %x.%x was gone already", self.name, ino, version)
         except OSError as error:
             self.failed("unlink", ino, error)
+        if failpoints.active:
+            failpoints.reach("tiers.unlinked")
 
     def quarantine(self, ino: int, version: int) -> None:
         """Keep bytes that are not what they should be for a human to look at; not accounted."""
         path = self.path(ino, version)
         try:
+            if failpoints.active:
+                failpoints.reach("tiers.quarantine")
             os.rename(path, self.root / "quarantine" / os.path.basename(path))
         except FileNotFoundError:
             log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
         except OSError as error:
             self.failed("quarantine", ino, error)
+        if failpoints.active:
+            failpoints.reach("tiers.quarantined")
 
     def files(self) -> Iterator[tuple[int, int, str]]:
         """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""

@@ -15,7 +15,7 @@ import pytest
 from kvfs import runtime
 from kvfs.catalog import Catalog, Dentry
 from tests.conftest import Mount
-from tests.harness import KVFS, PATIENCE, Mounted, wait_for
+from tests.harness import KVFS, PATIENCE, Mounted, alive, wait_for
 
 MIB = 1 << 20
 SEED = 40
@@ -267,8 +267,11 @@ def test_a_catalog_that_cannot_be_opened_is_an_error_of_its_own(kv: Mounted) -> 
 
 
 def test_a_dead_daemon_is_an_error_of_its_own(kv: Mounted) -> None:
-    os.kill(kv.pid, signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    daemon = kv.pid
+    for pid in (kv.keeper, daemon):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(daemon), "the daemon ends")
+    kv.allow_log("the keeper of .* is dead")
     assert runtime.mount_at(kv.path) is not None
     done = fsck(kv.path)
     assert done.returncode == 8

@@ -1,0 +1,397 @@
+"""What an application or the background does, and what a death in its middle may leave."""
+
+import os
+import random
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.residency import OpenObject
+from kvfs.core.tree import RENAME_EXCHANGE
+from tests.unit.world import MIB, World
+
+_dice = random.Random(1)
+OLD, NEW, KEPT = (_dice.randbytes(size) for size in (20_000, 30_000, 10_000))
+TAIL = _dice.randbytes(7_000)
+
+# Contents by path; of a directory, whose path ends with a slash, there is none. An extended
+# attribute is PATH@NAME.
+State = dict[bytes, bytes]
+Step = Callable[[World], Awaitable[None]]
+
+
+class Scenario(NamedTuple):
+    """`outcomes` are what may be found after a death, the first before it, the last after it all.
+
+    `ends`: the tiers that hold `a` in the end. `damaged`: a copy is spoilt on purpose.
+    """
+
+    prepare: Step
+    act: Step
+    outcomes: list[State]
+    ends: tuple[str, ...] | None = None
+    damaged: bool = False
+
+
+@asynccontextmanager
+async def opened(
+    made: World, name: bytes, *, writable: bool = False, truncate: bool = False
+) -> AsyncIterator[OpenObject]:
+    held = await made.objects.open(made.find(name).ino, writable=writable, truncate=truncate)
+    try:
+        yield held
+    finally:
+        await made.close(held, writable=writable)
+
+
+# How it begins
+
+
+async def nothing(made: World) -> None:
+    made.expect(b"a", None)
+
+
+async def nothing_in_ram(made: World) -> None:
+    made.expect(b"a", MIB)
+
+
+async def in_ram(made: World) -> None:
+    await made.store(b"a", OLD, made.ram)
+
+
+async def on_nvme(made: World) -> None:
+    await made.store(b"a", OLD, made.nvme)
+
+
+async def in_both(made: World) -> None:
+    inode = await made.store(b"a", OLD, made.ram)
+    await made.demote(inode.ino)
+    assert made.residency.holders(made.tree.inode(inode.ino)) == made.tiers
+
+
+def also(name: bytes, content: bytes, before: Step = in_both) -> Step:
+    async def prepare(made: World) -> None:
+        await before(made)
+        await made.store(name, content, made.ram)
+
+    return prepare
+
+
+async def linked(made: World) -> None:
+    await in_both(made)
+    made.tree.link(made.find(b"a").ino, ROOT_INO, b"b")
+
+
+async def directories(made: World) -> None:
+    made.expect(b"a", MIB)
+    parent = make_directory(made, b"d").ino
+    await made.objects.close(await made.create(b"f", OLD, parent), writable=True)
+
+
+async def empty_directory(made: World) -> None:
+    make_directory(made, b"d")
+
+
+async def attributed(made: World) -> None:
+    await in_ram(made)
+    made.tree.set_xattr(made.find(b"a").ino, b"user.x", b"1")
+
+
+def make_directory(made: World, name: bytes) -> Inode:
+    return made.tree.make(ROOT_INO, name, stat.S_IFDIR | 0o755, 0, 0)
+
+
+# What happens
+
+
+async def create(made: World) -> None:
+    held = await made.create(b"a", NEW)
+    await made.close(held, writable=True)
+
+
+async def rewrite(made: World) -> None:
+    async with opened(made, b"a", writable=True, truncate=True) as held:
+        made.write(held, NEW)
+
+
+async def rewrite_while_read(made: World) -> None:
+    async with opened(made, b"a"), opened(made, b"a", writable=True, truncate=True) as held:
+        made.write(held, NEW)
+
+
+async def rewrite_in_place(made: World) -> None:
+    async with opened(made, b"a", writable=True) as held:
+        made.write(held, NEW)
+
+
+async def append(made: World) -> None:
+    async with opened(made, b"a", writable=True) as held:
+        made.write(held, TAIL, len(OLD))
+
+
+def truncate(size: int) -> Step:
+    async def act(made: World) -> None:
+        await made.objects.truncate(made.find(b"a").ino, size)
+
+    return act
+
+
+def rename(name: bytes, name2: bytes, flags: int = 0) -> Step:
+    async def act(made: World) -> None:
+        made.tree.rename(ROOT_INO, name, ROOT_INO, name2, flags)
+        await forget_all(made)
+
+    return act
+
+
+async def rename_over_open(made: World) -> None:
+    async with opened(made, b"b") as held:
+        made.tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        assert made.content(held) == KEPT
+
+
+async def link(made: World) -> None:
+    made.tree.link(made.find(b"a").ino, ROOT_INO, b"b")
+
+
+async def unlink(made: World) -> None:
+    made.tree.unlink(ROOT_INO, b"a")
+    await forget_all(made)
+
+
+async def unlink_open(made: World) -> None:
+    async with opened(made, b"a") as held:
+        made.tree.unlink(ROOT_INO, b"a")
+        assert made.content(held) == OLD
+
+
+async def write_unlinked(made: World) -> None:
+    async with opened(made, b"a") as held:
+        made.tree.unlink(ROOT_INO, b"a")
+        again = await made.objects.open(held.inode.ino, writable=True)
+        try:
+            made.write(again, NEW)
+        finally:
+            await made.close(again, writable=True)
+        assert made.content(held) == NEW
+
+
+async def unlink_written(made: World) -> None:
+    async with opened(made, b"a", writable=True) as held:
+        made.tree.unlink(ROOT_INO, b"a")
+        made.write(held, NEW)
+
+
+async def demote(made: World) -> None:
+    await made.demote(made.find(b"a").ino)
+
+
+async def demote_many(made: World) -> None:
+    await made.flow.empty_trash()
+    inos = [made.find(name).ino for name in (b"a", b"b")]
+    made.flow._jobs.update(inos)
+    made.flow._running += 1
+    await made.flow._job(made.flow._demote, inos)
+
+
+async def promote(made: World) -> None:
+    await made.promote(made.find(b"a").ino)
+
+
+async def settle(made: World) -> None:
+    await made.settle(made.find(b"a").ino)
+    assert made.residency.counters["settled"] or made.residency.counters["job_failures"]
+
+
+async def uncopy_ram(made: World) -> None:
+    """RAM is needed for a file of its own size."""
+    make_room(made, 0)
+    await made.flow.empty_trash()
+
+
+async def uncopy_nvme(made: World) -> None:
+    make_room(made, 1)
+    await made.flow.empty_trash()
+
+
+def make_room(made: World, number: int) -> None:
+    tier = made.tiers[number]
+    spare = made.residency.headroom if tier is made.ram else 0
+    wanted = tier.capacity - tier.reserved - spare
+    assert made.residency.reserve(tier, wanted)
+    tier.reserved -= wanted
+
+
+async def evict(made: World) -> None:
+    made.residency.drop(made.find(b"a"), "evicted")
+    await made.flow.empty_trash()
+
+
+async def mkdir(made: World) -> None:
+    make_directory(made, b"d")
+
+
+async def rmdir(made: World) -> None:
+    made.tree.rmdir(ROOT_INO, b"d")
+
+
+async def set_xattr(made: World) -> None:
+    made.tree.set_xattr(made.find(b"a").ino, b"user.x", b"2")
+
+
+async def remove_xattr(made: World) -> None:
+    made.tree.remove_xattr(made.find(b"a").ino, b"user.x")
+
+
+def spoil(number: int) -> Step:
+    """A copy is written to behind kvfs's back, and then read."""
+
+    async def act(made: World) -> None:
+        inode = made.find(b"a")
+        os.truncate(made.tiers[number].path(inode.ino, inode.version), 5)
+        if number:
+            made.fast.unlink(inode.ino, inode.version)
+        async with opened(made, b"a") as held:
+            assert made.content(held) == OLD
+
+    return act
+
+
+async def forget_all(made: World) -> None:
+    """The kernel forgets what has no name, and the trash is emptied."""
+    for ino in list(made.residency.limbo):
+        made.residency.purge(ino)
+    await made.flow.empty_trash()
+
+
+A_OLD: State = {b"a": OLD}
+TWO: State = {b"a": OLD, b"b": KEPT}
+REWRITTEN: list[State] = [A_OLD, {}, {b"a": NEW}]
+IN_PLACE: list[State] = [A_OLD, {}, {b"a": NEW}]
+GONE: list[State] = [A_OLD, {}]
+
+SCENARIOS = {
+    "create in RAM": Scenario(nothing_in_ram, create, [{}, {b"a": NEW}]),
+    "create on NVMe": Scenario(nothing, create, [{}, {b"a": NEW}]),
+    "rewrite in RAM": Scenario(in_ram, rewrite, REWRITTEN),
+    "rewrite on NVMe": Scenario(on_nvme, rewrite, REWRITTEN),
+    "rewrite in both": Scenario(in_both, rewrite, REWRITTEN),
+    "rewrite while read": Scenario(in_both, rewrite_while_read, REWRITTEN),
+    "in place in RAM": Scenario(in_ram, rewrite_in_place, IN_PLACE),
+    "in place on NVMe": Scenario(on_nvme, rewrite_in_place, IN_PLACE),
+    "in place in both": Scenario(in_both, rewrite_in_place, IN_PLACE),
+    "append in both": Scenario(in_both, append, [A_OLD, {}, {b"a": OLD + TAIL}]),
+    "shorten": Scenario(in_both, truncate(100), [A_OLD, {}, {b"a": OLD[:100]}]),
+    "empty": Scenario(in_both, truncate(0), [A_OLD, {}, {b"a": b""}]),
+    "lengthen": Scenario(on_nvme, truncate(25_000), [A_OLD, {}, {b"a": OLD + bytes(5000)}]),
+    "rename": Scenario(in_both, rename(b"a", b"b"), [A_OLD, {b"b": OLD}]),
+    "rename over": Scenario(also(b"b", KEPT), rename(b"a", b"b"), [TWO, {b"b": OLD}]),
+    "rename over open": Scenario(also(b"b", KEPT), rename_over_open, [TWO, {b"b": OLD}]),
+    "rename directory": Scenario(
+        directories, rename(b"d", b"e"), [{b"d/": b"", b"d/f": OLD}, {b"e/": b"", b"e/f": OLD}]
+    ),
+    "exchange": Scenario(
+        also(b"b", KEPT), rename(b"a", b"b", RENAME_EXCHANGE), [TWO, {b"a": KEPT, b"b": OLD}]
+    ),
+    "link": Scenario(in_ram, link, [A_OLD, {b"a": OLD, b"b": OLD}]),
+    "unlink in RAM": Scenario(in_ram, unlink, GONE),
+    "unlink in both": Scenario(in_both, unlink, GONE),
+    "unlink of two names": Scenario(linked, unlink, [{b"a": OLD, b"b": OLD}, {b"b": OLD}]),
+    "unlink open": Scenario(in_both, unlink_open, GONE),
+    "unlink written": Scenario(in_both, unlink_written, GONE),
+    "write unlinked": Scenario(in_both, write_unlinked, GONE),
+    "demote": Scenario(in_ram, demote, [A_OLD], ("ram", "nvme")),
+    "demote many": Scenario(also(b"b", KEPT, in_ram), demote_many, [TWO], ("ram", "nvme")),
+    "promote": Scenario(on_nvme, promote, [A_OLD], ("ram", "nvme")),
+    "settle": Scenario(on_nvme, settle, [A_OLD], ("nvme",)),
+    "evict": Scenario(also(b"b", KEPT), evict, [TWO, {b"b": KEPT}]),
+    "evict the copy in RAM": Scenario(in_both, uncopy_ram, [A_OLD], ("nvme",)),
+    "evict the copy on NVMe": Scenario(in_both, uncopy_nvme, [A_OLD], ("ram",)),
+    "evict from NVMe": Scenario(on_nvme, uncopy_nvme, GONE),
+    "mkdir": Scenario(nothing, mkdir, [{}, {b"d/": b""}]),
+    "rmdir": Scenario(empty_directory, rmdir, [{b"d/": b""}, {}]),
+    "set attribute": Scenario(
+        attributed,
+        set_xattr,
+        [{b"a": OLD, b"a@user.x": b"1"}, {b"a": OLD, b"a@user.x": b"2"}],
+    ),
+    "remove attribute": Scenario(attributed, remove_xattr, [{b"a": OLD, b"a@user.x": b"1"}, A_OLD]),
+    "spoilt copy": Scenario(in_both, spoil(0), [A_OLD], ("nvme",), damaged=True),
+}
+
+
+# What is there
+
+
+async def reset(made: World) -> None:
+    """Remove everything; the next scenario begins on storage that has seen a lot."""
+    for path, parent, name, inode in reversed(list(_walk(made))):
+        if inode.is_dir:
+            made.tree.rmdir(parent, name)
+        else:
+            made.tree.unlink(parent, name)
+        assert made.catalog.lookup(parent, name) is None, path
+    await forget_all(made)
+    await made.check_at_rest()
+
+
+def _walk(
+    made: World, parent: int = ROOT_INO, prefix: bytes = b""
+) -> Iterator[tuple[bytes, int, bytes, Inode]]:
+    for entry in made.catalog.entries_after(parent, 0, 1000):
+        inode = made.tree.inode(entry.ino)
+        path = prefix + entry.name + (b"/" if inode.is_dir else b"")
+        yield path, parent, entry.name, inode
+        if inode.is_dir:
+            yield from _walk(made, inode.ino, path)
+
+
+async def found(made: World) -> State:
+    """All that a program would find, by reading it."""
+    state: State = {}
+    for path, _, _, inode in list(_walk(made)):
+        state[path] = b"" if inode.is_dir else await made.read(inode.ino)
+        for name in made.tree.xattrs(inode.ino):
+            state[path + b"@" + name] = made.tree.xattr(inode.ino, name)
+    return state
+
+
+def check_copies(made: World) -> None:
+    """Each copy that a record speaks of is there, and is what was sealed."""
+    for path, _, _, inode in _walk(made):
+        if inode.is_dir:
+            continue
+        assert inode.sealed, f"{path!r} was not sealed"
+        for tier in made.residency.holders(inode):
+            copy = Path(tier.path(inode.ino, inode.version))
+            assert copy.exists(), f"{path!r} is not in {tier.name}"
+            about = copy.stat()
+            assert (about.st_size, about.st_mtime_ns) == (inode.size, inode.backing_mtime_ns)
+
+
+async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> State:
+    """What is there is one of these, whole; and nothing else is there."""
+    if not scenario.damaged:
+        check_copies(made)
+    state = await found(made)
+    assert state in allowed, f"found {_brief(state)}, allowed {list(map(_brief, allowed))}"
+    if not scenario.damaged:
+        assert made.residency.counters["missing"] == 0
+        assert made.residency.counters["quarantined"] == 0
+        check_copies(made)
+    await made.check_at_rest()
+    return state
+
+
+def check_end(made: World, scenario: Scenario) -> None:
+    if scenario.ends is not None:
+        holders = made.residency.holders(made.find(b"a"))
+        assert tuple(tier.name for tier in holders) == scenario.ends
+
+
+def _brief(state: State) -> dict[bytes, str]:
+    known = {OLD: "OLD", NEW: "NEW", KEPT: "KEPT"}
+    return {path: known.get(content, f"{len(content)} bytes") for path, content in state.items()}
