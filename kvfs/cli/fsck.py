@@ -31,7 +31,7 @@ NOTES = {
     "verified": "copies have the bytes of their digest",
     "without_digest": "copies have no digest that their bytes could be compared with",
     "ram_gone": "objects were only in memory, which is gone: the next mount drops them",
-    "unfinished": "objects were open when the daemon died: the next mount drops those not sealed",
+    "unfinished": "objects were open when the daemon died: the next mount sees to them",
     "quarantined": "files are in quarantine, for you to look at",
 }
 
@@ -188,9 +188,7 @@ class _Report:
 
 
 def _line(finding: dict[str, Any]) -> str:
-    """One line, whatever somebody has called a file."""
     done = {"found": "--repair", "repaired": "repaired", "left": "left"}[finding["state"]]
     about = f"inode {finding['ino']}" if finding["ino"] else "-"
     path = f" {finding['path']}" if finding["path"] else ""
-    line = f"{finding['kind']}: {about}{path}: {finding['what']} ({done}: {finding['cure']})"
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return f"{finding['kind']}: {about}{path}: {finding['what']} ({done}: {finding['cure']})"

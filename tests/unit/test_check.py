@@ -712,6 +712,32 @@ def test_what_a_crash_left_is_noted_and_is_no_damage(tmp_path: Path) -> None:
         trio.run(after, made)
 
 
+def test_an_object_that_a_crash_left_between_two_versions_is_for_the_next_mount(
+    tmp_path: Path,
+) -> None:
+    """It was about to be written: marked, and its file has the next version's name already."""
+
+    async def before(made: World) -> None:
+        there = await small(made)
+        for inode in (there.b, there.f):
+            with made.catalog.batch() as batch:
+                batch.mark_unfinished(inode.ino)
+        made.disk.rename(there.b.ino, there.b.version, there.b.version + 1)
+        found, survey = await look(made, live=False, repair=True, hashes=True)
+        assert found == []
+        assert survey.notes["unfinished"] == 2
+
+    async def after(made: World) -> None:
+        await made.census()
+        assert (await look(made, hashes=True))[0] == []
+        assert await made.read(made.find(b"b").ino) == BYTES
+
+    with world(tmp_path) as made:
+        trio.run(before, made)
+        made.restart(crash=True)
+        trio.run(after, made)
+
+
 def test_memory_that_is_gone_is_noted_and_is_no_damage(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await small(made)

@@ -79,6 +79,8 @@ class Files:
         if (tier, ino, version) in self.residency.trash:
             return None
         inode = self.survey.inode(ino)
+        if inode is not None and self.survey.to_be_recovered(ino):
+            return None  # it may lie under the name of its next version
         holds = inode is not None and inode.is_file and tier in self.residency.holders(inode)
         meant = holds and inode is not None and inode.version == version
         if tier.path(ino, version) != folder + name:

@@ -121,7 +121,7 @@ class Inodes:
     def _check_nameless(self, inode: Inode) -> None:
         """Right for what was unlinked while it was open, or a crash found in that state."""
         survey, ino = self.survey, inode.ino
-        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+        if survey.in_use(ino) or survey.to_be_recovered(ino):
             return
         if survey.marked(ino):
 
@@ -144,7 +144,7 @@ class Inodes:
 
     def _check_unsealed(self, inode: Inode) -> None:
         survey, ino = self.survey, inode.ino
-        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+        if survey.in_use(ino) or survey.to_be_recovered(ino):
             return
         survey.said.add((ino, "marked"))
         survey.report(
@@ -255,7 +255,7 @@ class Inodes:
             what = "there is no such inode that could be unfinished"
         elif (ino, "marked") in survey.said or survey.in_use(ino):
             return
-        elif inode.sealed and inode.links:
+        elif survey.live and inode.sealed and inode.links:
             what = "it is marked as unfinished, but is sealed and has a name"
         else:
             survey.notes["unfinished"] += not survey.live

@@ -127,6 +127,10 @@ class Survey:
         residency = self.residency
         return ino in residency.open or ino in residency.limbo or ino in residency.busy
 
+    def to_be_recovered(self, ino: int) -> bool:
+        """Whether the next mount has to see to it first, since a daemon died over it."""
+        return not self.live and self.marked(ino)
+
     def marked(self, ino: int) -> bool:
         return self.catalog.record(audit.MARKS, audit.number_key(ino)) is not None
 
@@ -140,6 +144,7 @@ class Survey:
         return "/" if inode.ino == ROOT_INO else "(no name)"
 
     def entry_path(self, parent: int, name: bytes) -> str:
+        """On one line, whatever somebody has called a file."""
         parts = [name]
         for _ in range(DEPTH_MAX):
             if parent == ROOT_INO:
@@ -153,7 +158,8 @@ class Survey:
                 break
             parts.append(value[8:])
             parent = link[0]
-        return b"/".join(reversed(parts)).decode(errors="backslashreplace")
+        path = b"/".join(reversed(parts)).decode(errors="backslashreplace")
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:
