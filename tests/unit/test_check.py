@@ -213,6 +213,27 @@ def nothing_but_the_record(w: Small) -> None:
     w.put(w.a, links=())
 
 
+@damage("nameless", gone="/a")
+def unlinked_and_closed_but_still_there(w: Small) -> None:
+    nothing_but_the_record(w)
+    w.write(audit.MARKS, audit.number_key(w.a.ino), b"")
+
+
+@damage("name")
+def nothing_but_the_name_key(w: Small) -> None:
+    w.erase(audit.COOKIES, audit.cookie_key(*w.e.links[0]))
+    w.put(w.e, links=())
+
+
+@damage("name", gone="/d/c2")
+def second_name_in_a_file(w: Small) -> None:
+    entry = Dentry(b"c2", w.c.ino, w.c.links[1][1])
+    with w.made.catalog.batch() as batch:
+        batch.unlink(w.d.ino, entry)
+        batch.link(w.a.ino, entry)
+        batch.put(replace(w.c, links=(w.c.links[0], (w.a.ino, entry.cookie))))
+
+
 @damage("name")
 def entry_of_no_inode(w: Small) -> None:
     with w.made.catalog.batch() as batch:
@@ -276,6 +297,11 @@ def directory_record_unreadable(w: Small) -> None:
 @damage("directory")
 def root_record_gone(w: Small) -> None:
     w.erase(audit.INODES, audit.number_key(ROOT_INO))
+
+
+@damage("directory")
+def root_is_no_directory(w: Small) -> None:
+    w.put(w.record(Inode(ROOT_INO, 0, 0, 0)), mode=stat.S_IFREG | 0o644)
 
 
 @damage("directory")
@@ -510,6 +536,7 @@ UNACCOUNTED = {
     "record_unreadable",
     "record_cut",
     "nothing_but_the_record",
+    "unlinked_and_closed_but_still_there",
     "inode_forgets_its_only_name",
 }
 
@@ -577,6 +604,46 @@ def test_a_digest_is_computed_for_what_has_its_signature_only(tmp_path: Path) ->
         assert kinds(found) == ["touched"]
         assert made.catalog.inode(there.a.ino) is None
         assert made.tree.inode(other.ino).digest == digest(OTHER)
+
+    run(case, tmp_path)
+
+
+def test_a_directory_with_neither_record_nor_name_keeps_what_is_in_it(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        there = await small(made)
+        there.erase(audit.INODES, audit.number_key(there.d.ino))
+        with made.catalog.batch() as batch:
+            batch.unlink(ROOT_INO, Dentry(b"d", there.d.ino, there.d.links[0][1]))
+        assert (await look(made))[0]
+        await look(made, repair=True)
+        assert (await look(made, hashes=True))[0] == []
+        assert names(made) >= {f"/lost+found/{there.d.ino}/{name}" for name in ("c2", "e", "e/f")}
+        made.check_names()
+
+    run(case, tmp_path)
+
+
+def test_lost_found_makes_way_for_names_that_are_taken(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        there = await small(made)
+        made.tree.make(ROOT_INO, b"lost+found", stat.S_IFIFO | 0o600, 0, 0)
+        other = made.tree.make(ROOT_INO, b"lost+found.", DIR, 0, 0)
+        made.tree.make(other.ino, b"%d" % there.a.ino, DIR, 0, 0)
+        both_keys_gone(there)
+        await look(made, repair=True)
+        assert await made.read(made.find(b"%d." % there.a.ino, other.ino).ino) == BYTES
+        assert (await look(made, hashes=True))[0] == []
+
+    run(case, tmp_path)
+
+
+def test_a_directory_among_the_backing_files_is_left(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await small(made)
+        Path(made.disk.folders[3], "somebody's").mkdir()
+        found, _ = await look(made, repair=True)
+        assert [(finding.kind, finding.state) for finding in found] == [("foreign", "left")]
+        assert "Is a directory" in found[0].cure
 
     run(case, tmp_path)
 

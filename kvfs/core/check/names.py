@@ -146,7 +146,7 @@ class Names:
         if directory is None:
             if parent not in self.parents:
                 self._report_rebuilt(parent, ())
-        elif not directory.is_dir:
+        elif not directory.is_dir and parent not in self.parents:
             self._misplaced(parent, entry, f"inode {parent} is no directory, and cannot have it")
             return False
         return True
