@@ -26,7 +26,7 @@ from typing import Any
 
 import trio
 
-from kvfs import __version__, mounts, runtime
+from kvfs import __version__, failpoints, mounts, runtime
 from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
@@ -38,7 +38,7 @@ from kvfs.core.residency import Residency
 from kvfs.core.sessions import past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.fuse.passthrough import SLOTS  # the C part first, then pyfuse3
+from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.movement.movers import Movers
 from kvfs.tiers import NvmeTier, RamTier
@@ -192,7 +192,14 @@ class Mount:
     async def _take_over(self, objects: Objects) -> None:
         slots = self.backings.slots()
         lefts = [
-            takeover.Left(slot.handle, slot.inode, slot.backing_id, slot.writable, slot.tier)
+            takeover.Left(
+                slot.handle,
+                slot.inode,
+                slot.backing_id,
+                slot.writable,
+                slot.tier,
+                slot.state is State.RELEASING,
+            )
             for slot in slots
         ]
         self.backings.adopt(slot.backing_id for slot in slots)
@@ -219,6 +226,7 @@ class Mount:
                     "discard_ram": self._discard_ram,
                     "check": self.flow.checks.start,
                     "checked": self.flow.checks.look,
+                    "arm": self._arm,
                 },
             )
             nursery.start_soon(self._hear_keeper)
@@ -346,6 +354,12 @@ class Mount:
     async def _write_back(self) -> dict[str, Any]:
         size, objects = self.flow.write_back()
         return {"bytes_left": size, "objects_left": objects}
+
+    async def _arm(self, faults: str) -> dict[str, Any]:
+        """For tests: fail points of this daemon; says what was passed since the last time."""
+        passed = dict(failpoints.passed)
+        failpoints.arm(faults)
+        return {"passed": passed}
 
     async def _discard_ram(self, *, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting."""

@@ -32,7 +32,7 @@ log = logging.getLogger("kvfs.keeper")
 
 LOAD, START, HAND_OVER = 60.0, 60.0, 2.0  # s that a daemon may take for it
 UPGRADE_START = 10.0  # s that the new version has before the old one is back
-SHORT_LIFE = 1.0  # s; who dies sooner after its start counts towards the limit
+SHORT_LIFE = 0.25  # s; who dies sooner after its start counts towards the limit
 DEATHS = 8  # in a row, before the mount is given up
 BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
@@ -288,6 +288,7 @@ class Keeper:
             "keeper_pid": os.getpid(),
             "daemon_pid": self.daemon.pid if self.daemon else 0,
             "standby_pid": self.standby.pid if self.standby else 0,
+            "standby_loaded": self.standby is not None and "loaded" in self.standby.facts,
             "takeovers": self.takeovers,
         }
 
