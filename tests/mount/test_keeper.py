@@ -388,3 +388,42 @@ def test_a_refusal_in_the_foreground_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("kvfs: ")
     assert done.stderr.count("\n") == 1
+
+
+# Locks of the dead
+
+
+def test_a_thread_that_waits_in_the_kernel_keeps_no_lock(mount: Mount) -> None:
+    """The kernel takes a directory's lock to forget a name, which who creates there may hold."""
+    kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
+    kv.expect_log("is gone")
+    kv.expect_log("closed its channel")
+    (kv.path / "lost").write_bytes(b"lost")
+    kv.idle()
+    inode = (kv.path / "lost").stat().st_ino
+    for file in (kv.path.parent / "nvme" / "objects").rglob(f"{inode:x}.*"):
+        file.unlink()
+    request(kv.path, "arm", faults="tiers.create=delay:8@1")
+    creator = threading.Thread(target=(kv.path / "new").write_bytes, args=(b"new",))
+    creator.start()
+    wait_for(
+        lambda: request(kv.path, "status")["tiers"]["nvme"]["reserved_bytes"], "a create is waiting"
+    )
+    with pytest.raises(FileNotFoundError):
+        (kv.path / "lost").read_bytes()  # dropped, and the kernel is to be told
+    daemon = kv.pid
+    wait_for(lambda: "D" in states(daemon), "the thread waits for the directory")
+    os.kill(daemon, signal.SIGKILL)
+    creator.join(PATIENCE)
+    assert (kv.path / "new").read_bytes() == b"new"
+    assert kv.status()["takeovers"] == 1
+    wait_for(lambda: not alive(daemon), "nothing is left of the dead daemon")
+    assert os.listdir(kv.path) == ["new"]
+
+
+def states(pid: int) -> set[str]:
+    """Of the threads of a process."""
+    found = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found.add((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])
+    return found
