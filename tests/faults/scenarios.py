@@ -64,6 +64,7 @@ async def in_ram(made: World) -> None:
 
 async def on_nvme(made: World) -> None:
     await made.store(b"a", OLD, made.nvme)
+    made.expect(b"a", None)  # its next version begins there, too
 
 
 async def in_both(made: World) -> None:

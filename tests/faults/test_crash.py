@@ -80,6 +80,7 @@ def test_what_was_not_yet_written_is_kept(storage: Path, name: str, fault: str) 
     ],
 )
 def test_a_death_while_the_death_before_is_mended(storage: Path, name: str, fault: str) -> None:
+    """The third life, which dies as the first did, has looked at what both have left."""
     assert not live(storage, name, fault)
     assert live(storage, name)
     points = passed(storage, "starting")
@@ -88,7 +89,7 @@ def test_a_death_while_the_death_before_is_mended(storage: Path, name: str, faul
         for passing in range(1, times + 1):
             assert not live(storage, name, fault)
             assert not live(storage, name, at_start=f"{point}=kill@{passing}")
-            assert live(storage, name)
+    assert live(storage, name)
 
 
 def faults_of(counted: Counter[str]) -> Iterator[str]:
