@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs import failpoints, mounts, runtime
+from kvfs import failpoints, mounts
 from kvfs.errors import KvfsError
 from tests.faults.lives import COUNT, live, passed
 from tests.faults.scenarios import SCENARIOS, check_end, check_state, found, reset
@@ -25,10 +25,12 @@ LASTING = 40  # commits that fail one after the other
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    ram = tmp_path / "ram"
-    if runtime.mount_at(ram) is not None:
-        mounts.umount(ram, mounts.MNT_DETACH)
+    """In memory: no power is cut here, and RocksDB is opened in a third of the time."""
+    mounts.mount("test", tmp_path, "tmpfs", 0, "size=512M,mode=0700")
+    try:
+        yield tmp_path
+    finally:
+        mounts.umount(tmp_path, mounts.MNT_DETACH)  # and with it the RAM tiers below
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +108,7 @@ def faults_of(counted: Counter[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_refusal_at_any_point_changes_nothing_by_half(tmp_path: Path, name: str) -> None:
+def test_a_refusal_at_any_point_changes_nothing_by_half(storage: Path, name: str) -> None:
     scenario = SCENARIOS[name]
 
     async def attempt(made: World, faults: str) -> tuple[Counter[str], bool]:
@@ -139,7 +141,7 @@ def test_a_refusal_at_any_point_changes_nothing_by_half(tmp_path: Path, name: st
         else:
             await check_state(made, scenario, scenario.outcomes)
 
-    with world(tmp_path) as made:
+    with world(storage) as made:
         counted, succeeded = trio.run(attempt, made, COUNT)
         assert succeeded
         for faults in faults_of(counted):
@@ -150,7 +152,7 @@ def test_a_refusal_at_any_point_changes_nothing_by_half(tmp_path: Path, name: st
                 trio.run(check_state, made, scenario, scenario.outcomes)
 
 
-def test_every_point_is_passed(tmp_path: Path) -> None:
+def test_every_point_is_passed(storage: Path) -> None:
     points: set[str] = set()
 
     async def run(made: World, name: str) -> None:
@@ -161,7 +163,7 @@ def test_every_point_is_passed(tmp_path: Path) -> None:
         points.update(failpoints.passed)
         failpoints.arm("")
 
-    with world(tmp_path) as made:
+    with world(storage) as made:
         for name in SCENARIOS:
             trio.run(run, made, name)
     assert points == set(failpoints.POINTS)

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import flow as module
-from kvfs.core import watch
+from kvfs.core import census, watch
 from kvfs.core.flow import Flow
 from kvfs.errors import NotFoundError
 from kvfs.movement.movers import Movers
@@ -405,6 +405,32 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
         assert made.residency.counters["swept"] == len(litter)
         assert await made.read(inode.ino) == BYTES
         assert await made.read(kept.ino) == OTHER
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_the_sweep_leaves_what_is_made_anew_under_a_swept_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash left the new version of a file; it is made again while a thread unlinks that."""
+
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        path = Path(made.disk.path(inode.ino, 2))
+        made.restart(crash=True)
+        path.write_bytes(b"left over")
+        unlink = census._unlink
+
+        def late(swept: str) -> None:
+            path.write_bytes(b"made anew")
+            unlink(swept)
+
+        monkeypatch.setattr(census, "_unlink", late)
+        await made.census()
+        assert made.residency.counters["swept"] == 1
+        assert path.read_bytes() == b"made anew"
+        path.unlink()
         await made.check_at_rest()
 
     run(case, tmp_path)
