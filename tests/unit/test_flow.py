@@ -13,8 +13,8 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import flow as module
 from kvfs.core import census, watch
+from kvfs.core import flow as module
 from kvfs.core.flow import Flow
 from kvfs.errors import NotFoundError
 from kvfs.movement.movers import Movers
