@@ -12,11 +12,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import census, watch
 from kvfs.core import flow as module
 from kvfs.core.flow import Flow
-from kvfs.errors import NotFoundError
+from kvfs.errors import CatalogError, NotFoundError
 from kvfs.movement.movers import Movers
 from tests.unit.world import MIB, World, digest, world
 
@@ -463,6 +464,25 @@ def test_a_full_device_makes_the_tier_smaller(
         monkeypatch.undo()
         await trio.sleep(2 * watch.SPACE_PERIOD)
         assert made.disk.capacity == made.disk.configured
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        held = await made.create(b"a", BYTES)
+        failpoints.arm(";".join(f"catalog.commit=raise:EIO@{number}" for number in range(1, 100)))
+        try:
+            with pytest.raises(CatalogError):
+                await made.close(held, writable=True)
+        finally:
+            failpoints.arm("")
+        made.check()
+        assert made.residency.staging
+        while made.residency.open:  # noqa: ASYNC110 (the clock goes on while everybody sleeps)
+            await trio.sleep(watch.SPACE_PERIOD)
+        made.check()
+        assert await made.read(held.inode.ino) == BYTES
 
     run(lambda made: working(made, case), tmp_path)
 
