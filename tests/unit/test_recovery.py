@@ -1,6 +1,6 @@
 """What was about to be written when the daemon died."""
 
-# ruff: noqa: ASYNC230, ASYNC240 - files of a few bytes, in a loop that nobody waits for
+# ruff: noqa: ASYNC240 - files of a few bytes, in a loop that nobody waits for
 
 import os
 import random
