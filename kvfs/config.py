@@ -118,9 +118,23 @@ def _default_ram() -> int:
 
 
 def _option(
-    parse: Parser | None, *, unit: str, default: str, meaning: str, hot: bool = False
+    parse: Parser | None,
+    *,
+    unit: str,
+    default: str,
+    meaning: str,
+    hot: bool = False,
+    upgrade: bool = False,
 ) -> dict[str, Any]:
-    return {"parse": parse, "unit": unit, "default": default, "meaning": meaning, "hot": hot}
+    """Hot: changes while mounted (`kvfs set`); upgrade: with another daemon (`kvfs upgrade`)."""
+    return {
+        "parse": parse,
+        "unit": unit,
+        "default": default,
+        "meaning": meaning,
+        "hot": hot,
+        "upgrade": upgrade or hot,
+    }
 
 
 class OptionRow(NamedTuple):
@@ -146,6 +160,7 @@ class Config:
             unit="size",
             default="25 % of the memory",
             meaning="size of the RAM tier; 0 for none",
+            upgrade=True,
         ),
     )
     nvme: Path | None = field(
@@ -164,6 +179,7 @@ class Config:
             unit="size",
             default="80 % of what is free there",
             meaning="size of the NVMe tier",
+            upgrade=True,
         ),
     )
     passthrough: Literal["auto", "on", "off"] = field(
@@ -182,6 +198,7 @@ class Config:
             unit="word",
             default="within_size",
             meaning="which files of the RAM tier get huge pages, as tmpfs(5) has it",
+            upgrade=True,
         ),
     )
     allow_other: bool = field(
@@ -200,6 +217,7 @@ class Config:
             unit="processes",
             default="4, or fewer with fewer CPUs",
             meaning="workers that copy and hash objects between the tiers",
+            upgrade=True,
         ),
     )
     promote_after: int = field(
@@ -239,6 +257,17 @@ class Config:
             unit="file",
             default="/var/log/kvfs/NAME.log",
             meaning="where the daemon logs; without root, in its runtime directory",
+            upgrade=True,
+        ),
+    )
+    watchdog: float = field(
+        default=30.0,
+        metadata=_option(
+            _seconds,
+            unit="seconds",
+            default="30",
+            meaning="silence after which the keeper replaces the daemon; 0: never",
+            upgrade=True,
         ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = field(
@@ -283,6 +312,10 @@ class Config:
     def check(self) -> None:
         """Hold the configuration against this machine; raise ConfigError, change nothing."""
         _check_mountpoint(self.mountpoint)
+        self.check_resources()
+
+    def check_resources(self) -> None:
+        """Hold sizes and directories against this machine; raise ConfigError."""
         if self.ram > (most := runtime.memory()):
             raise ConfigError(f"ram={format_size(self.ram)}: more than the memory, {most // MIB}M")
         if self.nvme is not None:
@@ -295,6 +328,24 @@ class Config:
     def changed(self, name: str, text: str) -> "Config":
         """Return this configuration with one hot option set anew, or raise ConfigError."""
         return replace(self, **{name: parse_hot(name, text)})
+
+    def upgraded(self, options: str) -> "Config":
+        """Return this configuration with what another daemon may change, or raise ConfigError."""
+        values, flags = _parse(options)
+        given = {name for name, value in values.items() if value != getattr(self, name)}
+        fixed = {item.name for item in _options() if not item.metadata["upgrade"]} & given
+        if "ram" in given and 0 in {values["ram"], self.ram}:
+            fixed.add("ram")  # from or to none at all
+        if flags and flags != self.mount_flags:
+            fixed.add("mount_flags")
+        if fixed:
+            raise ConfigError(
+                f"{', '.join(sorted(fixed))}: needs a remount; unmount, and mount with it"
+            )
+        fitted = tuple(name for name in self.fitted if name not in values)
+        config = replace(self, **values, fitted=fitted)
+        config.check_resources()
+        return config
 
     def as_options(self) -> dict[str, str]:
         """Return each option that has a value, as the text that from_options takes."""
@@ -310,16 +361,21 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> "Config":
-        """Return what to_json wrote; ConfigError if it is of another version of kvfs."""
+        """Return what to_json wrote. An option that an older version did not know has its default.
+
+        Raises ConfigError for one that only a newer version knows.
+        """
         values = json.loads(text)
-        expected = {item.name for item in fields(cls)}
-        if not isinstance(values, dict) or values.keys() != expected:
+        known = {item.name for item in fields(cls)}
+        if not isinstance(values, dict) or not {"mountpoint"} <= values.keys() <= known:
+            unknown = sorted(set(values) - known) if isinstance(values, dict) else text[:80]
             raise ConfigError(
-                "the daemon and the command are of different versions; install kvfs anew"
+                f"a configuration of another version of kvfs, with {unknown}; this one knows "
+                f"{', '.join(sorted(known))}"
             )
-        for name in ("mountpoint", "nvme", "log"):
+        for name in {"mountpoint", "nvme", "log"} & values.keys():
             values[name] = None if values[name] is None else Path(values[name])
-        for name in ("mount_flags", "fitted"):
+        for name in {"mount_flags", "fitted"} & values.keys():
             values[name] = tuple(values[name])
         return cls(**values)
 

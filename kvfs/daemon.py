@@ -1,9 +1,11 @@
 """The daemon: wires everything, and is the only place that knows everything.
 
-Contract: one trio loop, in which nothing waits for a disk, a network or a hash. `run` returns when
-the file system was unmounted, by whomever, and what only RAM held was written back. Order of
-birth: tiers and locks, catalog, what the last session left unfinished, mount, background work;
-the end is the reverse. A second later mount finds all that was sealed.
+Contract: one trio loop, in which nothing waits for a disk, a network or a hash. It is started by
+the keeper, tells it how far it has come (control/channel.py), and serves the /dev/fuse that it is
+given. Order of birth: code, tiers and locks, catalog, what the predecessor or the last mount left,
+the kernel's requests, background work. It may die at any instruction: the next one goes on from
+the catalog, the tiers and the session file. Only when the file system was unmounted, by whomever,
+does it write back what only RAM held, and end the session properly.
 """
 
 import faulthandler
@@ -12,79 +14,80 @@ import logging
 import logging.handlers
 import os
 import resource
-import shutil
 import signal
+import socket
 import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from kvfs import __version__, mounts, runtime
-from kvfs.catalog import Catalog
+from kvfs import __version__, failpoints, mounts, runtime
+from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
-from kvfs.core import recovery
+from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
+from kvfs.core import recovery, takeover
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
+from kvfs.core.sessions import past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.fuse.invalidation import Invalidation
-from kvfs.fuse.session import Session, open_backings
+from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
+from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.movement.movers import Movers
 from kvfs.tiers import NvmeTier, RamTier
+
+from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3
 
 log = logging.getLogger(__name__)
 
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 PRIORITY = -10  # its own share in the p99 of docs/benchmarks.md was not measured apart
 LOG_BYTES, LOG_FILES = 10 << 20, 3
-
-
-def run(config: Config, ready: Callable[[], None]) -> None:
-    """Serve until unmounted. Raises ConfigError before anything was changed, else KvfsError."""
-    _start_log(config)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.umask(0o077)
-    if os.geteuid() == 0:
-        # Every open of every engine waits for this loop, which needs little of a CPU, but at once.
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    mount = Mount(config)
-    try:
-        trio.run(mount.serve, ready)
-    finally:
-        mount.close()
-    if mount.refusal is not None:
-        raise mount.refusal
-    log.info("%s: ended", config.mountpoint)
+LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead
 
 
 class Mount:
-    """All that a mounted kvfs consists of."""
+    """All that a mounted kvfs consists of. `order` is the keeper's word to serve."""
 
-    def __init__(self, config: Config) -> None:
+    takeover = False
+
+    def __init__(self, config: Config, order: Message, keeper: Channel) -> None:
+        """Raises ConfigError and leaves everything as it was, but for a tmpfs that it made."""
         self.config = config
+        self.order = order
+        self.keeper = keeper
+        self.kept = True  # the keeper lives
+        self.takeover = order["takeover"]
+        self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
-        self.refusal: ConfigError | None = None  # why the mount was given up at once
         self.nvme: NvmeTier | None = None
         self.ram: RamTier | None = None
         self.catalog: Catalog | None = None
         self.session_number = 0
-        self.backings, self.slots, self.device = open_backings(config)
-        try:
-            self._open_tiers()
-        except BaseException:
-            self.close()
-            if self.device >= 0:
-                os.close(self.device)
-            raise
+        self.backings = backings_for(config)
+        session_file = self.directory / "session"
+        if self.takeover:
+            self.session_file = open_file(session_file, config.mountpoint)
+        else:
+            self.session_file = create_file(session_file, config.mountpoint)
+        deadline = self.started + (LOCKS_PATIENCE if self.takeover else 0)
+        while True:
+            try:
+                self._open_tiers()
+                break
+            except ConfigError:  # the predecessor's locks, while the kernel still buries it
+                self.close(ended=False)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     # Birth
 
@@ -109,35 +112,31 @@ class Mount:
             assert self.ram is not None  # the configuration has one tier at least
             # It goes with the memory; the numbers that NFS clients have seen must not come back.
             self.catalog = Catalog(self.ram.root / "catalog", first_id=int(time.time()) << 20)
-        self.residency = self._begin_session(self.catalog)
+        self.residency = self._begin_session(self.catalog, self.backings.gone)
 
-    def _begin_session(self, catalog: Catalog) -> Residency:
+    def _begin_session(
+        self, catalog: Catalog, gone: Callable[[int, bytes, int], None]
+    ) -> Residency:
         """Number this session, and say which earlier ones a power loss makes suspect.
 
         Those are the sessions after the last one that ended properly, if the machine went down
         since: their bytes may not have reached the disk, whatever the file system says.
         """
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        last = int(catalog.fact("session") or 0)
-        ended = int(catalog.fact("clean") or 0)
-        same_boot = catalog.fact("boot") == boot
-        low, high = map(int, (catalog.fact("suspect") or "1 0").split())
-        if ended < last and not same_boot:
-            low, high = low if low <= high else ended + 1, last
-        self.session_number = last + 1
-        if ended < last:
+        last, ended, same_boot, low, high = past_sessions(catalog)
+        boot = runtime.boot_id()
+        self.session_number = last if self.takeover else last + 1
+        if ended < last and not self.takeover:
             log.warning(
                 "the last session did not end properly: %s",
                 "its bytes are all there" if same_boot else "copies are verified before use",
             )
-        self.invalidation = Invalidation(self._invalidate)
         residency = Residency(
             catalog,
             self.ram,
             self.nvme,
             session=self.session_number,
             suspect=range(low, high + 1),
-            gone=self.invalidation.gone,
+            gone=gone,
         )
         with catalog.batch() as batch:
             batch.set_fact("session", str(self.session_number))
@@ -146,17 +145,20 @@ class Mount:
             if self.ram is not None:
                 batch.set_fact("ram_epoch", str(self.ram.epoch))
             batch.sync = True
+            if self.takeover:
+                catalog.answers.load(catalog.answer_entries())
+            else:
+                batch.forget_answers()
         Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
         residency.first_new = catalog.next_id()  # what is older, the census has yet to count
-        recovery.drop_unfinished(residency)
+        if not self.takeover:
+            recovery.drop_unfinished(residency)
         return residency
-
-    def _invalidate(self, parent: int, name: bytes) -> None:
-        self.session.invalidate(parent, name)
 
     # Life
 
-    async def serve(self, ready: Callable[[], None]) -> None:
+    async def serve(self) -> None:
+        """Until unmounted or told to hand over. The device is attached."""
         config = self.config
         async with Movers.open(config.movers, self.residency.counters) as movers:
             self.movers = movers
@@ -173,77 +175,124 @@ class Mount:
                 promote=self.flow.opened,
                 settle=self.flow.settle,
             )
-            # Only now: the C part must be loaded before pyfuse3 is.
-            from kvfs.fuse.operations import Operations  # noqa: PLC0415
-
-            self.operations = Operations(
+            self.operations = operations.Operations(
                 Tree(self.residency),
                 objects,
                 self.backings,
-                slots=self.slots,
+                slots=SLOTS,
                 timeout=config.entry_timeout,
             )
-            directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
-            self.session = Session(config, self.operations, self.device)
-            try:
-                await self._serve_mounted(ready, directory)
-            finally:
-                self.session.close()
-            shutil.rmtree(directory, ignore_errors=True)
+            if self.takeover:
+                await self._take_over(objects)
+            if self.ram is not None:
+                self.ram.estimate()
+            self.session = Session(config, self.operations)
+            await self._serve_mounted()
 
-    async def _serve_mounted(self, ready: Callable[[], None], directory: Path) -> None:
-        self.invalidation.start()
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(
-                    server.serve,
-                    directory / "control.sock",
-                    {
-                        "status": self._status,
-                        "set": self._set,
-                        "write_back": self._write_back,
-                        "discard_ram": self._discard_ram,
-                    },
-                )
-                nursery.start_soon(self._unmount_on_signal)
-                nursery.start_soon(self.flow.run)
-                nursery.start_soon(self._announce, ready)
-                await self.session.run()
-                log.info("%s: unmounted", self.config.mountpoint)
-                if time.monotonic() >= self.discard_until:
-                    await self.residency.census_done.wait()
-                    await self.flow.drain()
-                nursery.cancel_scope.cancel()
-            await self.flow.empty_trash()
-        finally:
-            if self.residency.open:
-                log.warning("%d inodes were still open", len(self.residency.open))
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self.invalidation.stop)
-
-    async def _announce(self, ready: Callable[[], None]) -> None:
-        """The mount is ready when it answers, which it does from another thread's view."""
-        await trio.to_thread.run_sync(os.statvfs, self.config.mountpoint)
-        if self.config.passthrough == "on" and not self.backings.on:
-            self.refusal = ConfigError(f"passthrough=on, but {self.backings.why}; mount with auto")
-            await trio.to_thread.run_sync(self.session.unmount)
-            return
-        as_wanted = self.backings.on or self.config.passthrough == "off"
-        level = logging.INFO if as_wanted else logging.WARNING
-        log.log(
-            level,
-            "%s: mounted, passthrough %s: %s",
+    async def _take_over(self, objects: Objects) -> None:
+        slots = self.backings.slots()
+        lefts = [
+            takeover.Left(
+                slot.handle,
+                slot.inode,
+                slot.backing_id,
+                slot.writable,
+                slot.tier,
+                slot.state is State.RELEASING,
+            )
+            for slot in slots
+        ]
+        self.backings.adopt(slot.backing_id for slot in slots)
+        found = takeover.adopt(objects, lefts)
+        for handle in self.operations.handles.adopt(slots, found.get):
+            await objects.release(handle.held, writable=handle.writable)
+        log.info(
+            "%s: took over %d handles of %d objects, %d of them being written",
             self.config.mountpoint,
+            len(self.operations.handles),
+            len(self.residency.open),
+            len(self.residency.staging),
+        )
+
+    async def _serve_mounted(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(
+                server.serve,
+                self.directory / "control.sock",
+                {
+                    "status": self._status,
+                    "set": self._set,
+                    "write_back": self._write_back,
+                    "discard_ram": self._discard_ram,
+                    "check": self.flow.checks.start,
+                    "checked": self.flow.checks.look,
+                    "arm": self._arm,
+                },
+            )
+            nursery.start_soon(self._hear_keeper)
+            nursery.start_soon(self.flow.run)
+            nursery.start_soon(self._announce)
+            if self.takeover:
+                nursery.start_soon(self.operations.end_takeover)
+            await self.session.run()
+            if self.session.stopped:
+                self._leave()
+            log.info("%s: unmounted", self.config.mountpoint)
+            if time.monotonic() >= self.discard_until:
+                await self.residency.census_done.wait()
+                await self.flow.drain()
+            nursery.cancel_scope.cancel()
+        await self.flow.empty_trash()
+        if self.residency.open:
+            log.warning("%d inodes were still open", len(self.residency.open))
+
+    async def _announce(self) -> None:
+        """The mount is ready when the kernel and libfuse have agreed on how."""
+        while not self.backings.settled:  # noqa: ASYNC110 (the C part has no events)
+            await trio.sleep(0.002)
+        config = self.config
+        if config.passthrough == "on" and not self.backings.on:
+            why = f"passthrough=on, but {self.backings.why}; mount with auto"
+            self.keeper.send("error", error=why, exit=2)  # it unmounts, and ends us
+            return
+        as_wanted = self.backings.on or config.passthrough == "off"
+        log.log(
+            logging.INFO if as_wanted or self.takeover else logging.WARNING,
+            "%s: mounted, passthrough %s: %s",
+            config.mountpoint,
             "on" if self.backings.on else "off",
             self.backings.why,
         )
-        ready()
+        self.keeper.send("ready", watchdog=config.watchdog)
+        while True:
+            await trio.sleep(config.watchdog / 4 or 60.0)
+            with suppress(BlockingIOError, Closed):
+                self.keeper.send("alive")
 
-    async def _unmount_on_signal(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            async for number in signals:
-                log.info("%s: unmounting on %s", self.config.mountpoint, signal.strsignal(number))
-                await trio.to_thread.run_sync(self.session.unmount)
+    async def _hear_keeper(self) -> None:
+        """Hand over when told to. Without a keeper the mount goes on, as long as we do."""
+        self.keeper.socket.setblocking(False)  # noqa: FBT003 (socket's own)
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self.keeper)
+                message, _ = self.keeper.receive()
+                if message["what"] == "hand_over":
+                    log.info("%s: handing over to another daemon", self.config.mountpoint)
+                    self.session.stop()
+        except Closed:
+            self.kept = False
+            log.error(
+                "the keeper of %s is dead: this daemon goes on, but the mount ends with it",
+                self.config.mountpoint,
+            )
+
+    def _leave(self) -> None:
+        """Every request that was read is answered: make way. Jobs of movers are done again."""
+        self.close(ended=False)
+        with suppress(Closed):
+            self.keeper.send("handed_over")
+        logging.shutdown()
+        os._exit(0)
 
     # Control
 
@@ -254,6 +303,8 @@ class Mount:
             "version": __version__,
             "mountpoint": str(config.mountpoint),
             "daemon_pid": os.getpid(),
+            "keeper_pid": self.order["keeper_pid"] if self.kept else 0,
+            "takeovers": self.order["takeovers"],
             "uptime_s": round(time.monotonic() - self.started, 3),
             "passthrough": {"on": self.backings.on, "why": self.backings.why},
             "huge_pages": {
@@ -290,6 +341,9 @@ class Mount:
         for name, text in options.items():
             config = config.changed(name, text)
         self.config = config
+        fresh = self.directory / "config.new"  # on a tmpfs: no disk is waited for
+        fresh.write_text(config.to_json())
+        fresh.rename(self.directory / "config")
         self.flow.promote_after = self.config.promote_after
         self.flow.reclaimable = self.config.reclaimable
         self.operations.timeout = self.config.entry_timeout
@@ -301,6 +355,12 @@ class Mount:
         size, objects = self.flow.write_back()
         return {"bytes_left": size, "objects_left": objects}
 
+    async def _arm(self, faults: str) -> dict[str, Any]:
+        """For tests: fail points of this daemon; says what was passed since the last time."""
+        passed = dict(failpoints.passed)
+        failpoints.arm(faults)
+        return {"passed": passed}
+
     async def _discard_ram(self, *, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting."""
         patience = float("inf") if lasting else DISCARD_PATIENCE
@@ -309,12 +369,12 @@ class Mount:
 
     # Death
 
-    def close(self) -> None:
-        """Sync what must survive, give the memory back, let go of the locks."""
+    def close(self, *, ended: bool) -> None:
+        """Let go of the locks. `ended`: sync what must survive, and give the memory back."""
         catalog, nvme = self.catalog, self.nvme
         try:
             if catalog is not None:
-                if nvme is not None and self.session_number:
+                if ended and nvme is not None and self.session_number:
                     mounts.syncfs(nvme.root)
                     with catalog.batch() as batch:
                         batch.set_fact("clean", str(self.session_number))
@@ -322,10 +382,11 @@ class Mount:
                 catalog.close()
         except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
-        if self.ram is not None and self.session_number:
+        if self.ram is not None and (ended or not (self.takeover or self.ram.adopted)):
             self.ram.remove()
         if nvme is not None:
             nvme.close()
+        self.catalog = self.ram = self.nvme = None
 
 
 def _start_log(config: Config) -> None:
@@ -346,29 +407,56 @@ def _start_log(config: Config) -> None:
     logging.captureWarnings(capture=True)
 
 
-def main() -> int:
-    """The process that `kvfs mount` starts: configuration on stdin, one line of JSON on stdout."""
+def _prepare(config: Config) -> None:
+    """What this process needs of the system. Raises ConfigError."""
+    _start_log(config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.umask(0o077)
+    if os.geteuid() == 0:
+        # Every open of every engine waits for this loop, which needs little of a CPU, but at once.
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+        Path("/proc/self/oom_score_adj").write_text("0")  # the keeper's is not for us
 
-    def answer(message: dict[str, object]) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.close(null)
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.FileHandler) and handler.stream is not None:
-                os.dup2(handler.stream.fileno(), 2)  # a last word of the interpreter goes there
 
-    faulthandler.enable()
+def _serve(keeper: Channel, order: Message) -> None:
+    """All of a daemon's life. Raises KvfsError, and whatever else it dies of."""
+    config = Config.from_json(json.dumps(order["config"]))
+    _prepare(config)
+    mount = Mount(config, order, keeper)
+    ended = False
     try:
-        run(Config.from_json(sys.stdin.read()), lambda: answer({"ready": True}))
-    except ConfigError as error:
-        answer({"error": str(error), "exit": 2})
-        return 2
+        keeper.send("prepared")
+        _, device = keeper.receive()
+        mount.backings.attach(device, mount.session_file, takeover=mount.takeover)
+        trio.run(mount.serve)
+        ended = True
+    finally:
+        mount.close(ended=ended)
+    log.info("%s: ended", config.mountpoint)
+
+
+def main() -> int:
+    """The process that the keeper starts, with one end of a channel."""
+    faulthandler.enable()
+    # Whoever means the mount tells the keeper; all processes of a service get such a signal.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _: log.info("%s ignored", signal.strsignal(got)))
+    keeper = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        keeper.send("loaded", version=__version__, protocol=PROTOCOL, format=FORMAT)
+        order, _ = keeper.receive()
+        _serve(keeper, order)
+        keeper.send("ended")
+    except Closed:
+        return 0  # nobody wants us any more
     except Exception as error:
-        log.exception("ended by an error")
-        answer({"error": str(error) or repr(error), "exit": 1})
+        refused = isinstance(error, ConfigError)
+        if not refused:
+            log.exception("ended by an error")
+        with suppress(Closed):
+            keeper.send("error", error=str(error) or repr(error), exit=2 if refused else 1)
         return 1
     return 0
 

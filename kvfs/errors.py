@@ -14,6 +14,14 @@ class ConfigError(KvfsError):
     """Refused before anything was changed. The command line prints it and exits with 2."""
 
 
+class InUseError(ConfigError):
+    """A directory belongs to a kvfs that runs; `holder` says which, as it says itself."""
+
+    def __init__(self, message: str, holder: str = "") -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
 class ControlError(KvfsError):
     """The daemon behind a mount point could not be asked, or refused the request."""
 

@@ -109,6 +109,16 @@ def socket_path(mountpoint: Path) -> Path:
     return runtime_dir(mountpoint) / "control.sock"
 
 
+def keeper_path(mountpoint: Path) -> Path:
+    """Return where the keeper of this mount listens."""
+    return runtime_dir(mountpoint) / "keeper.sock"
+
+
+def boot_id() -> str:
+    """Return what names this boot of the machine."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
 def log_path(mountpoint: Path) -> Path:
     """Return the default log file of this mount."""
     if os.geteuid() == 0:

@@ -45,11 +45,17 @@ class Mounted:
         )
         assert done.returncode == 0, done.stderr
         status = self.status()
-        self.pid: int = status["daemon_pid"]
+        self.keeper: int = status["keeper_pid"]
         self._memory |= {Path(tier["path"]) for tier in status["tiers"].values()}
 
     def status(self) -> dict[str, Any]:
         return request(self.path, "status")
+
+    @property
+    def pid(self) -> int:
+        """The daemon that serves at this moment."""
+        found: int = self.status()["daemon_pid"]
+        return found
 
     def counter(self, name: str) -> int:
         found: int = self.status()["counters"][name]
@@ -72,17 +78,27 @@ class Mounted:
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
-        wait_for(lambda: not _alive(self.pid), "the daemon ends after umount")
+        wait_for(lambda: not alive(self.keeper), "the keeper ends after umount")
 
     def remount(self, options: str | None = None) -> None:
         self.umount()
         self.mount(options)
 
+    def kill_daemon(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """As the machine's OOM killer would; another daemon takes over."""
+        before = self.status()
+        self.allow_log(rf"daemon \({before['daemon_pid']}\) was killed by {number.name}")
+        os.kill(before["daemon_pid"], number)
+        wait_for(lambda: self.status()["takeovers"] > before["takeovers"], "another one serves")
+
     def kill(self) -> None:
-        """kill -9, as the machine's OOM killer would; the dead mount is taken away."""
-        os.kill(self.pid, signal.SIGKILL)
-        wait_for(lambda: not _alive(self.pid), "the killed daemon is gone")
+        """kill -9 of all of it, as at the end of a container; the dead mount is taken away."""
+        daemon = self.pid
+        for pid in (self.keeper, daemon):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not alive(self.keeper) and not alive(daemon), "what was killed is gone")
         subprocess.run(["umount", "-l", self.path], check=True)
+        self.allow_log(f"the keeper of {self.path} is dead")
 
     def expect_log(self, pattern: str) -> None:
         """A warning or error that matches is what this test is about; there must be one."""
@@ -130,12 +146,13 @@ class Mounted:
         mount = runtime.mount_at(self.path)
         if mount is not None:
             subprocess.run(["umount", "-l", self.path], check=False)
-        pid = getattr(self, "pid", 0)
-        if pid and _alive(pid):
+        keeper = getattr(self, "keeper", 0)
+        if keeper and alive(keeper):
             try:
-                wait_for(lambda: not _alive(pid), "the daemon ends", seconds=20)
+                wait_for(lambda: not alive(keeper), "the keeper ends", seconds=20)
             except AssertionError:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(keeper, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
                 raise
         for path in self._memory:  # what killed daemons left behind
             if runtime.mount_at(path) is not None:
@@ -143,7 +160,7 @@ class Mounted:
                 path.rmdir()
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))

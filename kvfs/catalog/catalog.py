@@ -12,6 +12,7 @@ Keys (integers big endian, so that they sort):
   c parent cookie    ino, name: the directory in reading order
   x ino name         an extended attribute
   o ino              open for writing, or open without a name: unfinished if found at start
+  q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """
 
@@ -37,6 +38,7 @@ from rocksdict import (
 )
 
 from kvfs import failpoints
+from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.errors import CatalogError, ConfigError
 
@@ -50,6 +52,8 @@ FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
 RECOVERY_PERIOD = 1.0  # s
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
+
+_READ_ONLY = AccessType.read_only(error_if_log_file_exist=False)
 
 _U64 = Struct(">Q")
 _TWO = Struct(">QQ")
@@ -132,8 +136,21 @@ class Batch:
     def mark_finished(self, ino: int) -> None:
         self._changes.append((b"o" + _U64.pack(ino), None))
 
+    def answers(self, ino: int = 0) -> None:
+        """This is the change that the kernel's request asked for; it made the inode, if any."""
+        entry = self._catalog.answers.entry(ino)
+        if entry is not None:
+            self._changes.append(entry)
+
+    def forget_answers(self) -> None:
+        self._changes.extend((key, None) for key, _ in self._catalog.answer_entries())
+
     def set_fact(self, name: str, value: str) -> None:
         self._changes.append((b"m" + name.encode(), value.encode()))
+
+    def erase(self, kind: bytes, key: bytes) -> None:
+        """Remove one key of a kind, whatever it means: for what cannot be decoded."""
+        self._changes.append((kind + key, None))
 
     def __enter__(self) -> "Self":
         return self
@@ -170,16 +187,21 @@ class Batch:
 class Catalog:
     """An open catalog. Raises CatalogError when RocksDB fails, ConfigError at opening."""
 
-    def __init__(self, path: Path, *, first_id: int = FIRST_ID) -> None:
-        """`first_id` is where a new catalog begins to count."""
+    def __init__(self, path: Path, *, first_id: int = FIRST_ID, read_only: bool = False) -> None:
+        """`first_id` is where a new catalog begins to count; one to be read must be there."""
         self.path = path
+        self.answers = Answers()
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
-        self._read_only = False
+        self._read_only = False  # for want of room
+        self._looked_at = read_only
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._db = Rdict(str(path), _options())
-            self.set_ballast()
+            if read_only:
+                self._db = Rdict(str(path), _options(), access_type=_READ_ONLY)
+            else:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._db = Rdict(str(path), _options())
+                self.set_ballast()
         except Exception as error:  # rocksdict raises plain Exception
             raise ConfigError(f"catalog {path} cannot be opened: {error}") from error
         self._synced = WriteOptions()
@@ -187,7 +209,7 @@ class Catalog:
         self._unsynced = WriteOptions()
         try:
             self._check_format()
-            self._next_id = self._reserved = int(self.fact("next_id") or first_id)
+            self._next_id = self._reserved = self._first_free(first_id)
         except BaseException:
             self._db.close()
             raise
@@ -203,13 +225,20 @@ class Catalog:
                 "mount it with the kvfs that wrote it, or a newer one"
             )
 
+    def _first_free(self, first_id: int) -> int:
+        found = self.fact("next_id")
+        if found is not None and not found.isdigit():
+            raise ConfigError(f"catalog {self.path} counts from {found!r}, expected a number")
+        return int(found or first_id)
+
     def close(self) -> None:
         """Sync and close. What was committed before survives a power loss after.
 
         Raises CatalogError.
         """
         try:
-            self._db.flush_wal(sync=True)
+            if not self._looked_at:
+                self._db.flush_wal(sync=True)
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: sync failed: {error}") from error
         try:
@@ -272,8 +301,7 @@ class Catalog:
     def _open_for_reading(self) -> None:
         """There is not even room for a new log: what is there can still be looked up."""
         try:
-            read_only = AccessType.read_only(error_if_log_file_exist=False)
-            self._db = Rdict(str(self.path), _options(), access_type=read_only)
+            self._db = Rdict(str(self.path), _options(), access_type=_READ_ONLY)
             self._read_only = True
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             log.error("catalog %s cannot be read: %s", self.path, error)
@@ -287,6 +315,18 @@ class Catalog:
             self._reserved = self._next_id + IDS_AT_ONCE
         self._next_id += 1
         return self._next_id - 1
+
+    @property
+    def counter(self) -> int:
+        """Every number that was given out is smaller."""
+        return self._next_id
+
+    def count_from(self, number: int) -> None:
+        """The counter is behind what was given out: go on from a greater number."""
+        with self.batch() as batch:
+            batch.set_fact("next_id", str(number))
+            batch.sync = True
+        self._next_id = self._reserved = number
 
     # Reading
 
@@ -307,6 +347,23 @@ class Catalog:
                 yield key[cut:], value  # type: ignore[index, misc]  # raw mode: always bytes
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+
+    def records(self, kind: bytes, under: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Every key of a kind, without it, and its value, as all are at the first of them.
+
+        under: only those whose keys begin so.
+        What changes meanwhile is not seen. Raises CatalogError, also if the catalog is opened anew
+        meanwhile, which it cannot be while somebody reads the old one.
+        """
+        opened = self._db
+        for key, value in self._scan(kind + under):
+            yield under + key, value
+            if self._db is not opened:
+                raise CatalogError(f"catalog {self.path} was opened anew while it was read")
+
+    def record(self, kind: bytes, key: bytes) -> bytes | None:
+        """What is there now under one key."""
+        return self._get(kind + key)
 
     def fact(self, name: str) -> str | None:
         value = self._get(b"m" + name.encode())
@@ -361,6 +418,9 @@ class Catalog:
 
     def xattr_names(self, ino: int) -> list[bytes]:
         return [name for name, _ in self._scan(b"x" + _U64.pack(ino))]
+
+    def answer_entries(self) -> list[tuple[bytes, bytes]]:
+        return [(b"q" + key, value) for key, value in self._scan(b"q")]
 
     def unfinished(self) -> list[int]:
         return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]

@@ -16,7 +16,7 @@ import click
 from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
-COMMANDS = ("mount", "umount", "status", "set", "doctor")
+COMMANDS = ("mount", "umount", "status", "set", "upgrade", "fsck", "doctor")
 
 
 class Refusal(click.ClickException):
@@ -86,6 +86,9 @@ def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path
 
 mountpoint_argument = click.argument(
     "mountpoint", metavar="MOUNTPOINT", type=click.UNPROCESSED, callback=_canonical
+)
+target_argument = click.argument(
+    "target", metavar="TARGET", type=click.UNPROCESSED, callback=_canonical
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 

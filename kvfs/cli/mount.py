@@ -1,15 +1,16 @@
-"""`kvfs mount`: check everything, start the daemon, return when the mount answers.
+"""`kvfs mount`: check everything, start the keeper, return when the mount answers.
 
-The daemon gets the finished configuration on its stdin, as JSON, and says on its stdout, in one
-line, that it is ready or why not. Not for keeping it alive afterwards.
+The keeper gets the finished configuration on its stdin, as JSON, and says on its stdout, in one
+line, that it is ready or why not. Not for what it does afterwards.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import click
 
@@ -43,19 +44,25 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
     if foreground:
-        from kvfs import daemon  # noqa: PLC0415 - a mount in the background never loads it here
+        _become_keeper(config)
+    _start(config)
+    click.echo(_what_is_on(mountpoint))
 
-        daemon.run(config, lambda: click.echo(f"{mountpoint}: mounted"))
-    else:
-        _start(config)
-        click.echo(_what_is_on(mountpoint))
+
+def _become_keeper(config: Config) -> NoReturn:
+    """For a service: the keeper is this very process, and says READY itself."""
+    text = os.memfd_create("kvfs-config")
+    os.write(text, config.to_json().encode())
+    os.lseek(text, 0, os.SEEK_SET)
+    os.dup2(text, 0)
+    os.execv(sys.executable, [sys.executable, "-m", "kvfs.keeper", "--foreground"])  # noqa: S606 (no shell is wanted)
 
 
 def _start(config: Config) -> None:
-    """Start the daemon and return when it serves the mount; raise what it says otherwise."""
+    """Start the keeper and return when the mount is served; raise what it says otherwise."""
     with tempfile.TemporaryFile() as stderr:
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "kvfs.daemon"],
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "kvfs.keeper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -65,37 +72,37 @@ def _start(config: Config) -> None:
         )
         try:
             try:
-                line = _converse(daemon, config)
+                line = _converse(keeper, config)
             except BaseException:
-                daemon.terminate()
+                keeper.terminate()
                 raise
-            answer = json.loads(line) if line else {"error": _death(daemon, stderr)}
+            answer = json.loads(line) if line else {"error": _death(keeper, stderr)}
         finally:
-            if daemon.stdout:
-                daemon.stdout.close()
+            if keeper.stdout:
+                keeper.stdout.close()
     if "error" in answer:
-        daemon.wait()
+        keeper.wait()
         raise (ConfigError if answer.get("exit") == USAGE_ERROR else KvfsError)(answer["error"])
-    daemon.returncode = 0  # it is to outlive this process, which Popen would warn of
+    keeper.returncode = 0  # it is to outlive this process, which Popen would warn of
 
 
-def _converse(daemon: "subprocess.Popen[str]", config: Config) -> str:
-    if daemon.stdin is None or daemon.stdout is None:
-        raise RuntimeError("the daemon was started without pipes")
+def _converse(keeper: "subprocess.Popen[str]", config: Config) -> str:
+    if keeper.stdin is None or keeper.stdout is None:
+        raise RuntimeError("the keeper was started without pipes")
     try:
-        with daemon.stdin:
-            daemon.stdin.write(config.to_json())
+        with keeper.stdin:
+            keeper.stdin.write(config.to_json())
     except BrokenPipeError:
         return ""  # it died first; why is on its stderr
-    return daemon.stdout.readline()
+    return keeper.stdout.readline()
 
 
-def _death(daemon: "subprocess.Popen[str]", stderr: IO[bytes]) -> str:
-    code = daemon.wait()
+def _death(keeper: "subprocess.Popen[str]", stderr: IO[bytes]) -> str:
+    code = keeper.wait()
     stderr.seek(0)
     lines = stderr.read().decode(errors="replace").strip().splitlines()
     how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-    return f"the daemon {how} before it was ready: {lines[-1] if lines else 'it said nothing'}"
+    return f"the keeper {how} before it was ready: {lines[-1] if lines else 'it said nothing'}"
 
 
 def _what_is_on(mountpoint: Path) -> str:

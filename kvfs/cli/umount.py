@@ -1,7 +1,7 @@
 """`kvfs umount`: save what only RAM holds, unmount, and wait until the daemon is gone.
 
 What cannot be saved is no reason to lose it silently: the command stops and says so, unless told
-`--now`. The daemon is waited for because the next mount needs its tiers' locks.
+`--now`. Keeper and daemon are waited for because the next mount needs their locks.
 """
 
 import os
@@ -31,31 +31,35 @@ EXIT_S = 60.0
 def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """Unmount the kvfs at MOUNTPOINT, after saving to NVMe what only RAM holds."""
     runtime.kvfs_mount(mountpoint)
-    daemon = _daemon(mountpoint)
+    keeper = _keeper(mountpoint)
     try:
-        if daemon is not None and not now:
+        if keeper is not None and not now:
             _write_back(mountpoint)
-        if daemon is not None and now:
+        if keeper is not None and now:
             request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
             _unmount(mountpoint, lazy=lazy)
         except KvfsError:
-            if daemon is not None and now:  # the mount goes on, and must not lose anything later
+            if keeper is not None and now:  # the mount goes on, and must not lose anything later
                 request(mountpoint, "discard_ram", on=False)
             raise
-        if daemon is not None and not lazy and not _ended(daemon):
+        if keeper is not None and not lazy and not _ended(keeper):
             raise KvfsError(
                 f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s"
             )
     finally:
-        if daemon is not None:
-            os.close(daemon)
+        if keeper is not None:
+            os.close(keeper)
 
 
-def _daemon(mountpoint: Path) -> int | None:
-    """Return a pidfd of the daemon; None if it is dead, which must not prevent an unmount."""
+def _keeper(mountpoint: Path) -> int | None:
+    """Return a pidfd of the keeper, which ends after the daemon, or of a daemon without one.
+
+    None if both are dead, which must not prevent an unmount.
+    """
     try:
-        return os.pidfd_open(request(mountpoint, "status")["daemon_pid"])
+        status = request(mountpoint, "status")
+        return os.pidfd_open(status["keeper_pid"] or status["daemon_pid"])
     except (ControlError, ProcessLookupError) as error:
         click.echo(f"kvfs: unmounting without the daemon's help: {error}", err=True)
         return None

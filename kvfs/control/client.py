@@ -1,7 +1,9 @@
 """The command line's end of the control socket; it imports nothing of the daemon."""
 
+import errno
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +11,49 @@ from kvfs import runtime
 from kvfs.errors import ControlError
 
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
+TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
+RETRY = 0.02  # s
 
 
 def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
-    """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason."""
-    path = runtime.socket_path(mountpoint)
-    line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
+    """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason.
+
+    A daemon that dies meanwhile has a successor soon, which is asked again: no request does harm
+    when it is made twice.
+    """
+    deadline = time.monotonic() + TAKEOVER
+    while True:
+        try:
+            return _ask(runtime.socket_path(mountpoint), PATIENCE, verb, arguments)
+        except OSError as error:
+            if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
+                raise ControlError(
+                    f"no daemon answers for {mountpoint} ({error}): is it a kvfs mount?"
+                ) from error
+        time.sleep(RETRY)
+
+
+def request_keeper(
+    mountpoint: Path, verb: str, *, patience: float = PATIENCE, **arguments: object
+) -> dict[str, Any]:
+    """Ask the keeper of a mount. Raises ControlError."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(PATIENCE)
-            connection.connect(str(path))
-            connection.sendall(line)
-            with connection.makefile("rb") as stream:
-                reply = stream.readline()
+        return _ask(runtime.keeper_path(mountpoint), patience, verb, arguments)
     except OSError as error:
-        raise ControlError(
-            f"no daemon answers for {mountpoint} ({path}: {error}): is it a kvfs mount?"
-        ) from error
+        raise ControlError(f"no keeper answers for {mountpoint} ({error})") from error
+
+
+def _ask(path: Path, patience: float, verb: str, arguments: dict[str, object]) -> dict[str, Any]:
+    """Raises ControlError with the other side's reason, OSError if there is no answer."""
+    line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience)
+        connection.connect(str(path))
+        connection.sendall(line)
+        with connection.makefile("rb") as stream:
+            reply = stream.readline()
     if not reply:
-        raise ControlError(f"the daemon of {mountpoint} closed the connection without an answer")
+        raise ConnectionResetError(errno.ECONNRESET, f"{path}: closed without an answer")
     answer: dict[str, Any] = json.loads(reply)
     if "error" in answer:
         raise ControlError(answer["error"])

@@ -51,6 +51,7 @@ class Census:
             if not inodes:
                 break
             at = inodes[-1].ino
+            residency.end_census_step()
             await trio.lowlevel.checkpoint()
         if residency.nvme is not None and residency.nvme.grows:
             residency.nvme.configured += residency.nvme.used

@@ -17,6 +17,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.core.census import Census
+from kvfs.core.check import Background
 from kvfs.core.residency import Residency
 from kvfs.core.watch import Watch
 from kvfs.errors import CatalogError, KvfsError
@@ -58,6 +59,7 @@ class Flow:
         self._pause = 0.0  # no demotion before this time
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency)
+        self.checks = Background(residency, movers, self._jobs)
 
     @property
     def jobs(self) -> int:
@@ -65,7 +67,7 @@ class Flow:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (self.census.run, self.watch.growth, self.watch.space):
+            for task in (self.census.run, self.watch.growth, self.watch.space, self.checks.run):
                 nursery.start_soon(self._keep_up, task)
             nursery.start_soon(self._keep_up, partial(self._dispatch, nursery))
 

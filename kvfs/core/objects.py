@@ -81,24 +81,6 @@ class Objects:
         self.promote = promote
         self.settle = settle
 
-    async def _lock(self, ino: int) -> None:
-        """Take the inode's lock; without a rival it costs no turn of the loop."""
-        busy = self.residency.busy
-        if ino not in busy:
-            busy[ino] = None
-            return
-        waiting = busy[ino]
-        if waiting is None:
-            waiting = busy[ino] = trio.lowlevel.ParkingLot()
-        await waiting.park()  # who unlocks hands the lock over
-
-    def _unlock(self, ino: int) -> None:
-        waiting = self.residency.busy[ino]
-        if waiting:
-            waiting.unpark()
-        else:
-            del self.residency.busy[ino]
-
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
         """Run a tier's system call where it may take its time."""
@@ -108,7 +90,7 @@ class Objects:
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
         """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
-        await self._lock(ino)
+        await self.residency.lock(ino)
         try:
             held = self.residency.open.get(ino)
             if held is None:
@@ -133,7 +115,7 @@ class Objects:
                     await self._empty(held)
             return held
         finally:
-            self._unlock(ino)
+            self.residency.unlock(ino)
 
     async def _empty(self, held: OpenObject) -> None:
         try:
@@ -315,6 +297,7 @@ class Objects:
                     batch.link(parent, Dentry(name, ino, ino))
                     batch.mark_unfinished(ino)
                     batch.put(directory)
+                    batch.answers(ino)
             except BaseException:
                 os.close(fd)
                 residency.throw_away(tier, ino, 1)
@@ -445,11 +428,11 @@ class Objects:
             self.residency.late.append(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:
-        await self._lock(ino)
+        await self.residency.lock(ino)
         try:
             await self._unmark(ino)
         finally:
-            self._unlock(ino)
+            self.residency.unlock(ino)
 
     async def truncate(self, ino: int, size: int) -> Inode:
         """Set the size, growing with zeros. Raises TooLargeError and what `open` raises."""

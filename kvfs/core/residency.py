@@ -109,6 +109,7 @@ class Residency:
         self.late: list[Callable[[], Awaitable[None]]] = []  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
+        self._census_step = trio.Event()
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -119,6 +120,26 @@ class Residency:
     def stage(self, held: OpenObject) -> None:
         self.staging[held.inode.ino] = held
         self.writing.set()
+
+    # The inode's lock; core/objects.py says who may hold it
+
+    async def lock(self, ino: int) -> None:
+        """Take the inode's lock; without a rival it costs no turn of the loop."""
+        busy = self.busy
+        if ino not in busy:
+            busy[ino] = None
+            return
+        waiting = busy[ino]
+        if waiting is None:
+            waiting = busy[ino] = trio.lowlevel.ParkingLot()
+        await waiting.park()  # who unlocks hands the lock over
+
+    def unlock(self, ino: int) -> None:
+        waiting = self.busy[ino]
+        if waiting:
+            waiting.unpark()
+        else:
+            del self.busy[ino]
 
     # What there is
 
@@ -159,19 +180,28 @@ class Residency:
         """The census reached an inode of an earlier session."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
-        elif inode.is_file and inode.sealed:
+        elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._count(inode)
             hour = inode.atime_ns // HOUR
             holders = self.holders(inode)
             for tier in holders:
+                tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
                 if tier is self.nvme:
                     self.on_nvme.add_past(inode.ino, hour)
                 else:
                     self._list_of(tier, holders).touch(inode.ino)
         self.counted_to = inode.ino
 
+    def end_census_step(self) -> None:
+        """Some more is counted: who waits for room may look again."""
+        step, self._census_step = self._census_step, trio.Event()
+        step.set()
+
     def end_census(self) -> None:
+        for tier in self.tiers:
+            tier.uncounted = 0
         self.census_done.set()
+        self.end_census_step()
         self._counted_early.clear()
 
     def _count(self, inode: Inode, sign: int = 1) -> None:
@@ -320,9 +350,13 @@ class Residency:
 
     def _in_limbo(self, inode: Inode) -> None:
         self.dismiss(inode)
-        keep, *others = self.holders(inode)
-        for tier in others:
+        for tier in self.holders(inode)[1:]:
             self.throw_away(tier, inode.ino, inode.version)
+        self.enter_limbo(inode)
+
+    def enter_limbo(self, inode: Inode) -> None:
+        """Reserve what its fastest copy takes, until the kernel has forgotten it."""
+        keep = self.holders(inode)[0]
         cost = keep.cost(inode.blocks)
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
@@ -355,12 +389,14 @@ class Residency:
         """
         expected = self.sizes.expect(parent, name)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        while not self.census_done.is_set():  # what RAM has left is known before, by its estimate
+            if self.ram is not None:
+                least = min(wanted, self.ram.capacity // 4) if expected is None else wanted
+                if self.reserve(self.ram, least):
+                    return self.ram, least
+            await self._census_step.wait()
         order = self.tiers if expected is not None else self.tiers[::-1]
-        if not self.census_done.is_set() and self.ram is not None and not self.ram.adopted:
-            order = self.tiers  # the fresh RAM tier's account is right before the census is done
         for tier in order:
-            if not (self.ram is not None and tier is self.ram and not self.ram.adopted):
-                await self.census_done.wait()
             least = min(wanted, tier.capacity // 4) if expected is None else wanted
             if self.reserve(tier, least):
                 return tier, least

@@ -187,6 +187,7 @@ class Tree:
             batch.put(inode)
             batch.link(parent, Dentry(name, inode.ino, inode.ino))
             self._changed(directory, batch)
+            batch.answers(inode.ino)
         return inode
 
     def link(self, ino: int, parent: int, name: bytes) -> Inode:
@@ -205,6 +206,7 @@ class Tree:
             batch.put(inode)
             batch.link(parent, entry)
             self._changed(directory, batch)
+            batch.answers(ino)
         return inode
 
     def _changed(self, directory: Inode, batch: Batch) -> None:
@@ -221,6 +223,7 @@ class Tree:
         with self.catalog.batch() as batch:
             self._unlink(parent, entry, inode, batch)
             self._changed(directory, batch)
+            batch.answers()
 
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         """One name of a file less; with the last one it goes, at once or when it is closed."""
@@ -247,6 +250,7 @@ class Tree:
         with self.catalog.batch() as batch:
             self._rmdir(directory, entry, inode, batch)
             self._changed(directory, batch)
+            batch.answers()
 
     def _rmdir(self, directory: Inode, entry: Dentry, inode: Inode, batch: Batch) -> None:
         if not inode.is_dir:
@@ -289,6 +293,7 @@ class Tree:
             self._move(inode, entry, source_dir, target_dir, moved, batch)
             self._changed(source_dir, batch)
             self._changed(target_dir, batch)
+            batch.answers()
 
     def _exchange(
         self, source_dir: Inode, entry: Dentry, inode: Inode, target_dir: Inode, name2: bytes
@@ -306,6 +311,7 @@ class Tree:
             self._move(inode2, entry2, target_dir, source_dir, moved2, batch)
             self._changed(source_dir, batch)
             self._changed(target_dir, batch)
+            batch.answers()
 
     def _move(
         self,
@@ -428,6 +434,7 @@ class Tree:
         with self.catalog.batch() as batch:
             batch.remove_xattr(ino, name)
             batch.put(inode)
+            batch.answers()
 
 
 ATIME_STEP = 60 * 10**9  # ns

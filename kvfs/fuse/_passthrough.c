@@ -1,14 +1,17 @@
-/* Kernel passthrough for an unmodified pyfuse3 on a stock libfuse (>= 3.14).
+/* Kernel passthrough and takeover for an unmodified pyfuse3 on a stock libfuse (>= 3.14).
  *
  * Imported with RTLD_GLOBAL before pyfuse3, this module's fuse_session_mount is the one that
  * pyfuse3 calls. It hands libfuse our read and writev through its public custom-io call; all that
  * they change is three replies of the kernel's public ABI (linux/fuse.h):
- *   INIT          asks for FUSE_PASSTHROUGH and FUSE_HANDLE_KILLPRIV_V2, where the kernel offered them
+ *   INIT          asks for FUSE_PASSTHROUGH, FUSE_HANDLE_KILLPRIV_V2 and FUSE_HAS_RESEND, where the kernel offers them
  *   OPEN, CREATE  carry the backing id and flags that bind() gave for the reply's file handle
  *
- * Everything here runs in the daemon's one loop thread, under the GIL, but for writev of
- * notifications, whose replies have unique 0 and are passed on untouched.
- * Not for mounting: the caller mounts with mount(2) and passes the open /dev/fuse.
+ * What the next daemon must know if this one dies at any instruction is in the session file, which
+ * is mapped: the kernel's INIT, a slot for each file handle, and the backing ids that are open. A
+ * store there is one that death cannot undo, so their order is the point; `enum state` has it.
+ *
+ * Everything here runs in the daemon's one loop thread, under the GIL, but for `notify`, the thread
+ * that tells the kernel of names that are gone. Not for mounting: the keeper does that.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,11 +19,19 @@
 #define FUSE_USE_VERSION 314
 #include <errno.h>
 #include <fuse3/fuse_lowlevel.h>
+#include <linux/close_range.h>
 #include <linux/fuse.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -37,6 +48,10 @@ struct backing_map {
  * write(2): a round trip, measured at half the speed of 1 MiB writes. */
 #define HANDLE_KILLPRIV_V2 (1u << 28)
 #define FLAGS2_PASSTHROUGH (1u << 5) /* flags2, bit 37 of both */
+#define FLAGS2_HAS_RESEND (1u << 7)
+#define UNIQUE_RESEND (1ull << 63)   /* in a request that the predecessor may have carried out */
+#define NOTIFY_RESEND 7
+#define NOTIFY_INC_EPOCH 8           /* Linux 6.16: look every cached name up again */
 #define REPLY_DIRECT_IO (1u << 0)    /* open_flags */
 #define REPLY_KEEP_CACHE (1u << 1)
 #define REPLY_NOFLUSH (1u << 5)
@@ -46,20 +61,49 @@ enum { IN_FLAGS = 12, IN_FLAGS2 = 16, IN_LENGTH = 20 };
 enum { OUT_FLAGS = 12, OUT_FLAGS2 = 32, OUT_STACK_DEPTH = 36, OUT_LENGTH = 40 };
 enum { OPEN_BACKING_ID = 12 }; /* in struct fuse_open_out, once 'padding' */
 
-#define SLOTS (1u << 20) /* file handles; 8 MiB of address space, touched as far as used */
-struct binding {
+#define SLOTS (1u << 20) /* file handles, and backing ids */
+#define TEXT 8192        /* bytes at the file's begin that are Python's: fuse/handover.py */
+
+/* The life of a slot, in the order in which the session file sees it. The next daemon finds
+ *   BOUND      the reply was not sent: the kernel resends the request, or its sender is dead
+ *   ANSWERING  the reply may have been sent (one slot at most)
+ *   OPEN       the kernel has the handle, and will send its RELEASE
+ *   RELEASING  RELEASE is being carried out; the number is not given out again before its reply */
+enum state { FREE, BOUND, ANSWERING, OPEN, RELEASING };
+
+struct slot { /* of a file handle; its number is the index */
+    uint64_t inode;
+    uint64_t request;   /* unique of the OPEN or CREATE */
     int32_t backing_id; /* 0: the daemon serves this handle itself */
-    uint32_t open_flags;
+    uint8_t state;
+    uint8_t open_flags;
+    uint8_t writable;
+    uint8_t tier;
 };
+
+struct record { /* the session file behind its text; sparse, touched as far as used */
+    uint32_t offered_flags;
+    uint32_t offered_flags2;
+    uint32_t engaged; /* passthrough was asked for in our reply */
+    uint32_t init_length;
+    char init[512]; /* the kernel's INIT, to be fed to the next daemon's libfuse */
+    uint32_t slots_end, ids_end; /* nothing is used from here on */
+    /* While BACKING_OPEN runs: an id that the kernel gave and nobody wrote down is last_id + 1,
+     * since it counts upwards and this process asks from one thread only. */
+    int32_t registering, last_id;
+    int32_t ids[SLOTS]; /* backing ids that are open, 0 for none */
+    struct slot slots[SLOTS];
+};
+#define FILE_SIZE (TEXT + sizeof(struct record))
 
 static struct {
     int device;
     int want_passthrough;
-    int offered;             /* by the kernel's INIT */
-    uint32_t offered_flags;
-    int engaged;             /* asked for in our reply */
-    uint64_t init_unique;    /* of the INIT not yet answered, else 0 */
-    struct binding *binding; /* by file handle */
+    int taking_over;      /* the INIT for libfuse is the saved one, and its reply is swallowed */
+    int resends_over;     /* a request was read that is no resent one */
+    uint64_t init_unique; /* of the INIT not yet answered, else 0 */
+    uint64_t request;     /* unique of the last request that was read */
+    struct record *record;
 } session = {.device = -1};
 
 /* The set of OPEN and CREATE requests not yet answered: open addressing, linear probing.
@@ -136,21 +180,47 @@ static int no_capability(int fd, const struct fuse_in_header *in, ssize_t length
     return write(fd, &out, sizeof out) == sizeof out || errno == ENOENT;
 }
 
+static void set_state(struct slot *slot, enum state state) {
+    __atomic_store_n(&slot->state, (uint8_t)state, __ATOMIC_SEQ_CST);
+}
+
+/* What the kernel's INIT offers. */
+static void offer(const char *request, ssize_t length) {
+    const char *init = request + sizeof(struct fuse_in_header);
+    session.init_unique = ((const struct fuse_in_header *)request)->unique;
+    session.record->offered_flags = session.record->offered_flags2 = 0;
+    if (length < (ssize_t)(sizeof(struct fuse_in_header) + IN_LENGTH)) return;
+    session.record->offered_flags = get32(init + IN_FLAGS);
+    if (session.record->offered_flags & INIT_FLAGS_EXT) session.record->offered_flags2 = get32(init + IN_FLAGS2);
+}
+
 static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     (void)userdata;
     ssize_t got;
+    if (session.taking_over && !session.init_unique) {
+        got = session.record->init_length;
+        if ((size_t)got > length) {
+            errno = EIO;
+            return -1;
+        }
+        memcpy(buffer, session.record->init, got);
+        offer(buffer, got);
+        return got;
+    }
     do got = read(fd, buffer, length);
     while (got >= (ssize_t)sizeof(struct fuse_in_header) && no_capability(fd, buffer, got));
     /* The request was withdrawn between poll and read. pyfuse3 goes on after EINTR only. */
     if (got < 0 && errno == EAGAIN) errno = EINTR;
     struct fuse_in_header *in = buffer;
     if (got < (ssize_t)sizeof *in) return got;
+    session.request = in->unique;
+    if (!(in->unique & UNIQUE_RESEND)) session.resends_over = 1; /* they come first */
     if (in->opcode == FUSE_INIT) {
-        const char *init = (const char *)(in + 1);
-        session.init_unique = in->unique;
-        session.offered_flags = got >= (ssize_t)sizeof *in + IN_LENGTH ? get32(init + IN_FLAGS) : 0;
-        session.offered = got >= (ssize_t)sizeof *in + IN_LENGTH && (get32(init + IN_FLAGS) & INIT_FLAGS_EXT) &&
-                          (get32(init + IN_FLAGS2) & FLAGS2_PASSTHROUGH);
+        if (got <= (ssize_t)sizeof session.record->init) {
+            memcpy(session.record->init, buffer, got);
+            session.record->init_length = got;
+        }
+        offer(buffer, got);
     } else if ((in->opcode == FUSE_OPEN || in->opcode == FUSE_CREATE) && opening_add(in->unique) < 0) {
         errno = ENOMEM;
         return -1;
@@ -158,35 +228,112 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     return got;
 }
 
+static void answer_init(char *init) {
+    struct record *record = session.record;
+    or32(init + OUT_FLAGS, record->offered_flags & HANDLE_KILLPRIV_V2);
+    if (!(record->offered_flags & INIT_FLAGS_EXT)) return;
+    or32(init + OUT_FLAGS, INIT_FLAGS_EXT);
+    or32(init + OUT_FLAGS2, record->offered_flags2 & FLAGS2_HAS_RESEND);
+    if (session.want_passthrough && (record->offered_flags2 & FLAGS2_PASSTHROUGH)) {
+        uint32_t depth = 1; /* backing files on ordinary file systems, not on stacked ones */
+        or32(init + OUT_FLAGS2, FLAGS2_PASSTHROUGH);
+        memcpy(init + OUT_STACK_DEPTH, &depth, sizeof depth);
+        record->engaged = 1;
+    }
+}
+
 static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
     (void)userdata;
     struct fuse_out_header *out = iov[0].iov_base;
+    struct slot *answered = NULL;
     if (out->unique && out->unique == session.init_unique) {
         session.init_unique = 0;
-        if (out->error || count < 2 || iov[1].iov_len < OUT_LENGTH) return writev(fd, iov, count);
-        char *init = iov[1].iov_base;
-        or32(init + OUT_FLAGS, session.offered_flags & HANDLE_KILLPRIV_V2);
-        if (session.want_passthrough && session.offered) {
-            uint32_t depth = 1; /* backing files on ordinary file systems, not on stacked ones */
-            or32(init + OUT_FLAGS, INIT_FLAGS_EXT);
-            or32(init + OUT_FLAGS2, FLAGS2_PASSTHROUGH);
-            memcpy(init + OUT_STACK_DEPTH, &depth, sizeof depth);
-            session.engaged = 1;
+        if (session.taking_over) { /* the kernel has had this reply from the first daemon */
+            ssize_t total = 0;
+            session.taking_over = 0;
+            for (int i = 0; i < count; i++) total += iov[i].iov_len;
+            return total;
         }
+        if (!out->error && count >= 2 && iov[1].iov_len >= OUT_LENGTH) answer_init(iov[1].iov_base);
     } else if (opening_take(out->unique) && !out->error && count >= 2) {
         struct iovec *last = &iov[count - 1]; /* CREATE: the entry, then the same struct */
         struct fuse_open_out *open = (void *)((char *)last->iov_base + last->iov_len - sizeof *open);
         if (open->fh < SLOTS) {
-            struct binding *binding = &session.binding[open->fh];
-            open->open_flags |= binding->open_flags;
-            if (binding->backing_id > 0) {
+            answered = &session.record->slots[open->fh];
+            open->open_flags |= answered->open_flags;
+            if (answered->backing_id > 0) {
                 open->open_flags &= ~(REPLY_DIRECT_IO | REPLY_KEEP_CACHE);
                 open->open_flags |= REPLY_PASSTHROUGH;
-                memcpy((char *)open + OPEN_BACKING_ID, &binding->backing_id, sizeof binding->backing_id);
+                memcpy((char *)open + OPEN_BACKING_ID, &answered->backing_id, sizeof answered->backing_id);
             }
+            set_state(answered, ANSWERING);
         }
     }
-    return writev(fd, iov, count);
+    ssize_t written = writev(fd, iov, count);
+    if (answered) set_state(answered, OPEN);
+    return written;
+}
+
+/* Names that are gone. The kernel takes the directory's lock for such a notification, and a process
+ * that waits for this daemon's answer may hold it. If the daemon is killed then, the thread below
+ * stays until the next daemon has answered, and with it all that the process has open, the tiers'
+ * locks too: they would wait for each other. So the thread has descriptors of its own, this one. */
+struct gone {
+    struct gone *next;
+    uint64_t parent;
+    uint32_t length;
+    char name[];
+};
+#define GONE_MAX 65536
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct gone *first, **last;
+    unsigned waiting;
+    int started;
+} gone = {.lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER};
+
+static void *notify(void *argument) {
+    int device = *(int *)argument;
+    if (syscall(SYS_unshare, CLONE_FILES) == 0) {
+        if (device > 0) syscall(SYS_close_range, 0, device - 1, 0);
+        syscall(SYS_close_range, device + 1, ~0u, 0);
+    }
+    for (;;) {
+        pthread_mutex_lock(&gone.lock);
+        while (!gone.first) pthread_cond_wait(&gone.more, &gone.lock);
+        struct gone *item = gone.first;
+        gone.first = item->next;
+        if (!gone.first) gone.last = &gone.first;
+        gone.waiting--;
+        pthread_mutex_unlock(&gone.lock);
+        struct fuse_notify_inval_entry_out what = {.parent = item->parent, .namelen = item->length};
+        struct fuse_out_header out = {.error = FUSE_NOTIFY_INVAL_ENTRY,
+                                      .len = sizeof out + sizeof what + item->length + 1};
+        struct iovec iov[] = {{&out, sizeof out}, {&what, sizeof what}, {item->name, item->length + 1}};
+        /* ENOENT: the kernel had no such entry. ENODEV, ENOTCONN: the mount is gone. */
+        ssize_t ignored = writev(device, iov, 3);
+        (void)ignored;
+        free(item);
+    }
+    return NULL;
+}
+
+static int start_notify(void) {
+    static int device;
+    sigset_t all, before;
+    pthread_t thread;
+    if (gone.started) return 0;
+    device = session.device;
+    gone.last = &gone.first;
+    sigfillset(&all); /* signals are the main thread's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&thread, NULL, notify, &device);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) return failed;
+    pthread_detach(thread);
+    gone.started = 1;
+    return 0;
 }
 
 /* Found by the dynamic linker before libfuse's own; called by pyfuse3.init(). */
@@ -194,73 +341,221 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
     static const struct fuse_custom_io io = {.read = receive, .writev = reply};
     (void)mountpoint;
     if (session.device < 0) return -1;
+    if (session.taking_over) {
+        /* Only now, when somebody will read them. Requests that were in flight come again, first
+         * of all; what the predecessor could not say of names that are gone, the epoch says. */
+        struct fuse_out_header resend = {sizeof resend, NOTIFY_RESEND, 0};
+        struct fuse_out_header epoch = {sizeof epoch, NOTIFY_INC_EPOCH, 0};
+        ssize_t said = write(session.device, &epoch, sizeof epoch); /* EINVAL before Linux 6.16 */
+        said = write(session.device, &resend, sizeof resend);
+        (void)said; /* ENOTCONN: it was unmounted meanwhile, which the first read tells */
+    }
     return fuse_session_custom_io(fuse, &io, session.device);
 }
 
 static PyObject *py_attach(PyObject *self, PyObject *args) {
-    int device, want;
+    int device, want, file, takeover;
+    struct stat found;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ip", &device, &want)) return NULL;
-    if (!session.binding && !(session.binding = calloc(SLOTS, sizeof *session.binding))) return PyErr_NoMemory();
+    if (!PyArg_ParseTuple(args, "ipip", &device, &want, &file, &takeover)) return NULL;
+    if (fstat(file, &found) < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    if (found.st_size != (off_t)FILE_SIZE)
+        return PyErr_Format(PyExc_ValueError, "session file of %lld bytes, expected %zu", (long long)found.st_size,
+                            FILE_SIZE);
+    void *record = mmap(NULL, sizeof *session.record, PROT_READ | PROT_WRITE, MAP_SHARED, file, TEXT);
+    if (record == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
+    if (session.record) munmap(session.record, sizeof *session.record);
+    session.record = record;
     session.device = device;
     session.want_passthrough = want;
-    session.engaged = session.offered = 0;
+    session.taking_over = takeover && session.record->init_length;
+    session.resends_over = !session.taking_over;
+    session.init_unique = 0;
+    if ((errno = start_notify())) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
 static PyObject *py_state(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
-    return Py_BuildValue("(OO)", session.offered ? Py_True : Py_False, session.engaged ? Py_True : Py_False);
+    struct record *record = session.record;
+    int answered = record && record->init_length && (session.taking_over || !session.init_unique);
+    return Py_BuildValue("(OOO)", answered ? Py_True : Py_False,
+                         record && record->offered_flags2 & FLAGS2_PASSTHROUGH ? Py_True : Py_False,
+                         record && record->engaged ? Py_True : Py_False);
+}
+
+static PyObject *py_request(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return Py_BuildValue("(KO)", (unsigned long long)(session.request & ~UNIQUE_RESEND),
+                         session.request & UNIQUE_RESEND ? Py_True : Py_False);
+}
+
+static PyObject *py_resends_over(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pollfd device = {.fd = session.device, .events = POLLIN};
+    if (!session.resends_over && poll(&device, 1, 0) == 0) session.resends_over = 1; /* none is left */
+    return PyBool_FromLong(session.resends_over);
+}
+
+static int in_range(unsigned long long number, const char *what) {
+    if (number < SLOTS && session.record) return 1;
+    PyErr_Format(PyExc_ValueError, "%s %llu, expected less than %u and an attached session", what, number, SLOTS);
+    return 0;
 }
 
 static PyObject *py_open_backing(PyObject *self, PyObject *args) {
     struct backing_map map = {0};
+    unsigned long long entry;
     (void)self;
-    if (!PyArg_ParseTuple(args, "i", &map.fd)) return NULL;
+    if (!PyArg_ParseTuple(args, "iK", &map.fd, &entry) || !in_range(entry, "entry")) return NULL;
+    struct record *record = session.record;
+    if (entry >= record->ids_end) record->ids_end = entry + 1;
+    __atomic_store_n(&record->registering, 1, __ATOMIC_SEQ_CST);
     int id = ioctl(session.device, BACKING_OPEN, &map);
+    if (id > 0) {
+        __atomic_store_n(&record->ids[entry], id, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&record->last_id, id, __ATOMIC_SEQ_CST);
+    }
+    __atomic_store_n(&record->registering, 0, __ATOMIC_SEQ_CST);
     if (id < 0) return PyErr_SetFromErrno(PyExc_OSError);
     return PyLong_FromLong(id);
 }
 
 static PyObject *py_close_backing(PyObject *self, PyObject *args) {
     unsigned int id;
+    unsigned long long entry;
     (void)self;
-    if (!PyArg_ParseTuple(args, "I", &id)) return NULL;
+    if (!PyArg_ParseTuple(args, "IK", &id, &entry) || !in_range(entry, "entry")) return NULL;
     uint32_t backing_id = id;
-    if (ioctl(session.device, BACKING_CLOSE, &backing_id) < 0) return PyErr_SetFromErrno(PyExc_OSError);
+    int failed = ioctl(session.device, BACKING_CLOSE, &backing_id) < 0;
+    session.record->ids[entry] = 0;
+    if (failed) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
+}
+
+static PyObject *py_backings(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct record *record = session.record;
+    PyObject *found = PyList_New(0);
+    if (!found || !record) return found;
+    for (uint32_t entry = 0; entry < record->ids_end; entry++) {
+        if (!record->ids[entry]) continue;
+        PyObject *item = Py_BuildValue("(Ii)", entry, record->ids[entry]);
+        if (!item || PyList_Append(found, item) < 0) {
+            Py_XDECREF(item);
+            Py_DECREF(found);
+            return NULL;
+        }
+        Py_DECREF(item);
+    }
+    if (record->registering) { /* the predecessor died in open_backing() */
+        uint32_t id = record->last_id + 1;
+        int known = 0;
+        for (uint32_t entry = 0; entry < record->ids_end; entry++) known |= record->ids[entry] == (int32_t)id;
+        if (!known) (void)!ioctl(session.device, BACKING_CLOSE, &id); /* ENOENT: it had not begun */
+        record->registering = 0;
+    }
+    return found;
 }
 
 static PyObject *py_bind(PyObject *self, PyObject *args) {
-    unsigned long long handle;
-    int id, noflush;
+    unsigned long long handle, inode, request;
+    int id, noflush, writable;
+    unsigned char tier;
     (void)self;
-    if (!PyArg_ParseTuple(args, "Kip", &handle, &id, &noflush)) return NULL;
-    if (handle >= SLOTS || !session.binding) {
-        PyErr_Format(PyExc_ValueError, "file handle %llu, expected less than %u and an attached session", handle, SLOTS);
+    if (!PyArg_ParseTuple(args, "KKKippb", &handle, &inode, &request, &id, &noflush, &writable, &tier) ||
+        !in_range(handle, "file handle"))
         return NULL;
-    }
-    session.binding[handle] = (struct binding){.backing_id = id, .open_flags = noflush ? REPLY_NOFLUSH : 0};
+    struct slot *slot = &session.record->slots[handle];
+    if (handle >= session.record->slots_end) session.record->slots_end = handle + 1;
+    slot->inode = inode;
+    slot->request = request;
+    slot->backing_id = id;
+    slot->open_flags = noflush ? REPLY_NOFLUSH : 0;
+    slot->writable = writable;
+    slot->tier = tier;
+    set_state(slot, BOUND);
     Py_RETURN_NONE;
 }
 
+static PyObject *py_set_state(PyObject *self, PyObject *args) {
+    unsigned long long handle;
+    unsigned char state;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Kb", &handle, &state) || !in_range(handle, "file handle")) return NULL;
+    set_state(&session.record->slots[handle], state);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_slots(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    PyObject *found = PyList_New(0);
+    for (uint32_t handle = 0; found && session.record && handle < session.record->slots_end; handle++) {
+        struct slot *slot = &session.record->slots[handle];
+        if (slot->state == FREE) continue;
+        PyObject *item = Py_BuildValue("(IKKiBOB)", handle, (unsigned long long)slot->inode,
+                                       (unsigned long long)slot->request, slot->backing_id, slot->state,
+                                       slot->writable ? Py_True : Py_False, slot->tier);
+        if (!item || PyList_Append(found, item) < 0) Py_CLEAR(found);
+        Py_XDECREF(item);
+    }
+    return found;
+}
+
+static PyObject *py_gone(PyObject *self, PyObject *args) {
+    unsigned long long parent;
+    const char *name;
+    Py_ssize_t length;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length)) return NULL;
+    struct gone *item = malloc(sizeof *item + length + 1);
+    if (!item) return PyErr_NoMemory();
+    *item = (struct gone){.parent = parent, .length = length};
+    memcpy(item->name, name, length);
+    item->name[length] = 0;
+    pthread_mutex_lock(&gone.lock);
+    int room = gone.started && gone.waiting < GONE_MAX;
+    if (room) {
+        *gone.last = item;
+        gone.last = &item->next;
+        gone.waiting++;
+        pthread_cond_signal(&gone.more);
+    }
+    pthread_mutex_unlock(&gone.lock);
+    if (!room) free(item);
+    return PyBool_FromLong(room);
+}
+
 static PyMethodDef methods[] = {
-    {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough): serve this open, mounted /dev/fuse."},
-    {"state", py_state, METH_NOARGS, "state() -> (offered by the kernel, engaged), known once INIT was answered."},
-    {"open_backing", py_open_backing, METH_VARARGS, "open_backing(fd) -> id > 0. OSError: EPERM, ELOOP on stacked file systems."},
-    {"close_backing", py_close_backing, METH_VARARGS, "close_backing(id), once no handle uses it and its reply was sent."},
-    {"bind", py_bind, METH_VARARGS, "bind(handle, backing_id, noflush): what the OPEN or CREATE reply with this handle says."},
+    {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough, session_file, takeover)"},
+    {"state", py_state, METH_NOARGS, "state() -> (INIT was answered, offered by the kernel, engaged)"},
+    {"request", py_request, METH_NOARGS, "request() -> (number, resent) of the request just read"},
+    {"resends_over", py_resends_over, METH_NOARGS, "resends_over() -> all resent requests were read"},
+    {"open_backing", py_open_backing, METH_VARARGS, "open_backing(fd, entry) -> id > 0. OSError: EPERM, ELOOP"},
+    {"close_backing", py_close_backing, METH_VARARGS, "close_backing(id, entry), once no handle uses it"},
+    {"backings", py_backings, METH_NOARGS, "backings() -> [(entry, id)] of the session file"},
+    {"bind", py_bind, METH_VARARGS, "bind(handle, inode, request, backing_id, noflush, writable, tier)"},
+    {"set_state", py_set_state, METH_VARARGS, "set_state(handle, state)"},
+    {"slots", py_slots, METH_NOARGS, "slots() -> [(handle, inode, request, backing_id, state, writable, tier)]"},
+    {"gone", py_gone, METH_VARARGS, "gone(parent, name) -> whether the kernel will be told; never blocks"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "kvfs.fuse._passthrough", .m_size = -1, .m_methods = methods};
 
 PyMODINIT_FUNC PyInit__passthrough(void) {
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {{"SLOTS", SLOTS}, {"TEXT", TEXT}, {"FILE_SIZE", FILE_SIZE}, {"FREE", FREE}, {"BOUND", BOUND},
+                     {"ANSWERING", ANSWERING}, {"OPEN", OPEN}, {"RELEASING", RELEASING}};
     PyObject *module = PyModule_Create(&definition);
-    if (module && PyModule_AddIntConstant(module, "SLOTS", SLOTS) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
+    for (size_t i = 0; module && i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) Py_CLEAR(module);
     return module;
 }

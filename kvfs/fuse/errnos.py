@@ -29,6 +29,7 @@ ERRNO: dict[type[errors.KvfsError], int] = {
     errors.CatalogError: errno.EIO,
     # Raised before a mount exists, or by the command line; here so that the table is complete.
     errors.ConfigError: errno.EINVAL,
+    errors.InUseError: errno.EBUSY,
     errors.ControlError: errno.EIO,
 }
 

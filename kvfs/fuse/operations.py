@@ -3,6 +3,10 @@
 Contract: no policy, no state but the handle table. Domain errors become errno values here and
 nowhere else; any other exception is a defect, answered EIO and logged with its traceback, because
 an exception that reaches pyfuse3 would end the mount.
+
+A request may come again, when the daemon that read it died before it had replied. Most operations
+can be carried out twice. `once` is for those that cannot: the catalog knows whether the first time
+was committed. An OPEN or CREATE gets the handle that it was given.
 """
 
 import errno
@@ -11,7 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -23,7 +27,7 @@ from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
 from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError
 from kvfs.fuse.errnos import errno_of
-from kvfs.fuse.handles import Handles
+from kvfs.fuse.handles import Handles, Table
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +38,14 @@ Operation = Callable[P, Coroutine[Any, Any, R]]
 BLOCK = 4096  # f_bsize; LMCache divides by it, and turns O_DIRECT off for a larger one
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
 INODES_MAX = 1 << 40
+TAKEOVER_STEP = 0.01  # s
 
 
-class HandleBackings(Backings, Protocol):
-    """Backings that also tell the kernel which handle uses them."""
+class Kernel(Backings, Table, Protocol):
+    """Backings and handles as the kernel is told of them, and what it asks."""
 
-    def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None: ...
+    def request(self) -> tuple[int, bool]: ...
+    def resends_over(self) -> bool: ...
 
 
 def _answer(operation: Operation[P, R]) -> Operation[P, R]:
@@ -62,6 +68,26 @@ def _answer(operation: Operation[P, R]) -> Operation[P, R]:
     return answered
 
 
+def _once(operation: Operation[P, R]) -> Operation[P, R]:
+    """For a change of names: not carried out again if its request comes again.
+
+    What it made is what it answers with.
+    """
+
+    @functools.wraps(operation)
+    async def once(*args: P.args, **kwargs: P.kwargs) -> R:
+        self: Any = args[0]
+        request, again = self.kernel.request()
+        if again and request in self.answers.known:
+            ino = self.answers.known[request]
+            answer: Any = self._attributes(self.tree.inode(ino)) if ino else None
+            return cast("R", answer)
+        with self.answers.carrying_out(request):
+            return await operation(*args, **kwargs)
+
+    return _answer(once)
+
+
 class Operations(pyfuse3.Operations):
     """`timeout` is how long (s) the kernel may keep names and attributes of sealed files."""
 
@@ -69,15 +95,25 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False  # excludes passthrough
 
     def __init__(
-        self, tree: Tree, objects: Objects, backings: HandleBackings, *, slots: int, timeout: float
+        self, tree: Tree, objects: Objects, kernel: Kernel, *, slots: int, timeout: float
     ) -> None:
         super().__init__()
         self.tree = tree
         self.objects = objects
         self.residency = objects.residency
-        self.backings = backings
-        self.handles = Handles(slots)
+        self.answers = tree.catalog.answers
+        self.kernel = kernel
+        self.handles = Handles(slots, kernel)
         self.timeout = timeout
+
+    async def end_takeover(self) -> None:
+        """When all that comes again has come, what nobody asked for again is let go of."""
+        while not self.kernel.resends_over():  # noqa: ASYNC110 (the C part has no events)
+            await trio.sleep(TAKEOVER_STEP)
+        self.answers.forget()
+        for handle in self.handles.end_claims():
+            log.info("handle %d: whoever opened it has died", handle)
+            await self.release(handle)
 
     # Attributes
 
@@ -191,13 +227,13 @@ class Operations(pyfuse3.Operations):
 
     # Names
 
-    @_answer
+    @_once
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
         return self._attributes(self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid))
 
-    @_answer
+    @_once
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
@@ -209,7 +245,7 @@ class Operations(pyfuse3.Operations):
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         return self.tree.inode(inode).target
 
-    @_answer
+    @_once
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
@@ -220,21 +256,21 @@ class Operations(pyfuse3.Operations):
         await self.objects.close(held, writable=True)
         return self._attributes(held.inode)
 
-    @_answer
+    @_once
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         return self._attributes(self.tree.link(inode, new_parent_inode, new_name))
 
-    @_answer
+    @_once
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         self.tree.unlink(parent_inode, name)
 
-    @_answer
+    @_once
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         self.tree.rmdir(parent_inode, name)
 
-    @_answer
+    @_once
     async def rename(
         self,
         parent_inode_old: int,
@@ -256,12 +292,15 @@ class Operations(pyfuse3.Operations):
         make()  # fail before anything is set aside; it is called again after that
         return await self.objects.create(parent, name, make)
 
-    def _handle(self, held: OpenObject, *, writable: bool) -> FileInfo:
-        slot = self.handles.add(held, writable=writable)
-        self.backings.bind(slot, held.backing_id, noflush=not writable)
-        return FileInfo(fh=pyfuse3.FileHandleT(slot), keep_cache=True)
+    async def _handle(self, held: OpenObject, *, writable: bool, request: int) -> FileInfo:
+        try:
+            handle = self.handles.add(held, writable=writable, request=request)
+        except KvfsError:
+            await self.objects.release(held, writable=writable)
+            raise
+        return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
-    async def _open(self, inode: int, flags: int) -> FileInfo:
+    async def _open(self, inode: int, flags: int, request: int) -> FileInfo:
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if truncate and not writable:
@@ -269,24 +308,37 @@ class Operations(pyfuse3.Operations):
         held = None if writable else self.objects.open_at_once(inode)
         if held is None:
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
-        try:
-            if not writable:
+        if not writable:
+            try:
                 self.tree.used(held.inode)
-            return self._handle(held, writable=writable)
-        except KvfsError:
-            await self.objects.release(held, writable=writable)
-            raise
+            except KvfsError:
+                await self.objects.release(held, writable=writable)
+                raise
+        return await self._handle(held, writable=writable, request=request)
 
     @_answer
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        return await self._open(inode, flags)
+        request, again = self.kernel.request()
+        if again and (handle := self.handles.claim(request)) is not None:
+            return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
+        return await self._open(inode, flags, request)
 
     @_answer
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
+        request, again = self.kernel.request()
+        if again and (handle := self.handles.claim(request)) is not None:
+            inode = self.handles[handle].held.inode
+            return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True), self._attributes(
+                inode
+            )
         try:
-            held = await self._create(parent_inode, name, stat.S_IFREG | mode, ctx)
+            if again and request in self.answers.known:  # made, but not yet opened
+                held = await self.objects.open(self.answers.known[request], writable=True)
+            else:
+                with self.answers.carrying_out(request):
+                    held = await self._create(parent_inode, name, stat.S_IFREG | mode, ctx)
         except ExistsError:
             # The kernel did not know the name. Without O_EXCL this is an open.
             if flags & os.O_EXCL:
@@ -294,13 +346,9 @@ class Operations(pyfuse3.Operations):
             found = self.tree.lookup(parent_inode, name)
             if not found.is_file:
                 raise
-            info = await self._open(found.ino, flags)
+            info = await self._open(found.ino, flags, request)
             return info, self._attributes(self.tree.inode(found.ino))
-        try:
-            info = self._handle(held, writable=True)
-        except KvfsError:
-            await self.objects.release(held, writable=True)
-            raise
+        info = await self._handle(held, writable=True, request=request)
         return info, self._attributes(held.inode)
 
     @_answer
@@ -330,8 +378,13 @@ class Operations(pyfuse3.Operations):
 
     @_answer
     async def release(self, fh: int) -> None:
-        handle = self.handles.remove(fh)
-        await self.objects.release(handle.held, writable=handle.writable)
+        handle = self.handles.begin_release(fh)
+        if handle is None:  # it comes again: the predecessor has carried it out
+            return
+        try:
+            await self.objects.release(handle.held, writable=handle.writable)
+        finally:
+            self.handles.end_release(fh)
 
     @_answer
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
@@ -372,7 +425,7 @@ class Operations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         return self.tree.xattrs(inode)
 
-    @_answer
+    @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         self.tree.remove_xattr(inode, name)
 

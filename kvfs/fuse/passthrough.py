@@ -1,13 +1,21 @@
-"""Kernel passthrough: backing ids, and the C part that puts them into replies.
+"""The kernel's side of a mount: backing ids, requests that come again, names that are gone.
 
 Contract: import this before pyfuse3, else the C part cannot take the place of libfuse's mount call
-(see _passthrough.c). `Passthrough` and `Served` are the two ways in which `core.objects` gets its
-bytes served. Not for deciding which file backs an object.
+(see _passthrough.c). What is changed here is in the session file at once, for the next daemon.
+Without privileges or on an older kernel the daemon serves all bytes itself, and the rest is the
+same. Not for deciding which file backs an object.
 """
 
+import errno
+import heapq
 import logging
 import os
 import sys
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvfs import failpoints
 
 log = logging.getLogger(__name__)
 
@@ -20,43 +28,88 @@ try:
 finally:
     sys.setdlopenflags(_flags)
 
-SLOTS = _passthrough.SLOTS
+SLOTS, TEXT, FILE_SIZE = _passthrough.SLOTS, _passthrough.TEXT, _passthrough.FILE_SIZE
+
+
+class State(IntEnum):
+    """The life of a slot; what each means to the next daemon is written in the C part."""
+
+    FREE = _passthrough.FREE
+    BOUND = _passthrough.BOUND
+    ANSWERING = _passthrough.ANSWERING
+    OPEN = _passthrough.OPEN
+    RELEASING = _passthrough.RELEASING
+
+
+class Slot(NamedTuple):
+    """A file handle in the session file."""
+
+    handle: int
+    inode: int
+    request: int
+    backing_id: int
+    state: State
+    writable: bool
+    tier: int
 
 
 class Passthrough:
-    """The kernel reads and writes backing files by itself, where it can."""
+    """The kernel reads and writes backing files by itself, where it can and may."""
 
-    def __init__(self, device: int, *, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, *, unwanted: str = "") -> None:
+        """`unwanted` says why passthrough is not to be asked for, if it is not."""
+        self.unwanted = unwanted
         self._refusals = 0
-        _passthrough.attach(device, wanted)
+        self._entries: dict[int, int] = {}  # backing id -> its place in the session file
+        self._free: list[int] = []
+        self._end = 0
+
+    def attach(self, device: int, session_file: int, *, takeover: bool) -> None:
+        _passthrough.attach(device, not self.unwanted, session_file, takeover)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the kernel's INIT was answered, by this daemon or the first one."""
+        return _passthrough.state()[0]
 
     @property
     def on(self) -> bool:
-        return _passthrough.state()[1]
+        return _passthrough.state()[2]
 
     @property
     def why(self) -> str:
-        offered, engaged = _passthrough.state()
+        _, offered, engaged = _passthrough.state()
         if engaged:
             return "offered by the kernel and asked for"
-        if not self.wanted:
-            return "turned off by passthrough=off"
+        if self.unwanted:
+            return self.unwanted
         if not offered:
             return "this kernel does not offer FUSE_PASSTHROUGH (Linux 6.9 and later do)"
         return "offered by the kernel, but not taken"
+
+    # Backing ids
 
     def register(self, fd: int) -> int:
         """A backing id for an open file, 0 where the kernel refuses."""
         if not self.on:
             return 0
+        entry = heapq.heappop(self._free) if self._free else self._end
         try:
-            return _passthrough.open_backing(fd)
-        except OSError as error:
+            backing_id = _passthrough.open_backing(fd, entry)
+            if failpoints.active:
+                failpoints.reach("fuse.backing.opened")
+        except (OSError, ValueError) as error:
             self._refusals += 1
             if self._refusals == 1:
                 log.error("the kernel refuses a backing file, kvfs serves it itself: %s", error)
-            return 0
+            backing_id = 0
+        if entry == self._end:
+            self._end += 1
+        if backing_id:
+            self._entries[backing_id] = entry
+        else:
+            heapq.heappush(self._free, entry)
+        return backing_id
 
     def release(self, backing_id: int) -> None:
         """No handle uses the id any more: its RELEASE has come.
@@ -65,10 +118,71 @@ class Passthrough:
         that nothing needs to wait for the reply (measured with tests/mount/test_stress.py: no open
         failed). Whoever waits keeps an unlinked file's memory taken.
         """
+        entry = self._entries.pop(backing_id, None)
+        if entry is None:
+            return  # the predecessor died between closing it and saying so
         try:
-            _passthrough.close_backing(backing_id)
+            _passthrough.close_backing(backing_id, entry)
         except OSError as error:
             log.error("backing id %d cannot be closed: %s", backing_id, error)
+        heapq.heappush(self._free, entry)
+        if failpoints.active:
+            failpoints.reach("fuse.backing.closed")
 
-    def bind(self, handle: int, backing_id: int, *, noflush: bool) -> None:
-        _passthrough.bind(handle, backing_id, noflush)
+    def adopt(self, used: Iterable[int]) -> None:
+        """Take over the ids of the predecessor, and close those that no handle uses."""
+        wanted = set(used)
+        found = _passthrough.backings()
+        for entry, backing_id in found:
+            self._end = max(self._end, entry + 1)
+            if backing_id in wanted:
+                self._entries[backing_id] = entry
+                continue
+            try:
+                _passthrough.close_backing(backing_id, entry)
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # it was closed, the death came before the note
+                    log.error("backing id %d cannot be closed: %s", backing_id, error)
+        taken = set(self._entries.values())
+        self._free = [entry for entry in range(self._end) if entry not in taken]
+
+    # Handles
+
+    def bind(self, slot: Slot, *, noflush: bool) -> None:
+        """What the OPEN or CREATE reply with this handle says, and who has asked for it."""
+        handle, inode, request, backing_id, _, writable, tier = slot
+        _passthrough.bind(handle, inode, request, backing_id, noflush, writable, tier)
+
+    @staticmethod
+    def set_state(handle: int, state: State) -> None:
+        _passthrough.set_state(handle, state)
+
+    @staticmethod
+    def slots() -> list[Slot]:
+        found = map(Slot._make, _passthrough.slots())
+        return [slot._replace(state=State(slot.state)) for slot in found]
+
+    # Requests
+
+    @staticmethod
+    def request() -> tuple[int, bool]:
+        """(number, whether it comes again) of the request whose handler was just begun.
+
+        Only right before the handler's first await.
+        """
+        return _passthrough.request()
+
+    @staticmethod
+    def resends_over() -> bool:
+        """Whether all that the predecessor had left unanswered has been asked again."""
+        return _passthrough.resends_over()
+
+    @staticmethod
+    def gone(parent: int, name: bytes, ino: int) -> None:
+        """Tell the kernel that a name is gone. Never blocks.
+
+        What does not fit into the bounded queue is left to the kernel's own timeout, since an open
+        of a name that is gone is answered ESTALE anyway.
+        """
+        del ino
+        _passthrough.gone(parent, name)

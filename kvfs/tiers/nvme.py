@@ -10,16 +10,17 @@ import os
 import uuid
 from pathlib import Path
 
-from kvfs.errors import ConfigError
+from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import Tier
 
 DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
 
 
 class NvmeTier(Tier):
-    """Opening it takes the lock. Raises ConfigError if that is held, or nothing can be written."""
+    """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else."""
 
     name = "nvme"
+    number = 2
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)
@@ -35,9 +36,10 @@ class NvmeTier(Tier):
         except OSError as error:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._lock)
-            raise ConfigError(
+            raise InUseError(
                 f"nvme={root} is in use by another kvfs ({holder}): "
-                "unmount that one, or give this mount a directory of its own"
+                "unmount that one, or give this mount a directory of its own",
+                holder,
             ) from error
         try:
             self.make_folders()

@@ -28,13 +28,15 @@ class RamTier(Tier):
     """Attach with `RamTier(...)`; `epoch` then tells which life of the memory this is."""
 
     name = "ram"
+    number = 1
 
     def __init__(
-        self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str
+        self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str | None
     ) -> None:
         """Take over the tmpfs of `identity` if it is there and of `epoch`, else begin epoch + 1.
 
         Epoch None: the catalog is in the tmpfs itself, so that whatever is there is right.
+        Huge None: take what is there just as it is, to look at it; nothing else will do.
         Raises ConfigError if memory cannot be had in either way.
         """
         self.own_mount = os.geteuid() == 0
@@ -54,7 +56,10 @@ class RamTier(Tier):
         if found is not None and epoch in (None, found):
             self.epoch = found
             self.adopted = True
-            self._resize(huge)
+            if huge is not None:
+                self._resize(huge)
+        elif huge is None:
+            raise ConfigError(f"{self.root} is not the RAM tier of {identity} in its life {epoch}")
         else:
             self.epoch = (epoch or 0) + 1
             self.adopted = False
@@ -114,6 +119,16 @@ class RamTier(Tier):
 
     def left(self) -> int:
         return super().left() - LABEL_SLACK
+
+    def estimate(self) -> None:
+        """Say what it holds before that is counted: all of it. Call with reservations made."""
+        if not self.adopted:
+            return
+        self.uncounted = self.capacity  # in /dev/shm, which is not ours alone
+        if self.own_mount:
+            found = os.statvfs(self.root)
+            taken = (found.f_blocks - found.f_bfree) * found.f_frsize
+            self.uncounted = max(0, taken - self.reserved)
 
     def remove(self) -> None:
         """Give the memory back. Whatever is in it is gone."""

@@ -26,6 +26,7 @@ class Tier:
     """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
 
     name = "tier"
+    number = 0  # in the session file
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
@@ -33,15 +34,16 @@ class Tier:
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
+        self.uncounted = 0  # taken by what the census has not reached yet, estimated
         self.objects = 0
         self.hits = 0
         self.slow = True  # may wait for a disk
         self.trouble = ""  # the last failure that concerns the whole tier, for the status
-        self._folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
+        self.folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
 
     @property
     def free(self) -> int:
-        return self.capacity - self.used - self.reserved
+        return self.capacity - self.used - self.reserved - self.uncounted
 
     @staticmethod
     def cost(blocks: int) -> int:
@@ -50,12 +52,12 @@ class Tier:
 
     def make_folders(self) -> None:
         """Raises OSError."""
-        for folder in self._folders:
+        for folder in self.folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         (self.root / "quarantine").mkdir(mode=0o700, exist_ok=True)
 
     def path(self, ino: int, version: int) -> str:
-        return f"{self._folders[ino % FANOUT]}{ino:x}.{version:x}"
+        return f"{self.folders[ino % FANOUT]}{ino:x}.{version:x}"
 
     def create(self, ino: int, version: int) -> int:
         """A new, empty backing file, open for reading and writing. Raises TierError."""
@@ -122,7 +124,7 @@ class Tier:
 
     def files(self) -> Iterator[tuple[int, int, str]]:
         """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""
-        for folder in self._folders:
+        for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     ino, _, version = entry.name.partition(".")
@@ -133,7 +135,7 @@ class Tier:
 
     def present(self) -> bool:
         """Whether the tier's directory is still there, as opposed to one file in it."""
-        return os.path.isdir(self._folders[0])
+        return os.path.isdir(self.folders[0])
 
     def failed(self, verb: str, ino: int, error: OSError) -> KvfsError:
         """Describe a failure; logged once for each kind, since a sick disk has thousands."""

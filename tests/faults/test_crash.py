@@ -166,4 +166,5 @@ def test_every_point_is_passed(storage: Path) -> None:
     with world(storage) as made:
         for name in SCENARIOS:
             trio.run(run, made, name)
-    assert points == set(failpoints.POINTS)
+    # What is the kernel's face only has its own: tests/faults/test_takeover.py.
+    assert points == {point for point in failpoints.POINTS if not point.startswith("fuse.")}

@@ -15,7 +15,7 @@ import pytest
 from kvfs import mounts, runtime
 from kvfs.catalog import Catalog
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, wait_for
+from tests.harness import KVFS, Mounted, alive, wait_for
 
 MIB = 1 << 20
 SEED = 20
@@ -108,7 +108,7 @@ def test_umount_now_loses_what_only_ram_holds_and_nothing_else(kv: Mounted) -> N
 def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
     digests = fill(kv, 4, 8 * MIB)
     subprocess.run(["umount", kv.path], check=True)
-    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
     kv.mount()
     assert {name: digest(kv.path / name) for name in digests} == digests
 
@@ -116,8 +116,8 @@ def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unmounts_properly(kv: Mounted, number: signal.Signals) -> None:
     digests = fill(kv, 4, 8 * MIB)
-    os.kill(kv.pid, number)
-    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    os.kill(kv.keeper, number)
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
     assert runtime.mount_at(kv.path) is None
     kv.mount()
     assert {name: digest(kv.path / name) for name in digests} == digests
@@ -319,7 +319,7 @@ def test_mount_t_kvfs_works(tmp_path: Path) -> None:
     options = f"{kv.options},log={kv.log}"
     try:
         subprocess.run(["mount", "-t", "kvfs", "kvfs", kv.path, "-o", options], check=True)
-        kv.pid = kv.status()["daemon_pid"]
+        kv.keeper = kv.status()["keeper_pid"]
         (kv.path / "a").write_text("b")
         kv.umount()
     finally:
@@ -380,7 +380,7 @@ def test_an_umount_that_fails_changes_nothing_for_the_next(kv: Mounted) -> None:
         os.close(inside)
     digests["after"] = write(kv.path / "after", MIB, 5)
     subprocess.run(["umount", kv.path], check=True)
-    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
     kv.mount()
     assert {name: digest(kv.path / name) for name in digests} == digests
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
 RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
 FALLOC_FL_KEEP_SIZE = 1
 MAX_HANDLE = 128
@@ -33,8 +34,13 @@ def _checked(result: int) -> int:
     return result
 
 
-def renameat2(source: Path, target: Path, flags: int) -> None:
+def renameat2(source: Path | str, target: Path | str, flags: int) -> None:
     _checked(libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags))
+
+
+def linkat(source: Path | str, target: Path | str, flags: int) -> None:
+    """os.link follows no symbolic link on Linux, whatever it is told."""
+    _checked(libc.linkat(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags))
 
 
 def fallocate(descriptor: int, mode: int, length: int) -> None:

@@ -178,8 +178,8 @@ def test_help_lists_every_command_and_every_option() -> None:
 
 
 @pytest.fixture
-def fake_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that puts a shell script in the daemon's place."""
+def fake_keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that puts a shell script in the keeper's place."""
 
     def install(script: str) -> Path:
         python = tmp_path / "python"
@@ -202,17 +202,17 @@ def fake_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
         ("kill -9 $$", "was killed by signal 9", 1),
     ],
 )
-def test_a_daemon_that_fails_to_start_is_a_one_line_reason(
-    fake_daemon: Callable[[str], Path], script: str, words: str, code: int
+def test_a_keeper_that_fails_to_start_is_a_one_line_reason(
+    fake_keeper: Callable[[str], Path], script: str, words: str, code: int
 ) -> None:
-    assert_refused(kvfs("mount", fake_daemon(script), "-o", "ram=16M"), words, code)
+    assert_refused(kvfs("mount", fake_keeper(script), "-o", "ram=16M"), words, code)
 
 
 def test_a_mount_returns_when_ready_and_says_what_is_on(
-    fake_daemon: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake_keeper: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(mount_command, "request", lambda _mountpoint, _verb: STATUS)
-    mountpoint = fake_daemon("""echo '{"ready": true}'""")
+    mountpoint = fake_keeper("""echo '{"ready": true}'""")
     result = kvfs("mount", mountpoint, "-o", "ram=16M", "-o", "movers=2")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith(
@@ -230,7 +230,7 @@ def answers(requests: Requests, pid: int, left: Iterator[int]) -> Callable[..., 
         requests.append((verb, arguments))
         if verb == "write_back":
             return {"bytes_left": next(left), "objects_left": 1}
-        return {"daemon_pid": pid}
+        return {"daemon_pid": 1, "keeper_pid": pid}
 
     return request
 

@@ -179,11 +179,43 @@ def test_json_keeps_a_path_that_is_no_text() -> None:
     assert Config.from_json(config.to_json()) == config
 
 
-def test_json_of_another_version_is_refused() -> None:
-    values = json.loads(Config(mountpoint=KV).to_json())
-    del values["movers"]
-    with pytest.raises(ConfigError, match="different versions"):
-        Config.from_json(json.dumps(values))
+def test_json_of_an_older_version_gets_defaults() -> None:
+    values = json.loads(Config(mountpoint=KV, watchdog=5.0).to_json())
+    del values["watchdog"]
+    assert Config.from_json(json.dumps(values)).watchdog == 30.0
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"mountpoint": "/mnt/kv", "frobnicate": 1}'])
+def test_json_of_a_newer_version_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"another version of kvfs, with .*; this one knows"):
+        Config.from_json(text)
+
+
+def test_an_upgrade_changes_what_another_daemon_may() -> None:
+    config = Config.from_options(KV, "ram=64M,movers=1")
+    assert config.upgraded("") == config
+    changed = config.upgraded("ram=128M,movers=2,watchdog=5,promote_after=7,passthrough=auto")
+    assert (changed.ram, changed.movers, changed.promote_after) == (128 << 20, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("passthrough=off,allow_other", "allow_other, passthrough"),
+        ("nvme=/elsewhere,movers=2", "nvme"),
+        ("ram=0", "ram"),
+        ("ro", "mount_flags"),
+    ],
+)
+def test_an_upgrade_refuses_what_needs_a_remount_by_name(options: str, names: str) -> None:
+    config = Config.from_options(KV, "ram=64M,movers=1")
+    with pytest.raises(ConfigError, match=f"^{names}: needs a remount"):
+        config.upgraded(options)
+
+
+def test_an_upgrade_is_held_against_the_machine() -> None:
+    with pytest.raises(ConfigError, match="more than the memory"):
+        Config.from_options(KV, "ram=64M").upgraded("ram=900T")
 
 
 def test_every_option_is_described() -> None:

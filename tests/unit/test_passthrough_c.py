@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-BEFORE = "from kvfs.fuse.passthrough import Passthrough, _passthrough as c, SLOTS\n"
+BEFORE = """
+import os, socket, struct, tempfile
+from kvfs.fuse.passthrough import FILE_SIZE, SLOTS, Passthrough, Slot, State, _passthrough as c
+device, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+file = tempfile.TemporaryFile()
+file.truncate(FILE_SIZE)
+def attach(takeover=False):
+    c.attach(device.fileno(), True, file.fileno(), takeover)
+"""
 
 
 def python(code: str) -> str:
@@ -22,47 +30,96 @@ def refused(call: str, error: str) -> str:
 
 
 def test_nothing_is_known_before_a_session() -> None:
-    assert python("print(c.state())") == "(False, False)"
+    assert python("print(c.state())") == "(False, False, False)"
 
 
 def test_a_binding_needs_a_session() -> None:
-    assert "attached session" in python(refused("c.bind(1, 1, True)", "ValueError"))
+    call = "c.bind(1, 2, 3, 4, True, True, 1)"
+    assert "attached session" in python(refused(call, "ValueError"))
 
 
 @pytest.mark.parametrize("handle", ["SLOTS", "SLOTS + 1", "2**64 - 1"])
 def test_a_handle_beyond_the_slots_is_refused(handle: str) -> None:
-    code = "c.attach(0, True)\nc.bind(SLOTS - 1, 5, False)\n"
-    said = python(code + refused(f"c.bind({handle}, 1, True)", "ValueError"))
+    code = "attach()\nc.bind(SLOTS - 1, 2, 3, 5, False, True, 1)\n"
+    said = python(code + refused(f"c.bind({handle}, 2, 3, 1, True, True, 1)", "ValueError"))
     assert "expected less than 1048576" in said
 
 
-@pytest.mark.parametrize("call", ["c.bind('1', 1, True)", "c.bind(1)", "c.attach(2**40, True)"])
+@pytest.mark.parametrize("call", ["c.bind('1')", "c.bind(1)", "c.attach(2**40, True, 0, False)"])
 def test_other_arguments_are_refused(call: str) -> None:
     python(refused(call, "(TypeError, OverflowError)"))
 
 
-def test_attaching_again_forgets_the_former_session() -> None:
-    assert python("c.attach(0, True)\nc.attach(0, False)\nprint(c.state())") == "(False, False)"
+def test_a_file_of_another_size_is_refused() -> None:
+    said = python("file.truncate(5)\n" + refused("attach()", "ValueError"))
+    assert "session file of 5 bytes, expected" in said
+
+
+def test_slots_outlive_the_process() -> None:
+    code = """
+if not os.fork():
+    attach()
+    c.bind(7, 1 << 40, (1 << 62) + 1, 3, True, True, 2)
+    c.bind(8, 5, 6, 0, False, False, 1)
+    c.set_state(8, c.OPEN)
+    c.bind(9, 5, 6, 0, False, False, 1)
+    c.set_state(9, c.FREE)
+    os._exit(0)
+os.wait()
+attach(takeover=True)
+for slot in Passthrough.slots(): print(*slot[:4], slot.state.name, *slot[5:])
+"""
+    assert python(code).splitlines() == [
+        f"7 {1 << 40} {(1 << 62) + 1} 3 BOUND True 2",
+        "8 5 6 0 OPEN False 1",
+    ]
 
 
 def test_what_is_no_fuse_device_gives_no_backing() -> None:
-    code = "import os\nnull = os.open('/dev/null', os.O_RDWR)\nc.attach(null, True)\n"
+    code = "null = os.open('/dev/null', os.O_RDWR)\nc.attach(null, True, file.fileno(), False)\n"
     said = python(
-        code + refused("c.open_backing(null)", "OSError") + refused("c.close_backing(7)", "OSError")
+        code
+        + refused("c.open_backing(null, 0)", "OSError")
+        + refused("c.close_backing(7, 0)", "OSError")
+        + "print(c.backings())"
     )
     assert said.count("Errno 25") == 2  # ENOTTY
+    assert said.endswith("[]")
 
 
 def test_it_says_why_it_is_off() -> None:
     said = python(
-        "for wanted in (True, False):\n"
-        "    one = Passthrough(0, wanted=wanted)\n"
-        "    print(one.on, one.register(0), one.why)\n"
+        "for why in ('', 'turned off'):\n"
+        "    one = Passthrough(unwanted=why)\n"
+        "    one.attach(device.fileno(), file.fileno(), takeover=False)\n"
+        "    print(one.on, one.settled, one.register(0), one.why)\n"
     )
     assert said.splitlines() == [
-        "False 0 this kernel does not offer FUSE_PASSTHROUGH (Linux 6.9 and later do)",
-        "False 0 turned off by passthrough=off",
+        "False False 0 this kernel does not offer FUSE_PASSTHROUGH (Linux 6.9 and later do)",
+        "False False 0 turned off",
     ]
+
+
+def test_the_kernel_is_told_of_a_name_that_is_gone() -> None:
+    """NOTIFY_INVAL_ENTRY: header (length, 3, 0), then parent, length, padding, name, NUL."""
+    code = """
+attach()
+Passthrough.gone(5, b'name', 7)
+print(*struct.unpack('<IiQQII5s', kernel.recv(100)))
+"""
+    assert python(code) == r"37 3 0 5 4 0 b'name\x00'"
+
+
+def test_the_teller_has_nothing_open_but_the_device() -> None:
+    """Else it would keep the locks of a daemon that was killed while it waits in the kernel."""
+    code = """
+attach()
+Passthrough.gone(5, b'name', 7)
+kernel.recv(100)
+[tid] = set(os.listdir('/proc/self/task')) - {str(os.getpid())}
+print(os.listdir(f'/proc/self/task/{tid}/fd') == [str(device.fileno())])
+"""
+    assert python(code) == "True"
 
 
 def test_it_must_come_before_pyfuse3() -> None:

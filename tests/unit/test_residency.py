@@ -90,14 +90,28 @@ def test_an_empty_file_is_not_free(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_creates_on_a_tier_with_a_past_wait_for_the_census(tmp_path: Path) -> None:
+def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.fast, 2)
+        made.restart()
+        assert 2 * MIB <= made.fast.uncounted < 3 * MIB
+        made.expect(b"a", MIB)
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.ram, MIB)
+        made.fast.reserved = 0
+        await made.census()
+        assert made.fast.uncounted == 0
+
+    run(case, tmp_path)
+
+
+def test_creates_for_which_the_estimate_leaves_no_room_wait_for_the_census(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.fast, 2)
         made.restart()
         chosen: list[Tier] = []
 
         async def choose() -> None:
-            made.expect(b"a", MIB)
+            made.expect(b"a", 14 * MIB)
             tier, size = await made.residency.choose(ROOT_INO, b"b")
             tier.reserved -= size
             chosen.append(tier)
@@ -107,7 +121,7 @@ def test_creates_on_a_tier_with_a_past_wait_for_the_census(tmp_path: Path) -> No
             await trio.testing.wait_all_tasks_blocked()
             assert chosen == []
             await made.census()
-        assert chosen == [made.ram]
+        assert chosen == [made.nvme]
 
     run(case, tmp_path)
 

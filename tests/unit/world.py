@@ -129,8 +129,10 @@ class World:
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
         mount = Mount.__new__(Mount)  # the daemon's own beginning of a session, without its mount
         mount.ram, mount.nvme = self.ram, self.nvme
-        self.residency = mount._begin_session(self.catalog)
+        self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
         self.residency.gone = self._gone
+        if self.ram is not None:
+            self.ram.estimate()
         self.tree = Tree(self.residency)
         self.movers = Inline()
         self.movers.counters = self.residency.counters

@@ -1,0 +1,194 @@
+"""`kvfs fsck`: what is wrong with a kvfs, mounted or not, and the repair of it.
+
+A mounted one is checked by its daemon, beside its operations; one that is not mounted by this
+process, which holds its NVMe directory meanwhile. Exit codes are those of fsck(8), but for wrong
+usage, which is 2 as everywhere here.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvfs import runtime
+from kvfs.cli import Refusal, json_option, target_argument
+from kvfs.control import request
+from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
+
+CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
+POLL_S = 0.2
+PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
+NOTES = {
+    "to_verify": "copies were last written before a power loss and are to be verified (--hashes)",
+    "verified": "copies have the bytes of their digest",
+    "without_digest": "copies have no digest that their bytes could be compared with",
+    "ram_gone": "objects were only in memory, which is gone: the next mount drops them",
+    "unfinished": "objects were open when the daemon died: the next mount drops those not sealed",
+    "quarantined": "files are in quarantine, for you to look at",
+}
+
+Answer = dict[str, Any]
+
+
+class Failed(Refusal):
+    """The check could not be made, or not to its end."""
+
+    exit_code = FAILED
+
+
+@click.command
+@target_argument
+@click.option("--repair", is_flag=True, help="Mend what is found; without it nothing is changed.")
+@click.option("--hashes", is_flag=True, help="Read all bytes and compare them with their digests.")
+@json_option
+def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
+    """Check the kvfs that is mounted on TARGET, or whose NVMe directory TARGET is.
+
+    Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
+    is; 8: the check could not be made; 2: wrong usage.
+    """
+    live = _is_mount(target)
+    shown = _Report(target, quiet=as_json)
+    try:
+        with shown.bar:
+            if live:
+                _ask_daemon(target, shown.take, repair=repair, hashes=hashes)
+            else:
+                from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
+
+                fsck.run(target, shown.take, repair=repair, hashes=hashes)
+    except InUseError as error:
+        raise Failed(
+            f"{target} is in use ({error.holder}): check it where it is mounted, "
+            f"kvfs fsck {_mountpoint(error.holder)}"
+        ) from error
+    except KvfsError as error:
+        raise Failed(str(error)) from error
+    if as_json:
+        mode = "live" if live else "offline"
+        click.echo(json.dumps({"target": str(target), "mode": mode, **shown.as_json()}))
+    else:
+        shown.sum_up()
+    sys.exit(shown.exit_code)
+
+
+def _is_mount(path: Path) -> bool:
+    """Whether a kvfs is mounted there, else it is an NVMe directory. Raises ConfigError."""
+    mount = runtime.mount_at(path)
+    if mount is not None and mount.fstype == runtime.FSTYPE:
+        return True
+    lacking = [part for part in PARTS if not os.path.exists(path / part)]
+    if lacking:
+        mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
+        raise ConfigError(
+            f"{path} is neither where a kvfs is mounted (those are: {', '.join(mounted) or 'none'})"
+            f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
+        )
+    return False
+
+
+def _mountpoint(holder: str) -> str:
+    return holder.partition("mounted on ")[2] or "MOUNTPOINT"
+
+
+def _ask_daemon(
+    mountpoint: Path, take: Callable[[Answer], None], *, repair: bool, hashes: bool
+) -> None:
+    request(mountpoint, "check", repair=repair, hashes=hashes)
+    while True:
+        answer = request(mountpoint, "checked")
+        take(answer)
+        if answer["failed"]:
+            raise ControlError(f"the check of {mountpoint} ended: {answer['failed']}")
+        if answer["ended"]:
+            return
+        time.sleep(POLL_S)
+
+
+class _Report:
+    """What was found, as it comes; `quiet` keeps it for one JSON document."""
+
+    def __init__(self, target: Path, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,  # it would lead to stderr
+            disable=not console.is_terminal,
+        )
+        self._task = self.bar.add_task("")
+        self._target = target
+        self._quiet = quiet
+        self._findings: list[dict[str, Any]] = []
+        self._states = Counter[str]()
+        self._last: Answer = {}
+
+    def take(self, answer: Answer) -> None:
+        for finding in answer["findings"]:
+            self._states[finding["state"]] += 1
+            if self._quiet:
+                self._findings.append(finding)
+            else:
+                self._print(_line(finding))
+        self._last = answer
+        self.bar.update(
+            self._task,
+            description=f"checking {answer['phase']}",
+            completed=answer["done"],
+            total=max(answer["done"], answer["total"]) if answer["total"] else None,
+        )
+
+    def _print(self, line: str) -> None:
+        """Above the bar, if both are on the same screen."""
+        if self.bar.disable or not sys.stdout.isatty():
+            click.echo(line)
+        else:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def exit_code(self) -> int:
+        if self._states["found"] or self._states["left"]:
+            return LEFT
+        return REPAIRED if self._states["repaired"] else CLEAN
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "inodes": self._last["inodes"],
+            "findings": self._findings,
+            "notes": self._last["notes"],
+            "exit": self.exit_code,
+        }
+
+    def sum_up(self) -> None:
+        notes = self._last["notes"]
+        for name, meaning in NOTES.items():
+            if name in notes:
+                click.echo(f"note: {notes[name]} {meaning}")
+        found, states = sum(self._states.values()), self._states
+        click.echo(
+            f"{click.format_filename(self._target)}: {self._last['inodes']} inodes and "
+            f"{notes.get('copies', 0)} copies are in order"
+            if not found
+            else f"{click.format_filename(self._target)}: {found} findings in "
+            f"{self._last['inodes']} inodes, {states['repaired']} repaired, "
+            f"{found - states['repaired']} left"
+        )
+
+
+def _line(finding: dict[str, Any]) -> str:
+    done = {"found": "--repair", "repaired": "repaired", "left": "left"}[finding["state"]]
+    about = f"inode {finding['ino']}" if finding["ino"] else "-"
+    path = f" {finding['path']}" if finding["path"] else ""
+    return f"{finding['kind']}: {about}{path}: {finding['what']} ({done}: {finding['cure']})"

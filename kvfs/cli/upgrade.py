@@ -1,0 +1,50 @@
+"""`kvfs upgrade`: let the kvfs that this command belongs to serve a mount, while it is used.
+
+The keeper starts the new daemon, lets the old one finish what it is about, and takes the old one
+back if the new one does not serve. Not for options that only a mount can change.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from kvfs import __version__, runtime
+from kvfs.cli import mountpoint_argument
+from kvfs.config import Config
+from kvfs.control import request_keeper
+from kvfs.errors import ConfigError
+
+PATIENCE = 180.0  # s: the keeper's own bounds come first
+
+
+@click.command
+@mountpoint_argument
+@click.option(
+    "-o", "options", multiple=True, metavar="OPTION=VALUE,...", help="Options to change with it."
+)
+def command(mountpoint: Path, options: tuple[str, ...]) -> None:
+    """Serve the kvfs at MOUNTPOINT with this version of kvfs, without unmounting it.
+
+    Who uses the mount waits for less than a second. Size of the tiers, huge, movers, log and
+    watchdog can change at the same time, and what `kvfs set` can change.
+    """
+    runtime.kvfs_mount(mountpoint)
+    path = runtime.runtime_dir(mountpoint) / "config"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{mountpoint} has no keeper to upgrade it ({error})") from error
+    config = Config.from_json(text).upgraded(",".join(options))
+    done = request_keeper(
+        mountpoint,
+        "upgrade",
+        patience=PATIENCE,
+        command=[sys.executable, "-m", "kvfs.daemon"],
+        config=json.loads(config.to_json()),
+    )
+    click.echo(
+        f"{click.format_filename(mountpoint)}: kvfs {done['from']} -> {done['to']}, "
+        f"{done['seconds']:.2f} s (this command: {__version__})"
+    )

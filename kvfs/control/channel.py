@@ -1,0 +1,69 @@
+"""What the keeper and a daemon say to each other: JSON datagrams, some with an open file.
+
+Contract: a message arrives whole or not at all, and the end of one side is seen by the other as
+`Closed`. PROTOCOL names what both understand; the keeper starts no daemon of another one.
+
+    daemon to keeper                         keeper to daemon
+    loaded     version, protocol, format     serve     config, directory, takeover, ...
+    prepared                                 device    with the mounted /dev/fuse
+    ready      watchdog                      hand_over
+    alive
+    error      error, exit
+    ended      the mount is gone, all is saved
+    handed_over
+
+Not for clients: those use the control sockets.
+"""
+
+import array
+import json
+import socket
+from typing import Any
+
+PROTOCOL = 1
+MESSAGE_MAX = 64 << 10  # bytes
+
+Message = dict[str, Any]
+
+
+class Closed(Exception):  # noqa: N818 (it is no error, but what every channel comes to)
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of a pair of SOCK_SEQPACKET sockets."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+
+    @classmethod
+    def pair(cls) -> tuple["Channel", "Channel"]:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
+        """Raises Closed; BlockingIOError if the socket is non-blocking and its buffer full."""
+        extra = []
+        if descriptor is not None:
+            rights = array.array("i", [descriptor])
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+        try:
+            self.socket.sendmsg([json.dumps({"what": what, **facts}).encode()], extra)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Closed from error
+
+    def receive(self) -> tuple[Message, int]:
+        """The next message, and the descriptor that came with it or -1. Raises Closed."""
+        try:
+            text, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_MAX, 1)
+        except ConnectionResetError as error:
+            raise Closed from error
+        if not text:
+            raise Closed
+        return json.loads(text), descriptors[0] if descriptors else -1
+
+    def close(self) -> None:
+        self.socket.close()

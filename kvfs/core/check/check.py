@@ -1,0 +1,28 @@
+"""The order of a check: each part may rely on what those before it have mended.
+
+Numbers first, since what is mended may need new ones; names before the inodes that they show to be
+nameless; backing files before the copies that the records claim, since one may lie in the wrong
+folder.
+"""
+
+from kvfs.core.check.copies import Copies
+from kvfs.core.check.files import Files
+from kvfs.core.check.inodes import Inodes
+from kvfs.core.check.names import Names
+from kvfs.core.check.survey import Survey
+
+
+async def check(survey: Survey) -> None:
+    """Look at everything once. Raises KvfsError, OSError if something cannot be looked at."""
+    if survey.live:
+        await survey.residency.census_done.wait()
+    names = Names(survey)
+    inodes = Inodes(survey, names)
+    copies = Copies(survey)
+    names.check_root()
+    await inodes.count()
+    await names.run()
+    await inodes.run()
+    await copies.look_for_tiers()
+    await Files(survey, copies.lost).run()
+    await copies.run()

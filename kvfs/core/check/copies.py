@@ -1,0 +1,318 @@
+"""Backing files against the records that mean them.
+
+Contract: `run` looks at every copy that a sealed object's record claims. What looks wrong is looked
+at again with the inode held, so that no open, move or eviction comes between the record and the
+file; only then it is reported. A copy that is not what was sealed goes into quarantine and out of
+the record; with the last one the object goes, with its names. Bytes are read by movers, and only
+when hashes are wanted. Objects that are being written are passed by.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Inode, audit
+from kvfs.core.check.survey import Survey
+from kvfs.errors import KvfsError
+from kvfs.movement.movers import SourceChangedError
+from kvfs.tiers import Tier
+
+BATCH = 64  # objects whose files one thread looks at
+# Bytes that a copy may take beyond its record: file systems differ in what they need beside data.
+SLACK = 8192
+
+UNREADABLE = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}  # the device's own errors
+
+Stat = os.stat_result | OSError | None  # None: there is no file
+
+
+class Verdict(NamedTuple):
+    """What is wrong with a copy. `remedy`: the copy goes, or record or time are corrected."""
+
+    kind: str
+    what: str
+    remedy: str  # "lose", "restamp", "recount", or "" if nothing can be said for sure
+
+
+Hashed = bytes | Verdict | None  # the digest, or why there is none; None: nobody has looked
+
+
+class Copies:
+    """`lost` are tiers whose directory is gone: nothing can be said of what was in them."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self.catalog = survey.catalog
+        self.residency = survey.residency
+        self.lost: set[Tier] = set()
+        beside = max(1, survey.movers.workers // 2)  # writers come first
+        self._hashing = trio.CapacityLimiter(beside if survey.live else survey.movers.workers)
+
+    async def look_for_tiers(self) -> None:
+        """Report those that are gone as a whole, which is no damage of what was in them."""
+        survey = self.survey
+        for tier in self.residency.tiers:
+            if tier not in self.lost and not await trio.to_thread.run_sync(_there, tier):
+                self.lost.add(tier)
+                what = f"the {tier.name} tier's directory {tier.root} is not what it was"
+                cure = "none: give its file system back, or mount anew"
+                survey.report("tier", 0, str(tier.root), what, cure, None)
+        await survey.step(0)
+
+    async def run(self) -> None:
+        survey = self.survey
+        survey.begin("copies", survey.bytes if survey.hashes else survey.inodes)
+        records = self.catalog.records(audit.INODES)
+        while batch := list(islice(records, BATCH)):
+            seen = [found for key, value in batch if (found := audit.inode(key, value))]
+            # Links, directories and what is unfinished are no concern of this part.
+            inodes = [fit for inode in seen if (fit := self._fit(inode.ino))]
+            await self._look(inodes)
+            await survey.step(0 if survey.hashes else len(batch))
+
+    def _fit(self, ino: int, version: int | None = None) -> Inode | None:
+        """The object if it is sealed, has a name and nobody writes it."""
+        inode = self.survey.inode(ino)
+        if inode is None or not inode.is_file or not inode.sealed or not inode.links:
+            return None
+        held = self.residency.open.get(ino)
+        if held is not None and held.writers:
+            return None
+        return inode if version in {None, inode.version} else None
+
+    def _holders(self, inode: Inode) -> list[Tier]:
+        return [tier for tier in self.residency.holders(inode) if tier not in self.lost]
+
+    async def _look(self, inodes: list[Inode]) -> None:
+        survey = self.survey
+        copies = [(inode, tier) for inode in inodes for tier in self._holders(inode)]
+        paths = [tier.path(inode.ino, inode.version) for inode, tier in copies]
+        found = await trio.to_thread.run_sync(_stat_all, paths)
+        suspects: dict[int, None] = {}
+        sound: list[tuple[Inode, Tier]] = []
+        for (inode, tier), status in zip(copies, found, strict=True):
+            if self._verdict(inode, tier, status, None):
+                suspects[inode.ino] = None
+            else:
+                sound.append((inode, tier))
+                self._note(inode, tier)
+        suspects |= {inode.ino: None for inode in inodes if not self.residency.holders(inode)}
+        if survey.hashes:
+            async with trio.open_nursery() as nursery:
+                for inode, tier in sound:
+                    await self._hashing.acquire_on_behalf_of((inode.ino, tier))
+                    nursery.start_soon(self._read, inode, tier, suspects)
+        for ino in suspects:
+            await self._judge(ino)
+            await survey.step(0)
+
+    def _note(self, inode: Inode, tier: Tier) -> None:
+        notes = self.survey.notes
+        notes["copies"] += 1
+        if self._suspect(inode, tier) and not self.survey.hashes:
+            notes["to_verify"] += 1
+
+    async def _read(self, inode: Inode, tier: Tier, suspects: dict[int, None]) -> None:
+        """Whether a copy that looks sound has the right bytes; or give it its digest."""
+        survey = self.survey
+        try:
+            hashed = await self._hash(inode, tier)
+        finally:
+            self._hashing.release_on_behalf_of((inode.ino, tier))
+        path = tier.path(inode.ino, inode.version)
+        (status,) = await trio.to_thread.run_sync(_stat_all, [path])
+        current = self._fit(inode.ino, inode.version)
+        if current is not None and tier in self.residency.holders(current):
+            if self._verdict(current, tier, status, hashed):
+                suspects[inode.ino] = None
+            elif isinstance(hashed, bytes):
+                self._take_digest(current, tier, hashed)
+        await survey.step(inode.size)
+
+    async def _hash(self, inode: Inode, tier: Tier) -> Hashed:
+        path = tier.path(inode.ino, inode.version)
+        try:
+            return (await self.survey.movers.read_through(path, inode.size, sync=False)).digest
+        except SourceChangedError as error:
+            return Verdict("damaged", str(error), "lose")
+        except (OSError, KvfsError) as error:
+            bad = isinstance(error, OSError) and error.errno in UNREADABLE
+            return Verdict("unread", f"it cannot be read: {error}", "lose" if bad else "")
+
+    def _take_digest(self, inode: Inode, tier: Tier, digest: bytes) -> None:
+        """The bytes are those that were sealed, as far as anybody can tell."""
+        survey = self.survey
+        verified = bool(inode.digest)
+        survey.notes["verified" if verified else "without_digest"] += 1
+        trusted = verified and survey.live and self._suspect(inode, tier)
+        if survey.repair and (trusted or not verified):
+            inode.digest = digest
+            if trusted:
+                inode.session = self.residency.session
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+
+    # What is wrong with a copy
+
+    def _suspect(self, inode: Inode, tier: Tier) -> bool:
+        """Whether a power loss may have come between the bytes and the disk."""
+        return tier is self.residency.nvme and inode.session in self.residency.suspect
+
+    def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
+        if found is None:
+            return Verdict("missing", "it is not there", "lose")
+        if isinstance(found, OSError):
+            return Verdict("unread", f"nothing can be said of it: {found}", "")
+        if not stat.S_ISREG(found.st_mode):
+            return Verdict("damaged", "it is no regular file", "lose")
+        if found.st_size != inode.size:
+            what = f"it has {found.st_size} bytes, expected {inode.size}"
+            return Verdict("damaged", what, "lose")
+        touched = found.st_mtime_ns != inode.backing_mtime_ns
+        suspect = self._suspect(inode, tier)
+        if isinstance(hashed, Verdict):
+            return hashed
+        if hashed is not None and inode.digest and hashed != inode.digest:
+            return Verdict("damaged", "its bytes do not have their digest", "lose")
+        if touched:
+            what = f"it was changed at {found.st_mtime_ns} ns, expected {inode.backing_mtime_ns}"
+            if not inode.digest:
+                return Verdict("touched", f"{what}; there is no digest to tell its bytes", "lose")
+            if hashed is None:
+                return Verdict(
+                    "touched", f"{what}; --hashes can tell whether its bytes are right", ""
+                )
+            return Verdict("touched", f"{what}; its bytes have their digest", "restamp")
+        if suspect and not inode.digest and self.survey.hashes:
+            what = "it was last written before a power loss, and has no digest to tell its bytes"
+            return Verdict("unproven", what, "lose")
+        if found.st_blocks * 512 > inode.blocks * 512 + SLACK:
+            what = f"it takes {found.st_blocks} blocks, accounted are {inode.blocks}"
+            return Verdict("blocks", what, "recount")
+        return None
+
+    async def _judge(self, ino: int) -> None:
+        """Look at all copies of a suspicious object again, with nobody to interfere."""
+        survey, residency = self.survey, self.residency
+        async with survey.hold(ino):
+            inode = self._fit(ino)
+            if inode is None:
+                return
+            version = inode.version
+            if not residency.holders(inode):
+                self._nowhere(inode)
+                return
+            await self.look_for_tiers()  # is one copy gone, or all?
+            holders = self._holders(inode)
+            paths = [tier.path(ino, version) for tier in holders]
+            found = await trio.to_thread.run_sync(_stat_all, paths)
+            verdicts: list[tuple[Tier, Stat, Verdict]] = []
+            for tier, status in zip(holders, found, strict=True):
+                verdict = self._verdict(inode, tier, status, None)
+                hopeless = verdict is not None and verdict.remedy == "lose"
+                if survey.hashes and not hopeless:
+                    verdict = self._verdict(inode, tier, status, await self._hash(inode, tier))
+                if verdict is not None and (tier.name, ino, version) not in survey.said:
+                    verdicts.append((tier, status, verdict))
+            current = self._fit(ino, version)
+            if current is None or self._holders(current) != holders:
+                return  # unlinked meanwhile
+            doomed = [tier for tier, _, verdict in verdicts if verdict.remedy == "lose"]
+            lost = doomed == residency.holders(current)
+            with trio.CancelScope(shield=True):
+                for tier, status, verdict in verdicts:
+                    last = lost and tier is doomed[-1]
+                    await self._report(ino, version, tier, status, verdict, last=last)
+
+    def _nowhere(self, inode: Inode) -> None:
+        """No copy is claimed: an object that only memory held, which is gone, or an odd record."""
+        if inode.ram_epoch and not self.survey.live:
+            self.survey.notes["ram_gone"] += 1
+            return
+        self.survey.report(
+            "lost",
+            inode.ino,
+            self.survey.path(inode),
+            "it is sealed, but no tier holds a copy",
+            "drop it with its names",
+            None
+            if inode.ino in self.residency.open
+            else lambda: self.residency.drop(inode, "lost"),
+        )
+
+    # Repair
+
+    async def _report(
+        self, ino: int, version: int, tier: Tier, status: Stat, verdict: Verdict, *, last: bool
+    ) -> None:
+        """Mend the file where it is, then the record, then say so."""
+        survey, residency = self.survey, self.residency
+        inode = self._fit(ino, version)
+        if inode is None:
+            return  # its last name went while another copy was put aside
+        path = tier.path(ino, version)
+        what = f"{tier.name} copy {path}: {verdict.what}"
+        cure = {
+            "lose": "forget this copy" if status is None else "put this copy into quarantine",
+            "restamp": "set the time back to what it was",
+            "recount": "correct the record",
+            "": "none while that cannot be told",
+        }[verdict.remedy]
+        if last:
+            cure += " and drop the object with its names"
+        names = survey.path(inode)
+        there = status if isinstance(status, os.stat_result) else None
+        if verdict.remedy == "lose" and ino in residency.open:
+            survey.report(verdict.kind, ino, names, what, "none while it is open", None)
+            return
+        if not verdict.remedy:
+            survey.report(verdict.kind, ino, names, what, cure, None)
+            return
+        if survey.repair and verdict.remedy == "lose" and there is not None:
+            residency.counters["quarantined"] += 1
+            await trio.to_thread.run_sync(tier.quarantine, ino, version)
+        elif survey.repair and verdict.remedy == "restamp" and there is not None:
+            times = (there.st_atime_ns, inode.backing_mtime_ns)
+            await trio.to_thread.run_sync(_set_times, path, times)
+
+        def mend() -> None:
+            current = self._fit(ino, version)
+            if current is None:
+                return  # unlinked while the file was mended
+            if verdict.remedy == "lose":
+                residency.counters["missing"] += status is None
+                residency.lose(current, tier)
+            elif verdict.remedy == "recount" and there is not None:
+                residency.dismiss(current)
+                current.blocks = there.st_blocks
+                with self.catalog.batch() as batch:
+                    batch.put(current)
+                residency.admit(current)
+
+        survey.report(verdict.kind, ino, names, what, cure, mend)
+
+
+def _stat_all(paths: Iterable[str]) -> list[Stat]:
+    return [_stat(path) for path in paths]
+
+
+def _stat(path: str) -> Stat:
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error
+
+
+def _there(tier: Tier) -> bool:
+    return tier.present() and os.path.isdir(f"{tier.root}/objects")
+
+
+def _set_times(path: str, times: tuple[int, int]) -> None:
+    os.utime(path, ns=times)

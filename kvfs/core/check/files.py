@@ -1,0 +1,174 @@
+"""Backing files that no record means: leftovers, half-made copies, and what is not ours.
+
+Contract: every name in `objects/` is looked at, a folder at a time, in a thread. One that no record
+means is looked at again with its inode held. A copy that lies in the wrong folder is put where its
+record looks for it, if nothing is there; all else goes, as the sweep of the next mount would have
+it. What was put into quarantine is counted and never touched.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import trio
+
+from kvfs.core.check.survey import Survey
+from kvfs.movement.copying import PART
+from kvfs.tiers import Tier
+
+FOLDERS = 16  # that one thread lists at a time
+# A file of a create that is under way has no record yet. None of them takes so long (s).
+CREATE_PATIENCE = 60.0
+
+Listed = list[str] | OSError | None  # None: there is no such folder
+
+
+class Files:
+    """Tiers in `lost` are passed by."""
+
+    def __init__(self, survey: Survey, lost: set[Tier]) -> None:
+        self.survey = survey
+        self.residency = survey.residency
+        self.lost = lost
+
+    async def run(self) -> None:
+        survey = self.survey
+        tiers = [tier for tier in self.residency.tiers if tier not in self.lost]
+        survey.begin("files", sum(len(tier.folders) for tier in tiers))
+        for tier in tiers:
+            for first in range(0, len(tier.folders), FOLDERS):
+                folders = tier.folders[first : first + FOLDERS]
+                listed = await trio.to_thread.run_sync(_names_of_all, folders)
+                for folder, names in zip(folders, listed, strict=True):
+                    await self._folder(tier, folder, names)
+                    await survey.step()
+            survey.notes["quarantined"] += await trio.to_thread.run_sync(_count, tier)
+
+    async def _folder(self, tier: Tier, folder: str, names: Listed) -> None:
+        survey = self.survey
+        if isinstance(names, OSError):
+            what = f"{tier.name} tier: the folder cannot be read: {names}"
+            survey.report("folder", 0, folder, what, "none", None)
+            return
+        if names is None:
+            if survey.repair:
+                await trio.to_thread.run_sync(tier.make_folders)
+            what = f"{tier.name} tier: the folder is not there"
+            survey.report("folder", 0, folder, what, "make it", nothing)
+            return
+        for name in names:
+            if self._meaning(tier, folder, name) is not None:
+                await self._suspect(tier, folder, name)
+            await survey.step(0)
+
+    def _meaning(self, tier: Tier, folder: str, name: str) -> tuple[str, str] | None:
+        """(kind, what is wrong), or None if it is as it should be, or about to be."""
+        ino, version = _parse(name)
+        if ino and (ino in self.survey.jobs or ino in self.residency.busy):
+            return None
+        return self._wrong(tier, folder, name, ino, version)
+
+    def _wrong(
+        self, tier: Tier, folder: str, name: str, ino: int, version: int
+    ) -> tuple[str, str] | None:
+        if name.endswith(PART) and ino:
+            return "part", "a copy that was never finished"
+        if not ino:
+            return "foreign", "no file of kvfs is called so"
+        if (tier, ino, version) in self.residency.trash:
+            return None
+        inode = self.survey.inode(ino)
+        holds = inode is not None and inode.is_file and tier in self.residency.holders(inode)
+        meant = holds and inode is not None and inode.version == version
+        if tier.path(ino, version) != folder + name:
+            return ("misplaced" if meant else "leftover"), "it lies in the wrong folder"
+        if meant:
+            return None
+        if inode is None:
+            return "leftover", f"there is no inode {ino}"
+        where = "other content" if holds else "no copy in this tier"
+        return "leftover", f"inode {ino} has {where}"
+
+    async def _suspect(self, tier: Tier, folder: str, name: str) -> None:
+        survey = self.survey
+        ino, version = _parse(name)
+        path = folder + name
+        async with survey.hold(ino) if ino else nullcontext():
+            wrong = self._wrong(tier, folder, name, ino, version)
+            changed = await trio.to_thread.run_sync(_changed, path)
+            if wrong is None or changed is None:
+                return
+            kind, what = wrong
+            inode = survey.inode(ino) if ino else None
+            young = survey.live and changed > survey.started - CREATE_PATIENCE
+            if young and ino >= self.residency.first_new and inode is None:
+                return  # a create may be about to say what it is
+            proper = tier.path(ino, version)
+            act, cure = partial(os.unlink, path), "remove it"
+            free = kind == "misplaced" and await trio.to_thread.run_sync(_changed, proper) is None
+            if kind == "misplaced" and not free:
+                kind = "leftover"
+            if free:
+                act, cure = partial(os.rename, path, proper), f"move it to {proper}"
+                if not survey.repair:
+                    survey.said.add((tier.name, ino, version))
+            done: Callable[[], object] | None = nothing
+            if survey.repair:
+                error = await trio.to_thread.run_sync(_try, act)
+                self.residency.counters["swept"] += error is None and not free
+                if error is not None:
+                    done, cure = None, f"none: {error}"
+            names = path if inode is None else survey.path(inode)
+            survey.report(kind, ino, names, f"{tier.name} file {path}: {what}", cure, done)
+
+
+def nothing() -> None:
+    """The file was mended before the finding is reported."""
+
+
+def _parse(name: str) -> tuple[int, int]:
+    """(inode, version) of a backing file or of one that was to become one; zeros for others."""
+    stem = name.removesuffix(PART)
+    try:
+        ino, version = (int(part, 16) for part in stem.split("."))
+    except ValueError:
+        return 0, 0
+    return (ino, version) if f"{ino:x}.{version:x}" == stem else (0, 0)
+
+
+def _names_of_all(folders: list[str]) -> list[Listed]:
+    return [_names(folder) for folder in folders]
+
+
+def _names(folder: str) -> Listed:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+
+
+def _changed(path: str) -> float | None:
+    """When it was last changed, by the clock that nobody can set; None if it is gone."""
+    try:
+        return os.lstat(path).st_ctime
+    except FileNotFoundError:
+        return None
+
+
+def _try(act: partial[None]) -> OSError | None:
+    """Why it cannot be done; what is gone meanwhile needs nothing more."""
+    try:
+        act()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _count(tier: Tier) -> int:
+    found = _names(f"{tier.root}/quarantine")
+    return len(found) if isinstance(found, list) else 0

@@ -1,0 +1,290 @@
+"""Inodes: whether records make sense, have names and can be reached, and what hangs on them.
+
+Contract: `count` comes first, since what follows needs to know how many there are and that numbers
+are not given out twice; `run` comes after the names are mended. An inode that nobody has open is
+sealed and has a name; what a crash left otherwise, and the next mount will drop, is only noted.
+Not for bytes.
+"""
+
+from collections import Counter
+from functools import partial
+
+from kvfs.catalog import ROOT_INO, Inode, audit
+from kvfs.core.check.names import Names
+from kvfs.core.check.survey import Survey
+
+
+class Inodes:
+    """It shares what `names` found out."""
+
+    def __init__(self, survey: Survey, names: Names) -> None:
+        self.survey = survey
+        self.catalog = survey.catalog
+        self.residency = survey.residency
+        self.names = names
+        self._session = self._epoch = 0  # the greatest in any record
+
+    async def count(self) -> None:
+        """Read every record, and see what makes no sense."""
+        survey, largest = self.survey, 0
+        survey.begin("records", 0)
+        for key, record in self.catalog.records(audit.INODES):
+            inode = audit.inode(key, record)
+            if inode is None:
+                self._unreadable(key)
+            else:
+                survey.inodes += 1
+                survey.bytes += inode.size * len(self.residency.holders(inode))
+                self._session = max(self._session, inode.session)
+                self._epoch = max(self._epoch, inode.ram_epoch)
+                largest = max(largest, inode.ino, *(cookie for _, cookie in inode.links))
+            await survey.step()
+        self.names.check_counter(largest)
+
+    def _unreadable(self, key: bytes) -> None:
+        record = self.catalog.record(audit.INODES, key)
+        if record is None or audit.inode(key, record) is not None:
+            return  # gone or written meanwhile
+
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.erase(audit.INODES, key)
+
+        ino = audit.number(key)
+        what = f"its record makes no sense (key {(audit.INODES + key).hex()})"
+        self.survey.report("record", ino or 0, "", what, "remove it: the inode is lost", mend)
+
+    async def run(self) -> None:
+        """Links, directories, attributes, marks, facts."""
+        await self._links()
+        await self._xattrs()
+        await self._marks()
+        self._facts()
+        await self.survey.step()
+
+    # Links
+
+    async def _links(self) -> None:
+        """One view of all records serves to count the directories, whatever is made meanwhile."""
+        survey, names = self.survey, self.names
+        survey.begin("links", survey.inodes)
+        directories: dict[int, tuple[int, int]] = {}  # inode -> parent, subdirs
+        for key, record in self.catalog.records(audit.INODES):
+            seen = audit.inode(key, record)
+            if seen is not None:
+                if seen.is_dir:
+                    parent = seen.links[0][0] if seen.links else names.parents.get(seen.ino, 0)
+                    directories[seen.ino] = parent, seen.subdirs
+                current = survey.inode(seen.ino)
+                if current is not None and current.ino != ROOT_INO:
+                    self._check(current)
+            await survey.step()
+        counted = Counter(parent for ino, (parent, _) in directories.items() if ino != ROOT_INO)
+        counted.update(p for ino, p in names.parents.items() if ino not in directories)
+        for ino, (_, subdirs) in directories.items():
+            if counted[ino] != subdirs:
+                self._miscounted(ino, counted[ino] - subdirs)
+            await survey.step(0)
+        await self._unreachable({ino: parent for ino, (parent, _) in directories.items()})
+
+    def _check(self, inode: Inode) -> None:
+        survey, ino = self.survey, inode.ino
+        wrong = [link for link in inode.links if (ino, *link) in survey.said]
+        valid = self.names.valid_links(inode)
+        if inode.links and not wrong and valid != inode.links:
+            self._mislinked(inode, valid)
+        elif not inode.links and (ino, "adopted") not in survey.said:
+            self._check_nameless(inode)
+        elif inode.is_file and not inode.sealed and inode.links:
+            self._check_unsealed(inode)
+
+    def _mislinked(self, inode: Inode, valid: tuple[tuple[int, int], ...]) -> None:
+        """It says that it has names that are not there, or the same one twice."""
+
+        def mend() -> None:
+            if valid:
+                inode.links = valid
+                with self.catalog.batch() as batch:
+                    batch.put(inode)
+            else:
+                self.names.to_lost_found(inode)
+
+        lost = [link for link in inode.links if link not in valid]
+        what = "it counts a name twice, or is a directory with two"
+        if lost:
+            what = "of its names there is no entry " + ", ".join(
+                f"{cookie} in directory {parent}" for parent, cookie in lost
+            )
+        cure = "forget that" if valid else f"it becomes /lost+found/{inode.ino}"
+        self.survey.report("link", inode.ino, self.survey.path(inode), what, cure, mend)
+
+    def _check_nameless(self, inode: Inode) -> None:
+        """Right for what was unlinked while it was open, or a crash found in that state."""
+        survey, ino = self.survey, inode.ino
+        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+            return
+        if survey.marked(ino):
+
+            def forget() -> None:
+                with self.catalog.batch() as batch:
+                    self.residency.forget(inode, batch, accounted=False)
+
+            what = "it was unlinked, and nobody has it open"
+            survey.said.add((ino, "marked"))
+            survey.report("nameless", ino, "(no name)", what, "remove it", forget)
+        else:
+            survey.report(
+                "nameless",
+                ino,
+                "(no name)",
+                "no directory has an entry for it",
+                f"it becomes /lost+found/{ino}",
+                lambda: self.names.to_lost_found(inode),
+            )
+
+    def _check_unsealed(self, inode: Inode) -> None:
+        survey, ino = self.survey, inode.ino
+        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+            return
+        survey.said.add((ino, "marked"))
+        survey.report(
+            "unfinished",
+            ino,
+            survey.path(inode),
+            "it was never sealed, and nobody writes it",
+            "drop it with its names",
+            lambda: self.residency.drop(inode, "unfinished"),
+        )
+
+    # Directories
+
+    def _miscounted(self, ino: int, difference: int) -> None:
+        directory = self.survey.inode(ino)
+        if directory is None:
+            return  # removed meanwhile
+
+        def mend() -> None:
+            directory.subdirs += difference
+            with self.catalog.batch() as batch:
+                batch.put(directory)
+
+        found, wanted = directory.subdirs, directory.subdirs + difference
+        what = f"it counts {found} directories in it, there are {wanted}"
+        path = self.survey.path(directory)
+        self.survey.report("directory", ino, path, what, "correct the number", mend)
+
+    async def _unreachable(self, parents: dict[int, int]) -> None:
+        """Directories that are below themselves; those without an entry are found as links."""
+        survey, good = self.survey, {ROOT_INO}
+        for ino in parents:
+            way: dict[int, None] = {}
+            at = ino
+            while at in parents and at not in good and at not in way:
+                way[at] = None
+                at = parents[at]
+            if at in way and (cycle := self._cycle(at)):
+                inode = survey.inode(min(cycle))
+                assert inode is not None  # _cycle has seen it
+                survey.report(
+                    "directory",
+                    inode.ino,
+                    "(unreachable)",
+                    f"it is below itself: {', '.join(map(str, sorted(cycle)))}",
+                    f"it becomes /lost+found/{inode.ino}",
+                    partial(self._cut, inode),
+                )
+            good.update(way)
+            await survey.step(0)
+
+    def _cycle(self, ino: int) -> set[int]:
+        """The directories of a cycle, if it is there still."""
+        found: set[int] = set()
+        while ino not in found:
+            inode = self.survey.inode(ino)
+            if inode is None or not inode.links or ino == ROOT_INO:
+                return set()
+            found.add(ino)
+            ino = inode.links[0][0]
+        return found
+
+    def _cut(self, inode: Inode) -> None:
+        ((parent, cookie),) = inode.links
+        entry = self.catalog.dentry(parent, cookie)
+        if entry is not None:
+            with self.catalog.batch() as batch:
+                batch.unlink(parent, entry)
+            self.residency.gone(parent, entry.name, inode.ino)
+        self.names.to_lost_found(inode)
+
+    # What hangs on inodes
+
+    async def _xattrs(self) -> None:
+        survey = self.survey
+        survey.begin("attributes", 0)
+        for key, _ in self.catalog.records(audit.XATTRS):
+            found = audit.xattr(key)
+            if found is None or survey.inode(found[0]) is None:
+                ino, name = found or (0, key)
+                survey.report(
+                    "attribute",
+                    ino,
+                    "",
+                    f"there is no inode that has the attribute {name!r}",
+                    "remove it",
+                    partial(self._erase, audit.XATTRS, key),
+                )
+            await survey.step()
+
+    def _erase(self, kind: bytes, key: bytes) -> None:
+        with self.catalog.batch() as batch:
+            batch.erase(kind, key)
+
+    async def _marks(self) -> None:
+        """Marks say what the next mount drops if this one dies."""
+        survey = self.survey
+        survey.begin("marks", 0)
+        for key, _ in self.catalog.records(audit.MARKS):
+            if self.catalog.record(audit.MARKS, key) is not None:
+                self._check_mark(key)
+            await survey.step()
+
+    def _check_mark(self, key: bytes) -> None:
+        survey, ino = self.survey, audit.number(key)
+        inode = None if ino is None else survey.inode(ino)
+        if ino is None or inode is None:
+            what = "there is no such inode that could be unfinished"
+        elif (ino, "marked") in survey.said or survey.in_use(ino):
+            return
+        elif inode.sealed and inode.links:
+            what = "it is marked as unfinished, but is sealed and has a name"
+        else:
+            survey.notes["unfinished"] += not survey.live
+            return
+        path = "" if inode is None else survey.path(inode)
+        mend = partial(self._erase, audit.MARKS, key)
+        survey.report("mark", ino or 0, path, what, "remove the mark", mend)
+
+    # Facts
+
+    def _facts(self) -> None:
+        """What a mount reads before all else. Without a fact it begins anew, which is no damage."""
+        least = {"session": self._session, "ram_epoch": self._epoch, "clean": 0}
+        for name, number in least.items():
+            found = self.catalog.fact(name)
+            if found is None and not number:
+                continue
+            if found is None or not found.isdigit() or int(found) < number:
+                expected = f"a number not below {number}, which a record has"
+                self._wrong_fact(name, found, expected if number else "a number", str(number))
+        found = self.catalog.fact("suspect")
+        if found is not None and [word.isdigit() for word in found.split()] != [True, True]:
+            # As if all sessions had ended with a power loss: digests are compared once more.
+            self._wrong_fact("suspect", found, "two numbers of sessions", f"1 {self._session}")
+
+    def _wrong_fact(self, name: str, found: str | None, expected: str, value: str) -> None:
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.set_fact(name, value)
+
+        what = f"the fact {name} is {found!r}, expected {expected}"
+        self.survey.report("fact", 0, "", what, f"set it to {value!r}", mend)

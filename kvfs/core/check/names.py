@@ -1,0 +1,356 @@
+"""Names against inodes: directory entries, the inodes they stand for, and the links back.
+
+Contract: an entry is right if it is found by its cookie and by its name, lies in a directory, and
+its inode lists it. What is mended keeps every inode that can be kept: an entry that the inode does
+not know of becomes its name if it has no other; an inode whose name is not known any more goes to
+/lost+found, named by its number. Not for what an inode says about itself.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+
+from kvfs.catalog import ROOT_INO, Dentry, Inode, audit
+from kvfs.core.check.survey import Survey
+from kvfs.core.tree import COOKIE_SELF, Tree
+
+LOST = b"lost+found"
+
+
+class Names:
+    """`parents` has directories whose records do not say where they are, or are not there."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey = survey
+        self.catalog = survey.catalog
+        self.tree = Tree(survey.residency)
+        self.parents: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Look at all entries: by cookie, then by name."""
+        survey = self.survey
+        survey.begin("names", 2 * survey.inodes)
+        largest = 0
+        for key, value in self.catalog.records(audit.COOKIES):
+            found = audit.by_cookie(key, value)
+            if found is not None:
+                largest = max(largest, found[1].cookie)
+            self._by_cookie(key)
+            await survey.step()
+        self.check_counter(largest)
+        for key, _ in self.catalog.records(audit.NAMES):
+            self._by_name(key)
+            await survey.step()
+
+    def check_counter(self, largest: int) -> None:
+        """Numbers that are given out twice would make two objects one."""
+        counter = self.catalog.counter
+        if largest >= counter and ("counter", largest) not in self.survey.said:
+            self.survey.said.add(("counter", largest))
+            self.survey.report(
+                "counter",
+                0,
+                "",
+                f"the next number is {counter}, but {largest} is in use",
+                f"go on from {largest + 1}",
+                partial(self.catalog.count_from, largest + 1),
+            )
+
+    def check_root(self) -> None:
+        """Before all else: what is repaired may need it."""
+        root = self.survey.inode(ROOT_INO)
+        links = ((ROOT_INO, COOKIE_SELF),)
+        if root is None or not root.is_dir:
+            made = root is not None
+            self.parents[ROOT_INO] = ROOT_INO
+            self.survey.report(
+                "directory",
+                ROOT_INO,
+                "/",
+                f"the root {'is no directory' if made else 'has no record that makes sense'}",
+                "make it anew",
+                lambda: self._rebuild(ROOT_INO, links),
+            )
+        elif root.links != links:
+
+            def mend() -> None:
+                root.links = links
+                self._put(root)
+
+            self.survey.report(
+                "directory", ROOT_INO, "/", "the root has another parent", "correct it", mend
+            )
+
+    # Entries
+
+    def _entry(self, parent: int, cookie: int) -> Dentry | None:
+        key = audit.cookie_key(parent, cookie)
+        value = self.catalog.record(audit.COOKIES, key)
+        found = None if value is None else audit.by_cookie(key, value)
+        return None if found is None else found[1]
+
+    def _named(self, parent: int, name: bytes) -> Dentry | None:
+        key = audit.name_key(parent, name)
+        value = self.catalog.record(audit.NAMES, key)
+        found = None if value is None else audit.by_name(key, value)
+        return None if found is None else found[1]
+
+    def _entries(self, ino: int) -> Iterator[Dentry]:
+        """What lies in a directory, as far as it makes sense."""
+        for key, value in self.catalog.records(audit.COOKIES, audit.number_key(ino)):
+            found = audit.by_cookie(key, value)
+            if found is not None:
+                yield found[1]
+
+    def _lists(self, ino: int, parent: int, cookie: int) -> bool:
+        inode = self.survey.inode(ino)
+        return inode is not None and (parent, cookie) in inode.links
+
+    def valid_links(self, inode: Inode) -> tuple[tuple[int, int], ...]:
+        """The links that lead to an entry which leads back; each once, of a directory the first."""
+        found = [
+            link
+            for link in dict.fromkeys(inode.links)
+            if (entry := self._entry(*link)) is not None and entry.ino == inode.ino
+        ]
+        return tuple(found[:1] if inode.is_dir else found)
+
+    def _unreadable(self, kind: bytes, key: bytes) -> None:
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.erase(kind, key)
+
+        self.survey.report(
+            "record",
+            0,
+            "",
+            f"a directory entry makes no sense (key {(kind + key).hex()})",
+            "remove it",
+            mend,
+        )
+
+    def _by_cookie(self, key: bytes) -> None:
+        value = self.catalog.record(audit.COOKIES, key)
+        if value is None:
+            return  # gone meanwhile
+        found = audit.by_cookie(key, value)
+        if found is None:
+            self._unreadable(audit.COOKIES, key)
+        elif self._check_directory(*found) and self._check_target(*found):
+            self._check_index(*found)
+
+    def _check_directory(self, parent: int, entry: Dentry) -> bool:
+        """Whether the entry lies in a directory, perhaps one that was made anew."""
+        directory = self.survey.inode(parent)
+        if directory is None:
+            if parent not in self.parents:
+                self._report_rebuilt(parent, ())
+        elif not directory.is_dir:
+            self._misplaced(parent, entry, f"inode {parent} is no directory, and cannot have it")
+            return False
+        return True
+
+    def _misplaced(self, parent: int, entry: Dentry, why: str) -> None:
+        """An entry that cannot stay; its inode must not go with it."""
+        survey = self.survey
+        inode = survey.inode(entry.ino)
+        others = () if inode is None else self.valid_links(inode)
+        only = (
+            inode is not None
+            and not self._unlinked(inode)
+            and set(others) <= {(parent, entry.cookie)}
+        )
+
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.erase(audit.COOKIES, audit.cookie_key(parent, entry.cookie))
+                if self._named(parent, entry.name) == entry:
+                    batch.erase(audit.NAMES, audit.name_key(parent, entry.name))
+            survey.residency.gone(parent, entry.name, entry.ino)
+            if inode is not None and only:
+                self.to_lost_found(inode)
+            elif inode is not None:
+                inode.links = tuple(x for x in inode.links if x != (parent, entry.cookie))
+                self._put(inode)
+
+        cure = f"it becomes /lost+found/{entry.ino}" if only else "remove the entry"
+        survey.said.add((entry.ino, parent, entry.cookie))
+        survey.report("name", entry.ino, survey.entry_path(parent, entry.name), why, cure, mend)
+
+    def _check_target(self, parent: int, entry: Dentry) -> bool:
+        """Whether the entry stands for an inode that knows of it."""
+        survey = self.survey
+        inode, link = survey.inode(entry.ino), (parent, entry.cookie)
+        path = survey.entry_path(parent, entry.name)
+
+        def remove() -> None:
+            with self.catalog.batch() as batch:
+                batch.unlink(parent, entry)
+            survey.residency.gone(parent, entry.name, entry.ino)
+
+        if inode is None:
+            if next(self._entries(entry.ino), None):
+                self._report_rebuilt(entry.ino, (link,))
+                return True
+            what = f"it stands for inode {entry.ino}, which is not there"
+            survey.report("name", entry.ino, path, what, "remove the entry", remove)
+            return False
+        if link in inode.links:
+            return True
+        what = f"inode {entry.ino} does not know of this name"
+        if self._unwanted(inode):
+            survey.report("name", entry.ino, path, what, "remove the entry", remove)
+            return False
+        self._to_be_adopted(inode, parent)
+        cure = "make it its name"
+        survey.report("name", entry.ino, path, what, cure, lambda: self._adopt(inode, link))
+        return True
+
+    def _unwanted(self, inode: Inode) -> bool:
+        """Whether it has a name, or is meant to have none."""
+        return self._unlinked(inode) or inode.ino == ROOT_INO or bool(self.valid_links(inode))
+
+    def _unlinked(self, inode: Inode) -> bool:
+        in_use = self.survey.in_use(inode.ino) or self.survey.marked(inode.ino)
+        return in_use and not inode.links
+
+    def _to_be_adopted(self, inode: Inode, parent: int) -> None:
+        self.survey.said.add((inode.ino, "adopted"))
+        if inode.is_dir:
+            self.parents[inode.ino] = parent
+
+    def _adopt(self, inode: Inode, link: tuple[int, int]) -> None:
+        inode.links = (*self.valid_links(inode), link)
+        self._put(inode)
+
+    def _check_index(self, parent: int, entry: Dentry) -> None:
+        """Whether the name leads where the cookie leads."""
+        survey, other = self.survey, self._named(parent, entry.name)
+        if other == entry:
+            return
+        if (
+            other is not None
+            and other.cookie != entry.cookie
+            and self._entry(parent, other.cookie) == other
+            and self._lists(other.ino, parent, other.cookie)
+        ):
+            self._misplaced(parent, entry, f"inode {other.ino} has the same name")
+            return
+        survey.said.add((parent, entry.name))
+
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.link(parent, entry)
+
+        survey.report(
+            "name",
+            entry.ino,
+            survey.entry_path(parent, entry.name),
+            "it is listed, but cannot be looked up"
+            if other is None
+            else f"it is listed as inode {entry.ino}, but looked up as {other.ino}",
+            "make it be found as it is listed",
+            mend,
+        )
+
+    def _by_name(self, key: bytes) -> None:
+        survey = self.survey
+        value = self.catalog.record(audit.NAMES, key)
+        if value is None:
+            return  # gone meanwhile
+        found = audit.by_name(key, value)
+        if found is None:
+            self._unreadable(audit.NAMES, key)
+            return
+        parent, entry = found
+        listed = self._entry(parent, entry.cookie)
+        if listed == entry or (parent, entry.name) in survey.said:
+            return
+        inode = survey.inode(entry.ino)
+        link = (parent, entry.cookie)
+        directory = survey.inode(parent)
+        keep = (
+            listed is None
+            and directory is not None
+            and directory.is_dir
+            and inode is not None
+            and (link in inode.links or not self._unwanted(inode))
+        )
+
+        def restore() -> None:
+            with self.catalog.batch() as batch:
+                batch.link(parent, entry)
+            assert inode is not None  # else there would be nothing to keep
+            if link not in inode.links:
+                self._adopt(inode, link)
+
+        def remove() -> None:
+            with self.catalog.batch() as batch:
+                batch.erase(audit.NAMES, key)
+            survey.residency.gone(parent, entry.name, entry.ino)
+
+        path = survey.entry_path(parent, entry.name)
+        what = f"it can be looked up, but is not listed as inode {entry.ino}"
+        survey.said.add((entry.ino, *link))
+        if keep and inode is not None:
+            if link not in inode.links:
+                self._to_be_adopted(inode, parent)
+            survey.report("name", entry.ino, path, what, "list it again", restore)
+        else:
+            survey.report("name", entry.ino, path, what, "remove it", remove)
+
+    # Directories made anew, and names made up
+
+    def _put(self, *inodes: Inode) -> None:
+        with self.catalog.batch() as batch:
+            for inode in inodes:
+                batch.put(inode)
+
+    def _report_rebuilt(self, ino: int, links: tuple[tuple[int, int], ...]) -> None:
+        self.parents[ino] = links[0][0] if links else 0
+        self.survey.report(
+            "directory",
+            ino,
+            "",
+            "it has entries, but no record that makes sense",
+            "make the directory anew, with mode 0755",
+            lambda: self._rebuild(ino, links),
+        )
+
+    def _rebuild(self, ino: int, links: tuple[tuple[int, int], ...]) -> None:
+        made = self.tree.new(stat.S_IFDIR | 0o755, os.geteuid(), os.getegid())
+        made.ino, made.links = ino, links
+        inodes = (self.survey.inode(entry.ino) for entry in self._entries(ino))
+        made.subdirs = sum(inode is not None and inode.is_dir for inode in inodes)
+        self._put(made)
+
+    def to_lost_found(self, inode: Inode) -> None:
+        """Give it a name that nobody has asked for; the entries it had are the caller's."""
+        directory = self._lost_found()
+        name = b"%d" % inode.ino
+        while self._named(directory.ino, name) is not None:
+            name += b"."
+        entry = Dentry(name, inode.ino, self.catalog.next_id())
+        former = inode.links[0][0] if inode.links else 0
+        if inode.is_dir and former != directory.ino:
+            directory.subdirs += 1
+            parent = self.survey.inode(former)
+            if parent is not None and parent.is_dir:
+                parent.subdirs -= 1
+                self._put(parent)
+        inode.links = ((directory.ino, entry.cookie),)
+        with self.catalog.batch() as batch:
+            batch.link(directory.ino, entry)
+            batch.put(inode)
+            batch.put(directory)
+
+    def _lost_found(self) -> Inode:
+        name = LOST
+        while (entry := self._named(ROOT_INO, name)) is not None:
+            found = self.survey.inode(entry.ino)
+            if found is not None and found.is_dir:
+                return found
+            name += b"."
+        mode = stat.S_IFDIR | 0o700
+        return self.tree.make(ROOT_INO, name, mode, os.geteuid(), os.getegid())

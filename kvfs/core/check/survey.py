@@ -1,0 +1,176 @@
+"""What all parts of a check share: what is looked at, what is found, and how fast it goes.
+
+Contract: `report` is called in the step of the loop in which a suspicion was confirmed, and mends
+in that same step, so that what it says is true of the state that it changes. Nobody hears of it
+before `step`, which may wait: for the reader of the findings, and beside a mount for the other
+tasks of the loop. Not for knowing what is wrong.
+"""
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode, audit
+from kvfs.core.residency import Residency
+from kvfs.movement.movers import Movers
+
+STEP = 0.0003  # s of this thread's work between two turns of the loop
+SHARE = 4  # beside a mount: for each second of work as many for everybody else
+JOB_PERIOD = 0.01  # s between two looks whether a mover has finished with an object
+DEPTH_MAX = 4096  # of a directory; beyond there is a cycle
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`cure` says what a repair does, or did; if nothing was done though asked for, why."""
+
+    kind: str
+    ino: int
+    path: str
+    what: str
+    cure: str
+    state: Literal["found", "repaired", "left"]
+
+
+class Survey:
+    """`live`: beside a mount, whose operations go on; `tell` takes each finding."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        movers: Movers,
+        jobs: set[int],
+        tell: Callable[[Finding], Awaitable[None]],
+        *,
+        repair: bool,
+        hashes: bool,
+        live: bool,
+    ) -> None:
+        self.residency = residency
+        self.catalog = residency.catalog
+        self.movers = movers
+        self.jobs = jobs  # inodes that movers work on
+        self.repair = repair
+        self.hashes = hashes
+        self.live = live
+        self.started = time.time()
+        self.first_new = residency.catalog.counter  # what is older was there at the start
+        self.notes = Counter[str]()  # what is as it should be, but worth knowing
+        self.phase, self.done, self.total = "", 0, 0
+        self.inodes = 0  # how many there are, once they are counted
+        self.bytes = 0  # in all copies
+        self.said: set[tuple[object, ...]] = set()  # what was reported and shows elsewhere as well
+        self._tell = tell
+        self._pending: list[Finding] = []
+        self._turn = time.thread_time()
+
+    # What is found
+
+    def report(
+        self,
+        kind: str,
+        ino: int,
+        path: str,
+        what: str,
+        cure: str,
+        mend: Callable[[], object] | None,
+    ) -> None:
+        """`mend` does what `cure` says; None if nothing can be done, and `cure` says why."""
+        state: Literal["found", "repaired", "left"] = "found"
+        if self.repair:
+            state = "left" if mend is None else "repaired"
+            if mend is not None:
+                mend()
+        self._pending.append(Finding(kind, ino, path, what, cure, state))
+
+    def begin(self, phase: str, total: int) -> None:
+        self.phase, self.done, self.total = phase, 0, total
+
+    async def step(self, done: int = 1) -> None:
+        """So much is looked at. Findings are told, and others have their turn."""
+        self.done += done
+        while self._pending:
+            await self._tell(self._pending.pop(0))
+        worked = time.thread_time() - self._turn
+        if worked > STEP:
+            if self.live:
+                await trio.sleep(worked * SHARE)
+            else:
+                await trio.lowlevel.checkpoint()
+            self._turn = time.thread_time()
+
+    def progress(self) -> dict[str, object]:
+        return {
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "inodes": self.inodes,
+            "notes": {name: count for name, count in self.notes.items() if count},
+        }
+
+    # What there is
+
+    def inode(self, ino: int) -> Inode | None:
+        """The inode, as the core sees it; None also if its record makes no sense."""
+        held = self.residency.open.get(ino)
+        if held is not None:
+            return held.inode
+        key = audit.number_key(ino)
+        record = self.catalog.record(audit.INODES, key)
+        return None if record is None else audit.inode(key, record)
+
+    def in_use(self, ino: int) -> bool:
+        """Whether somebody has it open, or may be about to have."""
+        residency = self.residency
+        return ino in residency.open or ino in residency.limbo or ino in residency.busy
+
+    def marked(self, ino: int) -> bool:
+        return self.catalog.record(audit.MARKS, audit.number_key(ino)) is not None
+
+    def path(self, inode: Inode) -> str:
+        """One of its names, from the root, as far as the way there can be found."""
+        for parent, cookie in inode.links:
+            value = self.catalog.record(audit.COOKIES, audit.cookie_key(parent, cookie))
+            found = None if value is None else audit.by_cookie(b"\0" * 16, value)
+            if found is not None:
+                return self.entry_path(parent, found[1].name)
+        return "/" if inode.ino == ROOT_INO else "(no name)"
+
+    def entry_path(self, parent: int, name: bytes) -> str:
+        parts = [name]
+        for _ in range(DEPTH_MAX):
+            if parent == ROOT_INO:
+                parts.append(b"")
+                break
+            directory = self.inode(parent)
+            link = directory.links[0] if directory and directory.links else (0, 0)
+            value = self.catalog.record(audit.COOKIES, audit.cookie_key(*link))
+            if value is None:
+                parts.append(b"(directory %d)" % parent)
+                break
+            parts.append(value[8:])
+            parent = link[0]
+        return b"/".join(reversed(parts)).decode(errors="backslashreplace")
+
+    @asynccontextmanager
+    async def hold(self, ino: int) -> AsyncIterator[None]:
+        """Meanwhile nobody opens, moves or evicts it; it may be renamed or unlinked."""
+        residency = self.residency
+        while True:
+            await residency.lock(ino)
+            if ino not in self.jobs:
+                break
+            residency.unlock(ino)
+            await trio.sleep(JOB_PERIOD)
+        self.jobs.add(ino)
+        try:
+            yield
+        finally:
+            self.jobs.discard(ino)
+            residency.unlock(ino)
+            residency.wake()

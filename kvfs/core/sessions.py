@@ -1,0 +1,41 @@
+"""Which sessions of a catalog there were, and which of them a power loss makes suspect.
+
+A session is one mount. Nothing is changed here: the daemon begins the next one.
+"""
+
+from typing import NamedTuple
+
+from kvfs import runtime
+from kvfs.catalog import Catalog
+from kvfs.errors import ConfigError
+
+
+class Past(NamedTuple):
+    """`low` to `high` are suspect: bytes on NVMe only a digest can vouch for; 1 to 0 for none."""
+
+    last: int
+    ended: int  # the last that ended properly
+    same_boot: bool
+    low: int
+    high: int
+
+
+def past_sessions(catalog: Catalog) -> Past:
+    """Raises ConfigError for facts that make no sense.
+
+    Suspect are those after the last one that ended properly, if the machine went down since: their
+    bytes may not have reached the disk, whatever the file system says.
+    """
+    try:
+        last = int(catalog.fact("session") or 0)
+        ended = int(catalog.fact("clean") or 0)
+        low, high = map(int, (catalog.fact("suspect") or "1 0").split())
+    except ValueError as error:
+        raise ConfigError(
+            f"catalog {catalog.path}: its facts about sessions make no sense ({error}): "
+            "run kvfs fsck --repair on the NVMe directory"
+        ) from error
+    same_boot = catalog.fact("boot") == runtime.boot_id()
+    if ended < last and not same_boot:
+        low, high = low if low <= high else ended + 1, last
+    return Past(last, ended, same_boot, low, high)

@@ -1,0 +1,151 @@
+"""Taking over: what the daemon before this one had open goes on, what it had begun is finished.
+
+Contract: called once, before anything is served; all is done in one step of the loop. The handles
+say what is open, the catalog what that is: an inode that is marked unfinished and has no handle was
+left by a writer whose request is not answered yet (it comes again) or who is dead. It is sealed as
+it is, as when a process dies on a local disk.
+Not for what a machine's death leaves: that is `recovery`'s.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvfs.catalog import Inode
+from kvfs.core import recovery
+from kvfs.core.objects import Objects
+from kvfs.core.residency import OpenObject, Residency
+from kvfs.errors import KvfsError, NotFoundError, TierError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Left(NamedTuple):
+    """A handle that the predecessor left; `tier` is the tier's number.
+
+    ending: its RELEASE was being carried out. Then the inode may have been opened anew since.
+    """
+
+    handle: int
+    ino: int
+    backing_id: int
+    writable: bool
+    tier: int
+    ending: bool
+
+
+def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
+    """Open what was open; the objects by handle. A handle whose inode is gone has none."""
+    residency = objects.residency
+    marked = residency.catalog.unfinished()
+    for ino in marked:
+        _give_name_back(residency, ino)
+    by_inode: dict[int, list[Left]] = {}
+    for left in handles:
+        by_inode.setdefault(left.ino, []).append(left)
+    found = {}
+    for ino, lefts in by_inode.items():
+        inode = residency.catalog.inode(ino)
+        if inode is not None:  # else its release was nearly done
+            last = _last_opened(residency, inode, lefts)
+            if last:
+                held = _reopen(residency, inode, last)
+                found.update({left.handle: held for left in last})
+    for ino in marked:
+        _finish(objects, ino)
+    return found
+
+
+def _give_name_back(residency: Residency, ino: int) -> None:
+    """A writer's open was about to begin a new version, whose name the file has already."""
+    inode = residency.catalog.inode(ino)
+    if inode is not None and inode.sealed and inode.links:
+        try:
+            recovery.give_name_back(residency, inode)
+        except TierError as error:
+            log.error("inode %d may be missed: %s", ino, error)
+
+
+def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[Left]:
+    """The handles of the inode's latest open object: they share tier and backing id, which rises.
+
+    What has others was settled before that was opened, only its RELEASE was not answered yet.
+    """
+    holders = {tier.number for tier in residency.holders(inode)}
+    lefts = [left for left in lefts if not left.ending or left.tier in holders]
+    living = [left for left in lefts if not left.ending] or lefts
+    if not living:
+        return []
+    last = max(living, key=lambda left: (left.tier in holders, left.backing_id))
+    shared = (last.tier, last.backing_id)
+    return [left for left in lefts if (left.tier, left.backing_id) == shared]
+
+
+def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject:
+    ino, backing_id = inode.ino, lefts[0].backing_id
+    [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
+    writers = sum(left.writable for left in lefts)
+    fd = -1
+    if writers or not backing_id:  # else the kernel has the file, and nobody here needs it
+        fd = _file(inode, tier, writable=writers > 0)
+    held = OpenObject(
+        inode,
+        tier,
+        fd,
+        writable=writers > 0 and fd >= 0,
+        backing_id=backing_id,
+        readers=len(lefts) - writers,
+        writers=writers,
+        accounted=bool(inode.links) and not writers,
+    )
+    if inode.sealed:
+        held.sealed_as = (inode.size, inode.backing_mtime_ns)
+    residency.open[ino] = held
+    if not held.accounted:
+        blocks = os.fstat(fd).st_blocks if fd >= 0 else inode.blocks
+        held.reserved = tier.cost(blocks)
+        tier.reserved += held.reserved
+    if writers:
+        residency.stage(held)
+    return held
+
+
+def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
+    """The backing file, open; -1 if it cannot be opened, which its reader or sealing will find."""
+    try:
+        return tier.open(inode.ino, inode.version, writable=writable)
+    except (NotFoundError, TierError) as error:
+        log.error("inode %d was open, and its file cannot be opened again: %s", inode.ino, error)
+        return -1
+
+
+def _finish(objects: Objects, ino: int) -> None:
+    """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
+    residency = objects.residency
+    inode = residency.inode(ino)
+    if inode is None or (inode.sealed and inode.links):
+        with residency.catalog.batch() as batch:
+            batch.mark_finished(ino)
+    elif ino in residency.open:
+        return
+    elif not inode.is_file or not residency.holders(inode):
+        residency.drop(inode, "unfinished")
+    elif inode.links:
+        _seal(residency, objects, inode)
+    else:
+        residency.enter_limbo(inode)
+
+
+def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:
+    tier = residency.holders(inode)[0]
+    try:
+        fd = tier.open(inode.ino, inode.version, writable=False)
+    except KvfsError as error:
+        log.error("inode %d was being made, and has no file: %s", inode.ino, error)
+        residency.drop(inode, "unfinished")
+        return
+    held = OpenObject(inode, tier, fd, writable=False, writers=1)
+    objects.flush(held, writable=True)
+    os.close(fd)

@@ -1,0 +1,112 @@
+"""A check of a kvfs that is not mounted: its NVMe directory, and what a dead daemon left in memory.
+
+Contract: holds the directory's lock meanwhile, so that nobody mounts it. No session begins, and
+without repair nothing is written: the catalog is opened for reading, memory is looked at as it is.
+Not for a mounted kvfs, whose daemon runs the same check itself.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kvfs import runtime
+from kvfs.catalog import Catalog
+from kvfs.core.check import Finding, Survey, check
+from kvfs.core.residency import Residency
+from kvfs.core.sessions import Past, past_sessions
+from kvfs.errors import ConfigError, KvfsError, TierError
+from kvfs.movement.movers import Movers
+from kvfs.tiers import NvmeTier, RamTier
+
+WORKERS = 4  # at most; one device has little more to give to readers of whole files
+TELL_PERIOD = 0.2  # s
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(directory: Path, tell: Tell, *, repair: bool, hashes: bool) -> None:
+    """Check it, telling findings and how far it is in the form in which a daemon answers.
+
+    Raises InUseError, ConfigError and other KvfsErrors for what cannot be checked.
+    """
+    nvme = NvmeTier(directory, 0)
+    try:
+        nvme.say_who(f"process {os.getpid()}, kvfs fsck")
+        catalog = Catalog(directory / "catalog", read_only=not repair)
+        try:
+            trio.run(partial(_run, nvme, catalog, tell, repair=repair, hashes=hashes))
+        finally:
+            catalog.close()
+    finally:
+        nvme.close()
+
+
+async def _run(nvme: NvmeTier, catalog: Catalog, tell: Tell, *, repair: bool, hashes: bool) -> None:
+    residency = _residency(nvme, catalog)
+    findings: list[Finding] = []
+
+    async def found(finding: Finding) -> None:
+        findings.append(finding)
+        await trio.lowlevel.checkpoint()
+
+    def say(*, ended: bool) -> None:
+        told = [asdict(finding) for finding in findings]
+        findings.clear()
+        tell({**survey.progress(), "findings": told, "ended": ended, "failed": ""})
+
+    async def keep_telling() -> None:
+        while True:
+            say(ended=False)
+            await trio.sleep(TELL_PERIOD)
+
+    workers = min(WORKERS, os.cpu_count() or 1)
+    async with Movers.open(workers, Counter[str]()) as movers:
+        survey = Survey(residency, movers, set(), found, repair=repair, hashes=hashes, live=False)
+        failure: KvfsError | OSError | None = None  # a nursery would put it into a group
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_telling)
+            try:
+                await check(survey)
+                for tier, ino, version in residency.trash:
+                    await trio.to_thread.run_sync(tier.unlink, ino, version)
+            except (KvfsError, OSError) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+    say(ended=failure is None)
+    if failure is not None:
+        raise TierError(f"{nvme.root}: the check cannot go on: {failure}") from failure
+
+
+def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
+    """What is there, as the next mount would find it, without accounts."""
+    try:
+        past = past_sessions(catalog)
+    except ConfigError:  # which the check will find, and say
+        past = Past(last=0, ended=0, same_boot=True, low=1, high=0)
+    residency = Residency(
+        catalog,
+        _memory(nvme.identity, catalog.fact("ram_epoch") or ""),
+        nvme,
+        session=past.last,
+        suspect=range(past.low, past.high + 1),
+        gone=lambda _parent, _name, _ino: None,
+    )
+    residency.first_new = catalog.counter
+    return residency
+
+
+def _memory(identity: str, epoch: str) -> RamTier | None:
+    """The RAM tier, if its daemon was killed and the machine has not gone down since."""
+    if not epoch.isdigit():
+        return None
+    root = runtime.ram_root() / identity
+    try:
+        return RamTier(root, 0, identity=identity, epoch=int(epoch), huge=None)
+    except ConfigError:
+        return None  # it is gone, as after an unmount

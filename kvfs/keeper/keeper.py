@@ -1,0 +1,347 @@
+"""Keeping a mount served.
+
+Contract: one thread, one loop. What takes long (a daemon that starts) is waited for in place, with
+a bound: there is nothing better to do meanwhile. The mount is given up, with a last word, when
+daemons die one after the other without having lived: a client that hangs for ever is worse off
+than one that gets an error.
+
+States: a daemon serves, or its successor is being started; beside it another process has loaded all
+its code and stands by, because loading it takes longer than taking over (docs/benchmarks.md).
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvfs import runtime
+from kvfs.control.channel import PROTOCOL
+from kvfs.errors import KvfsError
+from kvfs.keeper import device
+from kvfs.keeper.notify import Notify
+from kvfs.keeper.process import Failed, Process
+
+log = logging.getLogger("kvfs.keeper")
+
+LOAD, START, HAND_OVER = 60.0, 60.0, 2.0  # s that a daemon may take for it
+UPGRADE_START = 10.0  # s that the new version has before the old one is back
+SHORT_LIFE = 0.25  # s; who dies sooner after its start counts towards the limit
+DEATHS = 8  # in a row, before the mount is given up
+BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
+STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
+NICENESS = 10  # of a process that loads while another one serves
+
+
+class Keeper:
+    """`run` returns the exit code, when the mount is no more."""
+
+    def __init__(self, config: dict[str, Any], command: Sequence[str], stderr: int) -> None:
+        self.config = config
+        self.mountpoint = Path(config["mountpoint"])
+        self.directory = runtime.runtime_dir(self.mountpoint)
+        self.command = tuple(command)
+        self.notify = Notify()
+        self.takeovers = 0
+        self.device = -1
+        self.daemon: Process | None = None
+        self.standby: Process | None = None
+        self._stderr = stderr
+        self._standby_after = 0.0
+        self._deaths = 0
+        self._wake, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._said = 0.0
+        self._watchdog = 0.0
+
+    # Signals
+
+    def _catch(self) -> None:
+        signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        # A terminal that is closed, or a "reload": there is nothing to read anew.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _signalled(self) -> None:
+        with suppress(BlockingIOError):
+            numbers = os.read(self._wake, 64)
+            log.info("%s: unmounting on %s", self.mountpoint, signal.strsignal(numbers[-1]))
+            self.notify.say(STOPPING="1", STATUS="unmounting")
+            self._unmount()
+
+    def _unmount(self) -> None:
+        if refusal := device.unmount(self.mountpoint, lazy=False):
+            log.info("%s: detached, it ends with the last open file: %s", self.mountpoint, refusal)
+            device.unmount(self.mountpoint, lazy=True)
+
+    # Starting
+
+    def _spawn(self, command: Sequence[str], *, patient: bool) -> Process:
+        process = Process(command, self._stderr)
+        if patient and os.geteuid() == 0:  # who may not lower it again must not raise it
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        return process
+
+    def _serve(self, process: Process, config: dict[str, Any], *, patience: float) -> None:
+        """Let a process serve the mount, mounting it if it is not. Raises Failed, KvfsError."""
+        loaded = process.expect("loaded", LOAD)
+        if loaded["protocol"] != PROTOCOL:
+            raise Failed(
+                f"kvfs {loaded['version']} speaks protocol {loaded['protocol']} with its keeper, "
+                f"expected {PROTOCOL}: unmount, and mount with the new version"
+            )
+        deadline = time.monotonic() + patience
+        process.tell(
+            "serve",
+            config=config,
+            takeover=self.device >= 0,
+            takeovers=self.takeovers,
+            keeper_pid=os.getpid(),
+        )
+        process.expect("prepared", patience)
+        if self.device < 0:
+            self.device = device.mount(
+                self.mountpoint, config["mount_flags"], allow_other=config["allow_other"]
+            )
+        process.tell("device", descriptor=self.device)
+        ready = process.expect("ready", deadline - time.monotonic())
+        process.started = process.heard = time.monotonic()
+        self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
+        self._said = 0.0
+
+    def start(self) -> None:
+        """Mount. Raises Failed or KvfsError, and then nothing is mounted."""
+        self._catch()
+        process = self._spawn(self.command, patient=False)
+        try:
+            self._serve(process, self.config, patience=START)
+        except (Failed, KvfsError):
+            if self.device >= 0:
+                device.unmount(self.mountpoint, lazy=True)
+            process.end()
+            raise
+
+    # The loop
+
+    def run(self, control: socket.socket) -> int:
+        """Serve until unmounted. `control` is a listening socket."""
+        self.notify.say(READY="1", STATUS=self._status_line())
+        while True:
+            daemon = self.daemon
+            if daemon is None or daemon.closed or self._silent(daemon):
+                if daemon is not None and "ended" in daemon.facts:
+                    daemon.end()
+                    self._end_standby()
+                    return 0
+                if not self._replace():
+                    return 1
+                continue
+            self._keep_standby()
+            watched: list[Any] = [daemon.channel, control, self._wake]
+            watched += [self.standby.channel] if self.standby is not None else []
+            ready, _, _ = select.select(watched, [], [], self._next_look())
+            if self._wake in ready:
+                self._signalled()
+            daemon.listen()
+            if self.standby is not None:
+                self.standby.listen()
+            if control in ready:
+                self._converse(control)
+            self._ping()
+
+    def _next_look(self) -> float:
+        return min(5.0, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0)
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        if self.notify.watchdog and now - self._said >= self.notify.watchdog:
+            self.notify.say(WATCHDOG="1", STATUS=self._status_line())
+            self._said = now
+
+    def _status_line(self) -> str:
+        pid = self.daemon.pid if self.daemon else "none"
+        return f"{self.mountpoint}: daemon {pid}, {self.takeovers} takeovers"
+
+    def _silent(self, daemon: Process) -> bool:
+        """Whether a daemon does not answer any more; it leaves a trace of where it is."""
+        silence = time.monotonic() - daemon.heard
+        if not self._watchdog or silence < self._watchdog:
+            return False
+        log.error("the daemon %d has said nothing for %.1f s: replaced", daemon.pid, silence)
+        with suppress(ProcessLookupError):
+            os.kill(daemon.pid, signal.SIGCONT)
+            os.kill(daemon.pid, signal.SIGABRT)
+        daemon.death()
+        return True
+
+    # Successors
+
+    def _keep_standby(self) -> None:
+        if self.standby is not None and self.standby.closed:
+            log.warning("the standby daemon %s; a takeover takes longer", self.standby.death())
+            self._end_standby()
+            self._standby_after = time.monotonic() + STANDBY_PAUSE
+        if self.standby is None and time.monotonic() >= self._standby_after:
+            self.standby = self._spawn(self.command, patient=True)
+
+    def _end_standby(self) -> None:
+        if self.standby is not None:
+            self.standby.end()
+            self.standby = None
+
+    def _successor(self) -> Process:
+        process, self.standby = self.standby, None
+        if process is not None:
+            process.listen()
+            if not process.closed:
+                return process
+            process.end()
+        return self._spawn(self.command, patient=False)
+
+    def _replace(self) -> bool:
+        """Start daemons until one serves; False if none does and the mount is given up."""
+        why = self._bury()
+        while self._deaths < DEATHS:
+            if self._deaths:
+                time.sleep(BACK_OFF * 2 ** (self._deaths - 1))
+            process = self._successor()
+            self.takeovers += 1
+            try:
+                self._serve(process, self._current_config(), patience=START)
+            except (Failed, KvfsError) as error:
+                self._deaths += 1
+                why = str(error)
+                process.end()
+                log.error("takeover failed (%d of %d): %s", self._deaths, DEATHS, why)
+            else:
+                log.info("%s: daemon %d took over", self.mountpoint, process.pid)
+                self.notify.say(STATUS=self._status_line())
+                return True
+        self._give_up(why)
+        return False
+
+    def _bury(self) -> str:
+        """The daemon is dead: say how, and see to it that its movers are, too."""
+        daemon, self.daemon = self.daemon, None
+        if daemon is None:
+            return "no daemon"
+        why = f"the daemon {daemon.death()}"
+        short = time.monotonic() - daemon.started < SHORT_LIFE
+        self._deaths = self._deaths + 1 if short else 0
+        log.warning("%s (%d) %s: another one takes over", "daemon", daemon.pid, daemon.death())
+        daemon.end()
+        return why
+
+    def _give_up(self, why: str) -> None:
+        """Clients that wait get an error, instead of an answer that will not come."""
+        log.critical(
+            "%s: given up after %d daemons died in a row; the last: %s. It is unmounted; what was "
+            "sealed is all there: mount it again",
+            self.mountpoint,
+            self._deaths,
+            why,
+        )
+        self.notify.say(STATUS=f"given up: {why}", STOPPING="1")
+        device.unmount(self.mountpoint, lazy=True)
+        self._end_standby()
+
+    def _current_config(self) -> dict[str, Any]:
+        """What the mount was told to be, with what was changed since (`kvfs set`)."""
+        found: dict[str, Any] = json.loads((self.directory / "config").read_text())
+        return found
+
+    # Control
+
+    def _converse(self, control: socket.socket) -> None:
+        """One request, one line of JSON; a client that says nothing is not waited for."""
+        connection, _ = control.accept()
+        with connection, suppress(OSError):
+            connection.settimeout(2.0)
+            with connection.makefile("rb") as stream:
+                asked = stream.readline(1 << 20)
+            connection.settimeout(None)
+            connection.sendall(json.dumps(self._answer(asked)).encode() + b"\n")
+
+    def _answer(self, asked: bytes) -> dict[str, Any]:
+        verbs: dict[str, Callable[..., dict[str, Any]]] = {
+            "status": self._status,
+            "upgrade": self._upgrade,
+        }
+        try:
+            request = json.loads(asked)
+            verb, arguments = verbs[request["verb"]], request.get("arguments", {})
+        except (ValueError, KeyError, TypeError):
+            return {"error": f"request {asked[:80]!r}, expected a verb of {', '.join(verbs)}"}
+        try:
+            return verb(**arguments)
+        except (Failed, KvfsError, TypeError) as error:
+            return {"error": str(error)}
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "keeper_pid": os.getpid(),
+            "daemon_pid": self.daemon.pid if self.daemon else 0,
+            "standby_pid": self.standby.pid if self.standby else 0,
+            "standby_loaded": self.standby is not None and "loaded" in self.standby.facts,
+            "takeovers": self.takeovers,
+        }
+
+    def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
+        """Hand over to another version of kvfs; back to this one if that does not serve."""
+        old = self.daemon
+        if old is None:
+            raise Failed("no daemon serves at this moment: try again")
+        candidate = self._spawn(command, patient=True)
+        try:
+            loaded = candidate.expect("loaded", LOAD)
+            before = old.facts["loaded"]
+            if loaded["format"] < before["format"]:
+                raise Failed(
+                    f"kvfs {loaded['version']} reads catalogs up to format {loaded['format']}, "
+                    f"this one has format {before['format']}: nothing is changed"
+                )
+            if loaded["protocol"] != PROTOCOL:
+                raise Failed(
+                    f"kvfs {loaded['version']} needs another keeper (protocol {loaded['protocol']},"
+                    f" this one speaks {PROTOCOL}): unmount, and mount with it; nothing is changed"
+                )
+        except Failed:
+            candidate.end()
+            raise
+        began = time.monotonic()
+        self._hand_over(old)
+        self.takeovers += 1
+        try:
+            self._serve(candidate, config, patience=UPGRADE_START)
+        except (Failed, KvfsError) as error:
+            candidate.end()
+            self.daemon = None
+            log.error("upgrade to kvfs %s failed: %s", loaded["version"], error)
+            if not self._replace():
+                raise Failed(f"{error}; and the former version did not come back") from error
+            raise Failed(
+                f"{error}; kvfs {before['version']} serves again, nothing is changed"
+            ) from error
+        self.command = tuple(command)
+        (self.directory / "config").write_text(json.dumps(config))
+        self._end_standby()  # it is of the former version
+        log.info("%s: upgraded to kvfs %s", self.mountpoint, loaded["version"])
+        self.notify.say(STATUS=self._status_line())
+        return {
+            "from": before["version"],
+            "to": loaded["version"],
+            "seconds": round(time.monotonic() - began, 3),
+        }
+
+    def _hand_over(self, old: Process) -> None:
+        """Ask a daemon to finish what it is about and go; one that does not is killed."""
+        with suppress(Failed):
+            old.tell("hand_over")
+            old.expect("handed_over", HAND_OVER)
+        old.end()

@@ -1,0 +1,115 @@
+"""A daemon process as the keeper sees it: starting it, hearing of it, being sure that it is gone.
+
+Contract: a daemon leads a process group of its own, in which its movers are too. It is dead when
+its end of the channel is closed: a thread that waits in the kernel may keep the process itself for
+longer, and must not keep the next daemon waiting.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+from kvfs.control.channel import Channel, Closed, Message
+
+REAP = 0.5  # s that a killed process group is waited for; movers that wait for a disk take longer
+
+
+class Failed(Exception):  # noqa: N818 (the daemon did, not we)
+    """What was waited for will not come; says why. `exit` is the code for the command line."""
+
+    def __init__(self, why: str, code: int = 1) -> None:
+        super().__init__(why)
+        self.exit = code
+
+
+class Process:
+    """A daemon that is loading, standing by, or serving."""
+
+    def __init__(self, command: Sequence[str], stderr: int) -> None:
+        self.channel, theirs = Channel.pair()
+        self._popen = subprocess.Popen(
+            [*command, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            pass_fds=[theirs.fileno()],
+            cwd="/",  # keeps no directory busy, and Python imports nothing from the caller's
+            start_new_session=True,
+        )
+        theirs.close()
+        self.command = tuple(command)
+        self.pid = self._popen.pid
+        self.closed = False
+        self.started = self.heard = time.monotonic()
+        self.facts: dict[str, Message] = {}  # what it has said, by kind
+
+    def listen(self, seconds: float = 0.0) -> None:
+        """Take in what it says, waiting for the first word at most so long."""
+        while not self.closed and select.select([self.channel], [], [], max(0.0, seconds))[0]:
+            try:
+                message, _ = self.channel.receive()
+            except Closed:
+                self.closed = True
+                return
+            self.heard, seconds = time.monotonic(), 0.0
+            self.facts[message["what"]] = message
+
+    def expect(self, what: str, seconds: float) -> Message:
+        """Wait until it says `what`. Raises Failed if it says an error, dies or is silent."""
+        deadline = time.monotonic() + seconds
+        while what not in self.facts:
+            if error := self.facts.get("error"):
+                raise Failed(error["error"], error.get("exit", 1))
+            if self.closed:
+                raise Failed(f"the daemon {self.death()} before it was {what}")
+            if time.monotonic() > deadline:
+                raise Failed(f"the daemon was not {what} within {seconds:.0f} s")
+            self.listen(deadline - time.monotonic())
+        return self.facts[what]
+
+    def tell(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
+        """Raises Failed if it is gone."""
+        try:
+            self.channel.send(what, descriptor=descriptor, **facts)
+        except Closed:
+            self.closed = True
+            raise Failed(f"the daemon {self.death()}") from None
+
+    def end(self) -> None:
+        """Kill it and its movers, and wait a moment until they are gone."""
+        deadline = time.monotonic() + REAP
+        while not self._reaped() and time.monotonic() < deadline:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                break
+            time.sleep(0.002)
+        self.closed = True
+        self.channel.close()
+
+    def _reaped(self) -> bool:
+        """Whether no process of its group is left, as far as they are our children."""
+        while True:
+            try:
+                pid, status = os.waitpid(-self.pid, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.pid:
+                self._popen.returncode = os.waitstatus_to_exitcode(status)
+
+    def death(self) -> str:
+        """How it ended, as a sentence goes on after 'the daemon'."""
+        deadline = time.monotonic() + REAP
+        while not self._reaped() and self._popen.returncode is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        code = self._popen.returncode
+        if code is None:
+            return "closed its channel"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with {code}"
