@@ -8,6 +8,7 @@ backing files that no inode means, which a crash left half done.
 import os
 import time
 from collections.abc import Container
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -75,9 +76,18 @@ class Census:
                 if inode and inode.version == version and tier in residency.holders(inode):
                     continue
                 if ino or await trio.to_thread.run_sync(_older, path, self._started):
-                    await trio.to_thread.run_sync(_unlink, path)
+                    aside = _set_aside(path) if ino else path
+                    await trio.to_thread.run_sync(_unlink, aside)
                     residency.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
+
+
+def _set_aside(path: str) -> str:
+    """Its name may be made anew, and recorded, while a thread is about to unlink it."""
+    aside = f"{path}.swept"
+    with suppress(FileNotFoundError):
+        os.rename(path, aside)
+    return aside
 
 
 def _unlink(path: str) -> None:

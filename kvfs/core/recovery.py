@@ -3,7 +3,8 @@
 Contract: an inode is marked unfinished in the catalog (`Batch.mark_unfinished`) as long as it is
 written, or is open without a name. After a death those that are not sealed, or have no name, are
 dropped. A sealed one with a name was about to be written and nobody had a handle to do it with: it
-stays what it was. Everything here may be cut short by the next death, and is done again then.
+stays what it was. After a power loss that is not sure, since the newest records may be missing: its
+digest has to tell. Everything here may be cut short by the next death, and is done again then.
 Not for files that nothing names: the census sweeps those.
 """
 
@@ -16,6 +17,7 @@ from kvfs.core.residency import Residency
 def drop_unfinished(residency: Residency) -> None:
     """Settle all that is marked. Raises CatalogError, TierError."""
     catalog = residency.catalog
+    last = residency.session - 1
     for ino in catalog.unfinished():
         inode = catalog.inode(ino)
         if inode is not None and not (inode.sealed and inode.links):
@@ -24,6 +26,9 @@ def drop_unfinished(residency: Residency) -> None:
         if inode is not None:
             give_name_back(residency, inode)
         with catalog.batch() as batch:
+            if inode is not None and last in residency.suspect:
+                inode.session = last
+                batch.put(inode)
             batch.mark_finished(ino)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from kvfs import failpoints
+from kvfs.tiers import tier
 from tests.faults.scenarios import SCENARIOS, check_end, check_state, reset
 from tests.unit.world import World
 
@@ -25,14 +26,22 @@ class WrongError(AssertionError):
     """What a life found or did was not allowed."""
 
 
-def live(storage: Path, scenario: str, faults: str = COUNT, *, at_start: str = "") -> bool:
+def live(
+    storage: Path,
+    scenario: str,
+    faults: str = COUNT,
+    *,
+    at_start: str = COUNT,
+    outcomes: int | None = None,
+) -> bool:
     """One life: check what the one before has left, then the scenario. False if it was killed.
 
-    `at_start` is armed while it starts, `faults` while the scenario runs. Raises WrongError.
+    `at_start` is armed while it starts, `faults` while the scenario runs. So many of the scenario's
+    outcomes may be found. Raises WrongError.
     """
     report = storage / "report"
     report.unlink(missing_ok=True)
-    process = _fork.Process(target=_live, args=(storage, scenario, faults, at_start))
+    process = _fork.Process(target=_live, args=(storage, scenario, faults, at_start, outcomes))
     process.start()
     process.join(PATIENCE)
     code = process.exitcode
@@ -48,43 +57,43 @@ def live(storage: Path, scenario: str, faults: str = COUNT, *, at_start: str = "
     return code == 0
 
 
-def passed(storage: Path) -> dict[str, int]:
-    """The points that the last life has passed, and how often."""
-    found: dict[str, int] = json.loads((storage / "passed").read_text())
+def passed(storage: Path, when: str = "acting") -> dict[str, int]:
+    """The points that the last life has passed while `acting` or `starting`, and how often."""
+    found: dict[str, int] = json.loads((storage / when).read_text())
     return found
 
 
-def _live(storage: Path, name: str, faults: str, at_start: str) -> None:
+def _live(storage: Path, name: str, faults: str, at_start: str, outcomes: int | None) -> None:
+    tier.FANOUT = 4  # 256 directories to be looked into take a quarter of a life
     try:
-        _live_on(storage, name, faults, at_start)
+        _live_on(storage, name, faults, at_start, outcomes)
     except BaseException:
         (storage / "report").write_text(traceback.format_exc())
         raise
 
 
-def _live_on(storage: Path, name: str, faults: str, at_start: str) -> None:
+def _live_on(storage: Path, name: str, faults: str, at_start: str, outcomes: int | None) -> None:
     scenario = SCENARIOS[name]
     begun = storage / "begun"
     failpoints.arm(at_start)
     made = World(storage)
+    (storage / "starting").write_text(json.dumps(failpoints.passed))
     failpoints.arm("")
 
     async def life() -> None:
-        try:
-            made.check()
-            if begun.exists():
-                await check_state(made, scenario, scenario.outcomes)
-        except BaseException:
-            print(f"(this is what the life before has left: {begun.read_text()})")
-            raise
+        made.check()
+        if begun.exists():
+            try:
+                await check_state(made, scenario, scenario.outcomes[:outcomes])
+            except AssertionError as error:
+                raise AssertionError(f"left by the life with {begun.read_text()}") from error
         await reset(made)
         await scenario.prepare(made)
         begun.write_text(faults)
         failpoints.arm(faults)
         await scenario.act(made)
-        counted = dict(failpoints.passed)
+        (storage / "acting").write_text(json.dumps(failpoints.passed))
         failpoints.arm("")
-        (storage / "passed").write_text(json.dumps(counted))
         await check_state(made, scenario, scenario.outcomes[-1:])
         check_end(made, scenario)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvfs import failpoints
 from kvfs.catalog import Catalog, Dentry, Inode, audit
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError, ConfigError
@@ -70,6 +71,42 @@ def test_an_exception_discards_all_of_a_batch(catalog: Catalog) -> None:
     assert catalog.lookup(1, b"a") is None
     assert catalog.dentry(1, 20) is None
     assert catalog.fact("fact") is None
+
+
+def test_what_follows_is_done_once_and_only_after_the_commit(catalog: Catalog) -> None:
+    seen: list[tuple[str, str | None]] = []
+    with catalog.batch() as batch:
+        batch.set_fact("a", "1")
+        batch.then(lambda: seen.append(("first", catalog.fact("a"))))
+        batch.then(lambda: seen.append(("second", catalog.fact("a"))))
+        assert seen == []
+    assert seen == [("first", "1"), ("second", "1")]
+
+
+@pytest.mark.parametrize("fault", ["", "catalog.commit=raise:EIO"])
+def test_a_batch_that_fails_changes_no_record_in_memory(catalog: Catalog, fault: str) -> None:
+    old, new = inode(16), inode(17)
+    with catalog.batch() as batch:
+        batch.put(old)
+    before = old.copy()
+
+    def change() -> None:
+        with catalog.batch() as batch:
+            old.size, old.links, old.sealed = 5, (), True
+            batch.put(old)
+            batch.put(new)
+            batch.then(lambda: pytest.fail("it was not committed"))
+            failpoints.arm(fault)
+            if not fault:
+                raise CatalogError("something else in the block")
+
+    try:
+        with pytest.raises(CatalogError):
+            change()
+    finally:
+        failpoints.arm("")
+    assert old == before == catalog.inode(16)
+    assert catalog.inode(17) is None
 
 
 def test_a_committed_batch_survives_the_death_of_the_process(

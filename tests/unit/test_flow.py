@@ -12,11 +12,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core import census, watch
 from kvfs.core import flow as module
-from kvfs.core import watch
 from kvfs.core.flow import Flow
-from kvfs.errors import NotFoundError
+from kvfs.errors import CatalogError, NotFoundError
 from kvfs.movement.movers import Movers
 from tests.unit.world import MIB, World, digest, world
 
@@ -410,6 +411,32 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
+def test_the_sweep_leaves_what_is_made_anew_under_a_swept_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash left the new version of a file; it is made again while a thread unlinks that."""
+
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        path = Path(made.disk.path(inode.ino, 2))
+        made.restart(crash=True)
+        path.write_bytes(b"left over")
+        unlink = census._unlink
+
+        def late(swept: str) -> None:
+            path.write_bytes(b"made anew")
+            unlink(swept)
+
+        monkeypatch.setattr(census, "_unlink", late)
+        await made.census()
+        assert made.residency.counters["swept"] == 1
+        assert path.read_bytes() == b"made anew"
+        path.unlink()
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
 def test_the_sweep_leaves_half_made_files_of_this_session(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.restart()
@@ -437,6 +464,25 @@ def test_a_full_device_makes_the_tier_smaller(
         monkeypatch.undo()
         await trio.sleep(2 * watch.SPACE_PERIOD)
         assert made.disk.capacity == made.disk.configured
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        held = await made.create(b"a", BYTES)
+        failpoints.arm(";".join(f"catalog.commit=raise:EIO@{number}" for number in range(1, 100)))
+        try:
+            with pytest.raises(CatalogError):
+                await made.close(held, writable=True)
+        finally:
+            failpoints.arm("")
+        made.check()
+        assert made.residency.staging
+        while made.residency.open:  # noqa: ASYNC110 (the clock goes on while everybody sleeps)
+            await trio.sleep(watch.SPACE_PERIOD)
+        made.check()
+        assert await made.read(held.inode.ino) == BYTES
 
     run(lambda made: working(made, case), tmp_path)
 
