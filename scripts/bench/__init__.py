@@ -10,6 +10,6 @@ From the root of the repository, as root, after scripts/install.sh:
 Each mounts kvfs by itself in a temporary folder and unmounts it whatever happens. What is
 compared is measured in turns (A B A B ...), so a ratio holds on a noisy machine better than the
 two figures it is made of; the first round only warms up. Contents are checked outside of what is
-timed. Nothing here fails for being slow: the bars are shown with their verdicts. Only soak.py fails, for
-a wrong byte and its like.
+timed. Nothing here fails for being slow: the bars are shown with their verdicts. Only soak.py
+fails, for a wrong byte and its like.
 """
