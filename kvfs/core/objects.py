@@ -386,7 +386,7 @@ class Objects:
             fd = await self._io(tier, lambda: tier.open(inode.ino, inode.version, writable=True))
             if held.fd >= 0:
                 os.close(held.fd)
-            held.fd, held.writable = fd, True
+            held.fd, held.writable, held.reopened = fd, True, True
         if held.writers:
             return
         if not held.accounted:  # unlinked, and written to before
@@ -528,10 +528,10 @@ class Objects:
         """
         if not self._alone(held):
             return False
-        if held.adopted:  # the kernel has the predecessor's open beside ours
+        if held.reopened and held.backing_id:  # the kernel has both, and would count one as shared
             self.backings.release(held.backing_id)
             held.backing_id = self.backings.register(held.fd)
-            held.adopted = False
+            held.reopened = False
         return held.tier.shared(held.fd)
 
     @staticmethod

@@ -71,7 +71,7 @@ class OpenObject:
     reserved: int = 0
     sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
-    adopted: bool = False  # the backing id is the predecessor's, of an open of its own
+    reopened: bool = False  # fd is another open of the file than that of the backing id
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
 
 

@@ -99,7 +99,7 @@ def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject
         readers=len(lefts) - writers,
         writers=writers,
         accounted=bool(inode.links) and not writers,
-        adopted=backing_id > 0,
+        reopened=backing_id > 0,
     )
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns)
@@ -154,7 +154,7 @@ def _watch(objects: Objects, inode: Inode) -> None:
             return
         if held.fd >= 0:
             os.close(held.fd)
-        held.fd, held.writable = fd, True
+        held.fd, held.writable, held.reopened = fd, True, True
     if not held.writers:
         held.accounted = False
         held.reserved = held.tier.cost(os.fstat(held.fd).st_blocks)

@@ -134,3 +134,13 @@ def test_a_writer_that_a_takeover_found_ends_with_its_close(kv: Mounted, file: P
         assert kv.status()["writers"] == 1
     kv.idle()
     assert file.read_bytes()[:5] == b"after"
+
+
+def test_a_writer_that_met_a_reader_ends_with_its_close(kv: Mounted, file: Path) -> None:
+    with file.open("rb", buffering=0) as reader:
+        writer = file.open("r+b", buffering=0)
+        assert reader.read(1) == b"0"
+    with writer:
+        writer.write(b"after")
+    kv.idle()
+    assert file.read_bytes()[:5] == b"after"
