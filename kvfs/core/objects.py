@@ -25,7 +25,7 @@ import trio
 from kvfs.catalog import Dentry, Inode
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError, TooLargeError
-from kvfs.tiers import Tier
+from kvfs.tiers import Job, Tier
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,20 @@ class Objects:
 
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
-        """Run a tier's system call where it may take its time."""
-        return await trio.to_thread.run_sync(call) if tier.slow else call()
+        """Run a tier's system call where it may take its time, but not for ever."""
+        return await tier.calls.call(call) if tier.slow else call()
+
+    async def on_file(
+        self, held: OpenObject, what: str, do: Callable[[int], T], patience: float | None = None
+    ) -> T:
+        """A system call on an open backing file. Raises OSError, TierError."""
+        if not held.tier.slow:
+            return do(held.fd)
+        return await self._io(held.tier, Job.on_file(what, held.fd, do, patience))
+
+    async def _make(self, tier: Tier, ino: int, version: int) -> int:
+        late = partial(tier.uncreate, ino=ino, version=version)
+        return await self._io(tier, Job("create", lambda: tier.create(ino, version), late))
 
     # Opening
 
@@ -114,7 +126,7 @@ class Objects:
                 try:
                     await self._make_writable(held)
                     if truncate:
-                        os.ftruncate(held.fd, 0)
+                        await self.on_file(held, "truncate", lambda fd: os.ftruncate(fd, 0))
                 except BaseException:
                     await self.release(held, writable=False)
                     raise
@@ -155,14 +167,20 @@ class Objects:
         for tier in self.residency.holders(inode):
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
-                fd = await self._io(tier, opening)
+                fd = await self._io(tier, Job("open", opening, os.close))
             except NotFoundError as error:
-                lost |= self._missing(inode, tier, str(error))
+                lost |= await self._missing(inode, tier, str(error))
                 continue
             except TierError:
-                continue  # logged by the tier; the copy may be readable again later
+                continue  # said by the tier; the copy may be readable again later
             untouched = self._untouched(inode, tier, fd)
-            if untouched or await self._proven(inode, tier, fd):
+            try:
+                good = untouched or await self._proven(inode, tier, fd)
+            except TierError as error:  # the disk's fault, not the copy's
+                log.debug("inode %d is not verified: %s", inode.ino, error)
+                os.close(fd)
+                continue
+            if good:
                 if tier.slow or not untouched:
                     self._check_still(inode, tier, fd)
                 return self._opened(inode, tier, fd, writable=writable)
@@ -238,13 +256,18 @@ class Objects:
             "%s tier: %s is quarantined: %s", tier.name, tier.path(inode.ino, inode.version), why
         )
         self.residency.counters["quarantined"] += 1
-        await self._io(tier, lambda: tier.quarantine(inode.ino, inode.version))
+        keep = partial(tier.quarantine, inode.ino, inode.version)
+        await self._io(tier, Job("quarantine", keep))
         self.residency.lose(inode, tier)
         return False
 
-    def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
+    async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
         """A backing file is not there. False if that is because the object changed meanwhile."""
-        if not tier.present():
+        try:
+            present = await self._io(tier, Job("stat", tier.present))
+        except TierError:
+            return True  # what has no answer cannot say that the file is gone
+        if not present:
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
             return True
         current = self.catalog.inode(inode.ino)
@@ -273,9 +296,9 @@ class Objects:
         ino = catalog.next_id()
         try:
             try:
-                fd = await self._io(tier, lambda: tier.create(ino, 1))
+                fd = await self._make(tier, ino, 1)
             except TierError:
-                ram = residency.ram  # NVMe is lost: go on with what there is
+                ram = residency.ram  # NVMe fails: go on with what there is
                 if ram is None or tier is ram or not residency.reserve(ram, reserved):
                     raise
                 tier.reserved -= reserved
@@ -316,7 +339,7 @@ class Objects:
         tier, reserved = await residency.choose(parent, name)
         version = inode.version + 1
         try:
-            fd = await self._io(tier, lambda: tier.create(inode.ino, version))
+            fd = await self._make(tier, inode.ino, version)
             current = self.catalog.inode(inode.ino)
             if current is None or current.version != inode.version or not current.links:
                 os.close(fd)
@@ -367,7 +390,8 @@ class Objects:
         """
         residency, inode, tier = self.residency, held.inode, held.tier
         if not held.writable:
-            fd = await self._io(tier, lambda: tier.open(inode.ino, inode.version, writable=True))
+            opening = partial(tier.open, inode.ino, inode.version, writable=True)
+            fd = await self._io(tier, Job("open", opening, os.close))
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable = fd, True
@@ -379,7 +403,9 @@ class Objects:
         old = new = inode.version
         if inode.links:  # nobody will look for the version of an unlinked file
             new += 1
-            await self._io(tier, lambda: tier.rename(inode.ino, old, new))
+            renaming = partial(tier.rename, inode.ino, old, new)
+            late = partial(tier.rename, inode.ino, new, old)
+            await self._io(tier, Job("rename", renaming, lambda _: late()))
         held.reserved = tier.cost(inode.blocks)
         self._restage(inode, new, keep=tier)
         held.accounted = False
@@ -395,10 +421,7 @@ class Objects:
             raise TooLargeError(f"size {size}, expected at most {SIZE_MAX}")
         held = await self.open(ino, writable=True, truncate=size == 0)
         try:
-            if held.tier.slow:
-                await trio.to_thread.run_sync(os.ftruncate, held.fd, size)
-            else:
-                os.ftruncate(held.fd, size)
+            await self.on_file(held, "truncate", lambda fd: os.ftruncate(fd, size))
         except OSError as error:
             raise self.failed("truncate", held, error) from error
         finally:
@@ -466,7 +489,7 @@ class Objects:
                 residency.forget(inode, batch, accounted=held.accounted)
         if held.fd >= 0:
             if held.tier.slow and writable:
-                await trio.to_thread.run_sync(os.close, held.fd)
+                await held.tier.calls.wait(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
         if held.backing_id:

@@ -25,7 +25,7 @@ import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
 from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import NoSpaceError
+from kvfs.errors import NoSpaceError, TierError
 from kvfs.eviction import LeastRecentlyUsed
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
@@ -316,7 +316,7 @@ class Residency:
     # Room
 
     async def choose(self, parent: int, name: bytes) -> tuple[Tier, int]:
-        """The tier for a new file, with the bytes reserved there. Raises NoSpaceError.
+        """The tier for a new file, with the bytes reserved there. Raises NoSpaceError, TierError.
 
         A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
         the kernel, where kvfs cannot help it any more.
@@ -326,6 +326,11 @@ class Residency:
         order = self.tiers if expected is not None else self.tiers[::-1]
         if not self.census_done.is_set() and self.ram is not None and not self.ram.adopted:
             order = self.tiers  # the fresh RAM tier's account is right before the census is done
+        order = [tier for tier in order if not tier.health.down]
+        if not order:
+            raise TierError(
+                "no tier takes a new file: " + ", ".join(t.health.why for t in self.tiers)
+            )
         for tier in order:
             if not (self.ram is not None and tier is self.ram and not self.ram.adopted):
                 await self.census_done.wait()
@@ -350,7 +355,7 @@ class Residency:
         for ever; one that empties RAM loses them, since what it brings is younger.
         """
         spare = self.headroom if tier is self.ram else 0
-        if isinstance(tier, NvmeTier) and tier.shortage:
+        if isinstance(tier, NvmeTier) and tier.shortage and not tier.health.down:
             self._measure(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
@@ -375,7 +380,7 @@ class Residency:
         if wanted + self.headroom > self.ram.capacity - self.ram.reserved:
             return False
         while not self.reserve(self.ram, wanted):
-            if not self._drop_ram_only():
+            if not self._drop_from_ram():
                 return False
         return True
 
@@ -393,6 +398,8 @@ class Residency:
         writer that gets ENOSPC from the kernel is worse off. But not for a file that is on its way
         to be larger than RAM: it gets ENOSPC whatever is lost.
         """
+        if tier.health.down:  # its accounts are no guide, and nothing would be won
+            return
         least = self.headroom // 2 if tier is self.ram else 0
         while tier.free < least and self._reclaim(tier):
             pass
@@ -400,7 +407,7 @@ class Residency:
             largest = max((held.reserved for held in self.staging.values()), default=0)
             hopeless = largest > self.ram.capacity  # it has half as much, and asks for it again
             while tier.left() < least and (
-                self._reclaim(tier) or (not hopeless and self._drop_ram_only())
+                self._reclaim(tier) or (not hopeless and self._drop_from_ram())
             ):
                 pass
 
@@ -410,7 +417,9 @@ class Residency:
             return True
         if tier is self.ram:
             if self.nvme is None:
-                return self._drop_ram_only()
+                return self._drop_from_ram()
+            if self.nvme.health.down:  # its copies are no reason to give up the only good one
+                return False
             inode = self.victim(self.ram_clean, tier)
             if inode is not None:
                 self.drop_copy(inode, tier)
@@ -424,12 +433,30 @@ class Residency:
             self.drop(inode, "evicted")
         return True
 
-    def _drop_ram_only(self) -> bool:
+    def _drop_from_ram(self) -> bool:
+        """Lose the oldest that RAM alone can produce: all of it while NVMe is down.
+
+        What NVMe has as well keeps its name then, and is back when NVMe is.
+        """
         assert self.ram is not None
+        twin = None
+        if self.nvme is not None and self.nvme.health.down:
+            twin = self.victim(self.ram_clean, self.ram)
         inode = self.victim(self.ram_only, self.ram)
+        if twin is not None and (inode is None or twin.atime_ns <= inode.atime_ns):
+            self._spare(self.ram_only, inode)
+            self.drop_copy(twin, self.ram)
+            return True
+        self._spare(self.ram_clean, twin)
         if inode is not None:
             self.drop(inode, "evicted")
         return inode is not None
+
+    @staticmethod
+    def _spare(listed: LeastRecentlyUsed, inode: Inode | None) -> None:
+        """A victim that another one goes for is the next again."""
+        if inode is not None:
+            listed.put_back(inode.ino)
 
     def victim(self, listed: LeastRecentlyUsed, tier: Tier, *, alone: bool = False) -> Inode | None:
         """Take the oldest object of a list that is really there and not in use.
@@ -467,4 +494,5 @@ class Residency:
         """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
         if self.ram is None:
             return 0
-        return max(0, self.ram.free - self.headroom) + self.clean_bytes
+        clean = 0 if self.nvme is not None and self.nvme.health.down else self.clean_bytes
+        return max(0, self.ram.free - self.headroom) + clean

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_READ = 1 << 20  # bytes of one FUSE read; the kernel's limit with 4 KiB pages
+# Handlers at a time. pyfuse3's own 99 may all wait for a disk that hangs, and then nobody would
+# read the requests that need no disk. A task is a few KiB, and is made when it is needed.
+TASKS = 10_000
 FSTYPE = runtime.FSTYPE
 _FLAGS = {
     "ro": mounts.MS_RDONLY,
@@ -96,7 +99,7 @@ class Session:
             raise KvfsError(f"mount on {config.mountpoint} failed: {error}") from error
 
     async def run(self) -> None:
-        await self._pyfuse3.main()
+        await self._pyfuse3.main(max_tasks=TASKS)
 
     def invalidate(self, parent: int, name: bytes) -> None:
         """Blocks; not from the loop. Raises OSError."""
