@@ -299,10 +299,13 @@ class Objects:
                 fd = await self._make(tier, ino, 1)
             except TierError:
                 ram = residency.ram  # NVMe fails: go on with what there is
-                if ram is None or tier is ram or not residency.reserve(ram, reserved):
+                if ram is None or tier is ram:
+                    raise
+                room = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
+                if not residency.reserve(ram, room):
                     raise
                 tier.reserved -= reserved
-                tier = ram
+                tier, reserved = ram, room
                 fd = tier.create(ino, 1)
             try:
                 inode = make()

@@ -39,7 +39,7 @@ def faulty(directory: Path, work: Path) -> Iterator[Faults]:
     source.mkdir(parents=True)
     directory.mkdir(parents=True, exist_ok=True)
     faults = Faults(work / "rules.json")
-    command = [sys.executable, FAULTY, source, directory, work / "rules.json"]
+    command: list[str | Path] = [sys.executable, FAULTY, source, directory, work / "rules.json"]
     with (work / "faulty.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None

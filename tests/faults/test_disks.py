@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -186,7 +187,7 @@ def test_ram_gives_up_its_oldest_while_nvme_is_down(kv: Mounted, faults: Faults)
     _, in_ram = two_places(kv)
     old = [kv.path / f"old-{number}" for number in range(20)]
     for number, file in enumerate(old):
-        file.write_bytes(bytes([number]) * 4 * MIB)
+        file.write_bytes(bytes([number + 1]) * 4 * MIB)
     assert kv.idle()["tiers"]["nvme"]["objects"] > 1
     kv.expect_log("is down, nothing new goes there")
     kv.allow_log("no answer after|nothing is changed")
@@ -194,15 +195,15 @@ def test_ram_gives_up_its_oldest_while_nvme_is_down(kv: Mounted, faults: Faults)
     becomes(kv, "down")
     new = [kv.path / f"new-{number}" for number in range(20)]
     for number, file in enumerate(new):
-        assert bounded(lambda f=file, n=number: f.write_bytes(bytes([n]) * 4 * MIB)) == 4 * MIB
-    assert bounded(new[-1].read_bytes) == bytes([19]) * 4 * MIB
+        assert bounded(partial(file.write_bytes, bytes([number + 1]) * 4 * MIB)) == 4 * MIB
+    assert bounded(new[-1].read_bytes) == bytes([20]) * 4 * MIB
     assert isinstance(bounded(in_ram.read_bytes), bytes | FileNotFoundError)
     there = set(os.listdir(kv.path))
     faults.set()
     becomes(kv, "healthy")
     for number, file in enumerate(old):
         if file.name in there:
-            assert bounded(file.read_bytes) == bytes([number]) * 4 * MIB
+            assert bounded(file.read_bytes) == bytes([number + 1]) * 4 * MIB
     assert len(there) > 10
 
 
@@ -246,7 +247,7 @@ def test_what_is_late_leaves_nothing_behind(kv: Mounted, faults: Faults) -> None
     kv.expect_log("is down, nothing new goes there")
     before = len(list(descriptors.iterdir()))
     faults.set({name: {"hang": 1.0} for name in ("create", "open", "rename")})
-    clients = [Client(lambda n=n: (kv.path / f"{n}.{n}").write_bytes(b"new")) for n in range(10)]
+    clients = [Client(partial((kv.path / f"{n}.{n}").write_bytes, b"new")) for n in range(10)]
     clients += [Client(on_nvme.read_bytes) for _ in range(10)]
     clients.append(Client(lambda: on_nvme.open("r+b").close()))
     for client in clients:
@@ -268,14 +269,14 @@ def test_movers_do_not_wait_without_end(kv: Mounted, faults: Faults) -> None:
     kv.allow_log("nothing is changed|a mover|more of the same kind|could not")
     faults.set({name: {"hang": 1.0} for name in ("write", "fsync", "create")})
     for number in range(14):
-        (kv.path / f"more-{number}").write_bytes(bytes([number]) * 4 * MIB)
+        (kv.path / f"more-{number}").write_bytes(bytes([number + 1]) * 4 * MIB)
     becomes(kv, "down")
     wait_for(lambda: kv.counter("job_failures"), "a copy is given up")
     faults.set()
     becomes(kv, "healthy")
     wait_for(lambda: kv.counter("demoted"), "objects are copied again")
     for number in range(14):
-        assert bounded((kv.path / f"more-{number}").read_bytes) == bytes([number]) * 4 * MIB
+        assert bounded((kv.path / f"more-{number}").read_bytes) == bytes([number + 1]) * 4 * MIB
 
 
 def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) -> None:
@@ -314,6 +315,7 @@ def test_an_unmount_gives_up_what_it_cannot_write_back(
 ) -> None:
     """
     What only RAM has when NVMe is down is not written back by umount(8), and the log says how much.
+    The daemon ends when the disk has answered what it was asked before.
     """
     two_places(kv)
     kv.expect_log(r"\d+ objects \(\d+ bytes\) could not be written back")
@@ -322,4 +324,6 @@ def test_an_unmount_gives_up_what_it_cannot_write_back(
     faults.set(rule)
     becomes(kv, "down")
     subprocess.run(["umount", kv.path], check=True, timeout=60)
+    wait_for(lambda: "could not be written back" in kv.log.read_text(), "it is given up")
+    faults.set()
     wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
