@@ -8,6 +8,7 @@ backing files that no inode means, which a crash left half done.
 import os
 import time
 from collections.abc import Container
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -59,13 +60,15 @@ class Census:
 
     async def _sweep(self, tier: Tier) -> None:
         """Unlink backing files that no inode means: what a crash left half done."""
-        residency, files = self.residency, tier.files()
+        try:
+            await self._unlink_unknown(tier)
+        except OSError as error:  # not again: the next mount has its own census
+            tier.failed("sweep", 0, error)
+
+    async def _unlink_unknown(self, tier: Tier) -> None:
+        residency, files, wait = self.residency, tier.files(), tier.calls.wait
         while True:
-            try:
-                found = await trio.to_thread.run_sync(lambda: list(islice(files, 512)))
-            except OSError as error:
-                tier.failed("sweep", 0, error)
-                return
+            found = await wait(lambda: list(islice(files, 512)))
             if not found:
                 return
             for ino, version, path in found:
@@ -74,8 +77,8 @@ class Census:
                 inode = residency.inode(ino) if ino else None
                 if inode and inode.version == version and tier in residency.holders(inode):
                     continue
-                if ino or await trio.to_thread.run_sync(_older, path, self._started):
-                    await trio.to_thread.run_sync(_unlink, path)
+                if ino or await wait(partial(_older, path, self._started)):
+                    await wait(partial(_unlink, path))
                     residency.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
 

@@ -537,7 +537,7 @@ def test_a_lost_directory_is_a_miss_but_no_name_goes(made: World) -> None:
         for _ in range(2):
             with pytest.raises(MISS):
                 await made.objects.open(inode.ino, writable=False)
-        assert "open" in made.disk.trouble
+        assert "open" in made.disk.health.why
         away.rename(made.disk.root)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()

@@ -382,9 +382,9 @@ class World:
                 if inode.is_file and tier in self.residency.holders(inode)
             }
             trash = {
-                tier.path(ino, version)
-                for where, ino, version in self.residency.trash
-                if where is tier
+                tier.path(trash.ino, trash.version)
+                for trash in self.residency.trash
+                if trash.tier is tier
             }
             found = self.on_disk(tier)
             assert not named & trash, f"{tier.name}: {named & trash} would be thrown away"

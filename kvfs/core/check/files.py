@@ -76,7 +76,7 @@ class Files:
             return "part", "a copy that was never finished"
         if not ino:
             return "foreign", "no file of kvfs is called so"
-        if (tier, ino, version) in self.residency.trash:
+        if any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
             return None
         inode = self.survey.inode(ino)
         holds = inode is not None and inode.is_file and tier in self.residency.holders(inode)
