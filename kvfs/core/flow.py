@@ -22,7 +22,7 @@ from kvfs.core.residency import Residency
 from kvfs.core.watch import Watch
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import Moved, MoverOverdueError, Movers, SourceChangedError
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
@@ -322,8 +322,7 @@ class Flow:
             "%s tier: %s is quarantined: its bytes do not match their digest", tier.name, where
         )
         if inode.ino not in self.residency.open and inode.ino not in self.residency.busy:
-            keep = partial(tier.quarantine, inode.ino, inode.version)
-            await tier.calls.call(Job("quarantine", keep))
+            await tier.calls.wait(partial(tier.quarantine, inode.ino, inode.version))
             if inode.ino not in self.residency.open:  # else the next open finds the file missing
                 self.residency.lose(inode, tier)
 
