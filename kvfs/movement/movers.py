@@ -10,7 +10,7 @@ to another. Not for deciding what to move.
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -79,6 +79,7 @@ class Movers:
             size,
             options={"sync": sync, "cold": cold},
             patience=_patience(size),
+            destinations=[destination],
         )
 
     async def copy_all(
@@ -86,7 +87,10 @@ class Movers:
     ) -> list[Moved | OSError | SourceChangedError]:
         """See `copying.copy_all`. Raises OSError, MoverFailedError."""
         longest = _patience(sum(size for _, _, size in items))
-        return await self._run(copying.copy_all, items, options={}, patience=longest)
+        destinations = [destination for _, destination, _ in items]
+        return await self._run(
+            copying.copy_all, items, options={}, patience=longest, destinations=destinations
+        )
 
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
         """See `copying.read_through`. Raises OSError, SourceChangedError, MoverFailedError."""
@@ -100,13 +104,14 @@ class Movers:
         *arguments: object,
         options: dict[str, bool],
         patience: float = PATIENCE,
+        destinations: Sequence[str] = (),
     ) -> T:
         self.running += 1
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     moved = await self._within(
-                        patience, partial(copying.call, job, arguments, options)
+                        patience, partial(copying.call, job, arguments, options), destinations
                     )
                 except trio_parallel.BrokenWorkerError as error:
                     self.counters["mover_failures"] += 1
@@ -124,7 +129,9 @@ class Movers:
         finally:
             self.running -= 1
 
-    async def _within(self, patience: float, job: Callable[[], T]) -> T:
+    async def _within(
+        self, patience: float, job: Callable[[], T], destinations: Sequence[str]
+    ) -> T:
         """What a worker answers in time. Not to be cancelled: a copy would be left half made."""
         ended = trio.Event()
         given_up = trio.CancelScope()
@@ -143,6 +150,8 @@ class Movers:
                 failures.append(error)
             finally:
                 ended.set()
+            if given_up.cancelled_caught:  # and the worker is dead
+                await self._remove_parts(destinations)
 
         self._nursery.start_soon(work)
         with trio.move_on_after(patience, shield=True):
@@ -153,6 +162,14 @@ class Movers:
             return answers[0]
         given_up.cancel()
         raise MoverOverdueError(f"a mover has no answer after {patience:.0f} s, it is given up")
+
+    @staticmethod
+    async def _remove_parts(destinations: Sequence[str]) -> None:
+        remove = partial(copying.remove_parts, destinations)
+        try:
+            await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
+        except OSError as error:
+            log.warning("the next mount will remove what a mover has left half made: %s", error)
 
 
 def _patience(size: int) -> float:
