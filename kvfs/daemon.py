@@ -322,8 +322,9 @@ class Mount:
                     "reserved_bytes": tier.reserved,
                     "objects": tier.objects,
                     "hits": tier.hits,
-                    "state": "ok" if tier.present() else "lost",
-                    "why": "; ".join(filter(None, (tier.trouble, getattr(tier, "shortage", "")))),
+                    "state": tier.health.state,
+                    "state_s": round(time.monotonic() - tier.health.since, 3),
+                    "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
                 }
                 for tier in residency.tiers
             },
@@ -332,7 +333,7 @@ class Mount:
             "open_handles": len(self.operations.handles),
             "writers": len(residency.staging),
             "jobs": self.flow.jobs,
-            "trash": len(residency.trash),
+            "trash": self.flow.trash,
             "reclaimable_bytes": residency.reclaimable,
             "counters": dict(residency.counters),
             "options": config.as_options(),

@@ -73,8 +73,8 @@ async def _run(nvme: NvmeTier, catalog: Catalog, tell: Tell, *, repair: bool, ha
             nursery.start_soon(keep_telling)
             try:
                 await check(survey)
-                for tier, ino, version in residency.trash:
-                    await trio.to_thread.run_sync(tier.unlink, ino, version)
+                for trash in residency.trash:
+                    await trio.to_thread.run_sync(trash.remove)
             except (KvfsError, OSError) as error:
                 failure = error
             nursery.cancel_scope.cancel()

@@ -77,7 +77,8 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
     table.add_column("state")
     table.add_column("path", overflow="fold")
     for name, tier in tiers.items():
-        state = f"{tier['state']}: {tier['why']}" if tier["why"] else tier["state"]
+        ill = "" if tier["state"] == "healthy" else f" for {_duration(tier['state_s'])}"
+        state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
         cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
         table.add_row(*map(Text, cells))

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Container
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -60,13 +61,15 @@ class Census:
 
     async def _sweep(self, tier: Tier) -> None:
         """Unlink backing files that no inode means: what a crash left half done."""
-        residency, files = self.residency, tier.files()
+        try:
+            await self._unlink_unknown(tier)
+        except OSError as error:  # not again: the next mount has its own census
+            tier.failed("sweep", 0, error)
+
+    async def _unlink_unknown(self, tier: Tier) -> None:
+        residency, files, wait = self.residency, tier.files(), tier.calls.wait
         while True:
-            try:
-                found = await trio.to_thread.run_sync(lambda: list(islice(files, 512)))
-            except OSError as error:
-                tier.failed("sweep", 0, error)
-                return
+            found = await wait(lambda: list(islice(files, 512)))
             if not found:
                 return
             for ino, version, path in found:
@@ -75,9 +78,9 @@ class Census:
                 inode = residency.inode(ino) if ino else None
                 if inode and inode.version == version and tier in residency.holders(inode):
                     continue
-                if ino or await trio.to_thread.run_sync(_older, path, self._started):
+                if ino or await wait(partial(_older, path, self._started)):
                     aside = _set_aside(path) if ino else path
-                    await trio.to_thread.run_sync(_unlink, aside)
+                    await wait(partial(_unlink, aside))
                     residency.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
 

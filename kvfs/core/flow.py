@@ -7,7 +7,9 @@ leaves everything as it was and says so once. At most one job an object (`_jobs`
 Not for choosing victims, nor for copying.
 """
 
+import errno
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,10 +20,16 @@ from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
-from kvfs.core.residency import Residency
+from kvfs.core.residency import Residency, Trash
 from kvfs.core.watch import Watch
 from kvfs.errors import CatalogError, KvfsError
-from kvfs.movement.movers import Moved, MoverFailedError, Movers, SourceChangedError
+from kvfs.movement.movers import (
+    Moved,
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    SourceChangedError,
+)
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -57,6 +65,7 @@ class Flow:
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
         self._pause = 0.0  # no demotion before this time
+        self._undeleted: list[Trash] = []  # thrown away, but the disk failed
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency)
         self.checks = Background(residency, movers, self._jobs)
@@ -67,7 +76,9 @@ class Flow:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (self.census.run, self.watch.growth, self.watch.space, self.checks.run):
+            watch = self.watch
+            tasks = (self.census.run, watch.growth, watch.space, watch.health, self.checks.run)
+            for task in tasks:
                 nursery.start_soon(self._keep_up, task)
             nursery.start_soon(self._keep_up, partial(self._dispatch, nursery))
 
@@ -115,13 +126,18 @@ class Flow:
             self.residency.wake()
 
     async def matches(self, tier: Tier, inode: Inode) -> bool:
-        """Whether a backing file has the digest of its inode. Unreadable bytes do not match."""
+        """Whether a backing file has the digest of its inode.
+
+        Raises TierError if that cannot be known: a disk that fails is no reason to lose a file.
+        """
         path = tier.path(inode.ino, inode.version)
         try:
             found = await self.movers.read_through(path, inode.size, sync=False)
-        except (OSError, SourceChangedError, KvfsError) as error:
+        except (FileNotFoundError, SourceChangedError) as error:
             log.error("%s cannot be verified: %s", path, error)
             return False
+        except OSError as error:
+            raise tier.failed("verify", inode.ino, error) from error
         return found.digest == inode.digest
 
     # Jobs
@@ -140,10 +156,17 @@ class Flow:
                     self._jobs.update(inos)
                     self._running += 1
                     nursery.start_soon(self._job, work, inos)
-            if not residency.trash:
+            if not residency.trash or self._paused:
                 await residency.work.wait()
 
+    @property
+    def _paused(self) -> bool:
+        """While NVMe is down nothing is moved or unlinked: all of that needs it."""
+        return self.residency.nvme is not None and self.residency.nvme.health.down
+
     def _next_job(self) -> tuple[Work, list[int]] | None:
+        if self._paused:
+            return None
         if self._behind() and (inos := self._oldest_in_ram()):
             return self._demote, inos
         for what, ino in self._wanted:
@@ -207,8 +230,19 @@ class Flow:
         self.residency.counters["job_failures"] += 1
         self._pause = trio.current_time() + PAUSE
         self._failures += 1
+        self._tell_health(what, error)
         kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
         self._say(f"{what} of inode {inos[0]} failed, nothing is changed: {error}", kind)
+
+    def _tell_health(self, what: str, error: Exception) -> None:
+        """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
+        nvme = self.residency.nvme
+        code = error.errno if isinstance(error, OSError) else None
+        if nvme is None or code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
+            return
+        if code is not None or isinstance(error, MoverOverdueError):
+            kind = "no answer" if code is None else errno.errorcode.get(code, str(code))
+            nvme.health.failed(time.monotonic(), f"{what.strip('_')}: {kind}")
 
     def _say(self, message: str, kind: str | None = None) -> None:
         """Log a failure, and those of its kind that follow only for those who look closely."""
@@ -277,7 +311,7 @@ class Flow:
                 results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
             else:
                 results = await self.movers.copy_all(paths)
-        except MoverFailedError:
+        except (MoverFailedError, MoverOverdueError):
             for ino, version, _, _ in jobs:  # the last act of a mover may have been its rename
                 self.residency.throw_away(target, ino, version)
             raise
@@ -358,7 +392,7 @@ class Flow:
         """Write back until all is on NVMe, or NVMe takes no more."""
         self._failures = 0
         while (left := self.write_back())[1]:
-            if self._failures >= GIVE_UP:
+            if self._failures >= GIVE_UP or self._paused:
                 log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
                 break
             await trio.sleep(0.02)
@@ -366,15 +400,35 @@ class Flow:
 
     # Files that nobody wants any more
 
+    @property
+    def trash(self) -> int:
+        """Backing files that are to be removed."""
+        return len(self.residency.trash) + len(self._undeleted)
+
     async def empty_trash(self) -> None:
-        """Unlink what was thrown away. An entry leaves the list when its file is gone."""
-        trash = self.residency.trash
-        while trash:
+        """Remove what was thrown away. An entry leaves the list when its file is gone.
+
+        Not while NVMe is down. What a failing disk refused is tried once more when it is healthy;
+        after that it is the next mount's sweep that finds it.
+        """
+        trash, nvme = self.residency.trash, self.residency.nvme
+        while trash and nvme is not None and not nvme.health.down:
             batch = trash[:64]
-            await trio.to_thread.run_sync(_unlink_all, batch)
+            self._undeleted += await nvme.calls.wait(partial(_empty, batch))
             del trash[: len(batch)]
+        if self._undeleted and nvme is not None and nvme.health.state == "healthy":
+            again, self._undeleted = self._undeleted, []
+            batch = [one for one in again if not self._in_use(one)]
+            await nvme.calls.wait(partial(_empty, batch))
+
+    def _in_use(self, trash: Trash) -> bool:
+        """Whether a backing file that was thrown away has been made again since."""
+        current = self.residency.inode(trash.ino)
+        if current is None or current.version != trash.version:
+            return False
+        return trash.ino in self._jobs or trash.tier in self.residency.holders(current)
 
 
-def _unlink_all(batch: list[tuple[Tier, int, int]]) -> None:
-    for tier, ino, version in batch:
-        tier.unlink(ino, version)
+def _empty(batch: list[Trash]) -> list[Trash]:
+    """Returns what could not be removed."""
+    return [trash for trash in batch if not trash.remove()]

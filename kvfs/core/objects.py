@@ -36,7 +36,7 @@ from kvfs.errors import (
     TierError,
     TooLargeError,
 )
-from kvfs.tiers import Tier
+from kvfs.tiers import Job, OverdueError, Tier
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,26 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self._mapped = trio.Event()  # set while there may be an object that is mapped only
+        # Of calls that were given up: what a late create unlinks, and who may have another name.
+        self._taken_back: dict[int, int] = {}  # inode -> version
+        self._renaming: set[int] = set()
 
     @staticmethod
     async def _io(tier: Tier, call: Callable[[], T]) -> T:
-        """Run a tier's system call where it may take its time."""
-        return await trio.to_thread.run_sync(call) if tier.slow else call()
+        """Run a tier's system call where it may take its time, but not for ever."""
+        return await tier.calls.call(call) if tier.slow else call()
+
+    async def on_file(
+        self, held: OpenObject, what: str, do: Callable[[int], T], patience: float | None = None
+    ) -> T:
+        """A system call on an open backing file. Raises OSError, TierError."""
+        if not held.tier.slow:
+            return do(held.fd)
+        return await self._io(held.tier, Job.on_file(what, held.fd, do, patience))
+
+    async def _make(self, tier: Tier, ino: int, version: int) -> int:
+        late = partial(tier.uncreate, ino=ino, version=version)
+        return await self._io(tier, Job("create", lambda: tier.create(ino, version), late))
 
     # Opening
 
@@ -121,9 +136,15 @@ class Objects:
 
     async def _empty(self, held: OpenObject) -> None:
         try:
-            _set_size(held.fd, 0)
-        except OSError as error:
+            await self._set_size(held, 0)
+        except KvfsError:
             await self.close(held, writable=True)
+            raise
+
+    async def _set_size(self, held: OpenObject, size: int) -> None:
+        try:
+            await self.on_file(held, "truncate", partial(_set_size, size=size))
+        except OSError as error:
             raise self.failed("truncate", held, error) from error
 
     def open_at_once(self, ino: int) -> OpenObject | None:
@@ -157,18 +178,22 @@ class Objects:
         for tier in self.residency.holders(inode):
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
-                fd = await self._io(tier, opening)
+                fd = await self._io(tier, Job("open", opening, os.close))
             except NotFoundError as error:
-                lost |= self._missing(inode, tier, str(error))
+                lost |= await self._missing(inode, tier, str(error))
                 continue
             except TierError:
-                continue  # logged by the tier; the copy may be readable again later
+                continue  # said by the tier; the copy may be readable again later
             try:
                 untouched = self._untouched(inode, tier, fd)
                 if untouched or await self._proven(inode, tier, fd):
                     if tier.slow or not untouched:
                         self._check_still(inode, tier)
                     return self._opened(inode, tier, fd, writable=writable)
+            except TierError as error:  # the disk's fault, not the copy's
+                log.debug("inode %d is not verified: %s", inode.ino, error)
+                os.close(fd)
+                continue
             except BaseException:
                 os.close(fd)
                 raise
@@ -247,14 +272,20 @@ class Objects:
         self.residency.lose(inode, tier, quarantine=True)
         return False
 
-    def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
+    async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
         """A backing file is not there. False if that is because the object changed meanwhile."""
-        if not tier.present():
+        try:
+            present = await self._io(tier, Job("stat", tier.present))
+        except TierError:
+            return True  # what has no answer cannot say that the file is gone
+        if not present:
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
             return True
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version:
             return False
+        if inode.ino in self._renaming:  # late, and then it is taken back
+            return True
         log.error("%s", reason)
         self.residency.counters["missing"] += 1
         self.residency.lose(inode, tier)
@@ -278,13 +309,16 @@ class Objects:
         tier, reserved = await residency.choose(parent, name)
         try:
             try:
-                fd = await self._io(tier, lambda: tier.create(ino, 1))
+                fd = await self._make(tier, ino, 1)
             except TierError:
-                ram = residency.ram  # NVMe is lost: go on with what there is
-                if ram is None or tier is ram or not residency.reserve(ram, reserved):
+                ram = residency.ram  # NVMe fails: go on with what there is
+                if ram is None or tier is ram:
+                    raise
+                room = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
+                if not residency.reserve(ram, room):
                     raise
                 tier.reserved -= reserved
-                tier = ram
+                tier, reserved = ram, room
                 fd = tier.create(ino, 1)
             try:
                 inode = make()
@@ -320,9 +354,9 @@ class Objects:
         residency = self.residency
         parent, name = self._some_name(inode)
         tier, reserved = await residency.choose(parent, name)
-        version = inode.version + 1
+        version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
         try:
-            fd = await self._io(tier, lambda: tier.create(inode.ino, version))
+            fd = await self._make(tier, inode.ino, version)
             try:
                 current = self.catalog.inode(inode.ino)
                 if current is None or current.version != inode.version or not current.links:
@@ -332,11 +366,14 @@ class Objects:
             except BaseException:
                 os.close(fd)
                 # Not into the trash: the next attempt makes a file of the same name.
-                await self._io(tier, lambda: tier.unlink(inode.ino, version))
+                await self._io(tier, Job("unlink", partial(tier.unlink, inode.ino, version)))
                 raise
-        except BaseException:
+        except BaseException as error:
             tier.reserved -= reserved
+            if isinstance(error, OverdueError):  # the next attempt must not make what then goes
+                self._taken_back[inode.ino] = version
             raise
+        self._taken_back.pop(inode.ino, None)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
@@ -383,7 +420,8 @@ class Objects:
         """
         residency, inode, tier = self.residency, held.inode, held.tier
         if not held.writable:
-            fd = await self._io(tier, lambda: tier.open(inode.ino, inode.version, writable=True))
+            opening = partial(tier.open, inode.ino, inode.version, writable=True)
+            fd = await self._io(tier, Job("open", opening, os.close))
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable, held.reopened = fd, True, True
@@ -404,28 +442,42 @@ class Objects:
 
     async def _rename_and_restage(self, held: OpenObject) -> None:
         inode, tier = held.inode, held.tier
-        old, new = inode.version, inode.version + 1
+        ino, old, new = inode.ino, inode.version, inode.version + 1
         with self.catalog.batch() as batch:
-            batch.mark_unfinished(inode.ino)
+            batch.mark_unfinished(ino)
+        renaming = partial(tier.rename, ino, old, new)
+        back = partial(tier.rename, ino, new, old)
+        self._renaming.add(ino)
         try:
-            await self._io(tier, lambda: tier.rename(inode.ino, old, new))
-            try:
-                with self.catalog.batch() as batch:
-                    self._restage(inode, new, tier, batch, keep=True)
-            except KvfsError:
-                await self._io(tier, lambda: tier.rename(inode.ino, new, old))
-                raise
+            await self._io(tier, Job("rename", renaming, lambda _: self._renamed_late(ino, back)))
+        except OverdueError:
+            raise  # it may come yet: the mark stays until it is taken back
         except KvfsError:
-            await self._unmark(inode.ino)
+            await self._unmark(ino)
             raise
+        try:
+            with self.catalog.batch() as batch:
+                self._restage(inode, new, tier, batch, keep=True)
+        except KvfsError:
+            await self._io(tier, Job("rename", back))  # if it fails, the mark stays
+            await self._unmark(ino)
+            raise
+        self._renaming.discard(ino)
+
+    def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
+        """Nobody waits for it any more. Called in any thread."""
+        back()
+        self.residency.late.append(partial(self._unmark_late, ino))
 
     async def _unmark(self, ino: int) -> None:
         """It was marked unfinished, and then not written: it is what it was. Holds the lock."""
         try:
             inode = self.residency.inode(ino)
-            if inode is not None and inode.links and inode.sealed:
+            written = ino in self.residency.staging
+            if inode is not None and inode.links and inode.sealed and not written:
                 with self.catalog.batch() as batch:
                     batch.mark_finished(ino)
+            self._renaming.discard(ino)
         except CatalogError as error:
             log.error("inode %d is called unfinished a while longer: %s", ino, error)
             self.residency.late.append(partial(self._unmark_late, ino))
@@ -443,12 +495,7 @@ class Objects:
             raise TooLargeError(f"size {size}, expected at most {SIZE_MAX}")
         held = await self.open(ino, writable=True, truncate=size == 0)
         try:
-            if held.tier.slow:
-                await trio.to_thread.run_sync(_set_size, held.fd, size)
-            else:
-                _set_size(held.fd, size)
-        except OSError as error:
-            raise self.failed("truncate", held, error) from error
+            await self._set_size(held, size)
         finally:
             await self.close(held, writable=True)
         return held.inode
@@ -549,7 +596,7 @@ class Objects:
             return
         if held.fd >= 0:
             if held.tier.slow and writable:
-                await trio.to_thread.run_sync(os.close, held.fd)
+                await held.tier.calls.wait(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
         if held.backing_id:

@@ -1,7 +1,8 @@
-"""Looking at what the kernel does not tell: files that grow, and disks that others fill.
+"""Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth` and `space` run as long as the mount lives; what they find becomes reservations,
-capacities and, where it must, victims. Not for the accounts themselves.
+Contract: `growth`, `space` and `health` run as long as the mount lives; what they find becomes
+reservations, capacities, the health of tiers and, where it must, victims. Not for the accounts
+themselves.
 """
 
 import os
@@ -9,7 +10,8 @@ import os
 import trio
 
 from kvfs.core.residency import Residency
-from kvfs.tiers import NvmeTier
+from kvfs.errors import TierError
+from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
 GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
@@ -17,7 +19,7 @@ SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 
 
 class Watch:
-    """Neither task ends by itself."""
+    """No task ends by itself."""
 
     def __init__(self, residency: Residency) -> None:
         self.residency = residency
@@ -58,13 +60,27 @@ class Watch:
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 
+    async def health(self) -> None:
+        """Ask the disk how it is, and say so to those who wait for it to be well again."""
+        nvme = self.residency.nvme
+        while nvme is not None:
+            was = nvme.health.state
+            await nvme.calls.probe(nvme.probe)
+            if nvme.health.state != was:
+                self.residency.wake()
+            await trio.sleep(calls.PROBE_PERIOD)
+
     async def _measure_space(self, nvme: NvmeTier) -> None:
+        if nvme.health.down:
+            return
         try:
-            await trio.to_thread.run_sync(nvme.measure)
+            await nvme.calls.call(Job("statfs", nvme.measure))
+            if nvme.free > 0 and not nvme.shortage:
+                await nvme.calls.call(Job("fallocate", self.residency.catalog.set_ballast))
         except OSError as error:
             nvme.failed("statfs", 0, error)
             return
+        except TierError:
+            return  # said by the tier
         if self.residency.census_done.is_set():
             self.residency.make_room(nvme)
-        if nvme.free > 0 and not nvme.shortage:
-            await trio.to_thread.run_sync(self.residency.catalog.set_ballast)

@@ -26,6 +26,11 @@ class LeastRecentlyUsed:
         self._young[key] = None
         self._young.move_to_end(key)
 
+    def put_back(self, key: int) -> None:
+        """A key that was taken as the oldest is the oldest again."""
+        self._young[key] = None
+        self._young.move_to_end(key, last=False)
+
     def discard(self, key: int) -> None:
         """A key of the past cannot be taken out; its owner no longer answers for it."""
         self._young.pop(key, None)

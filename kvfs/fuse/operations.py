@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
@@ -28,6 +29,7 @@ from kvfs.core.tree import Tree
 from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
+from kvfs.tiers import sync_patience
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +164,7 @@ class Operations(pyfuse3.Operations):
                 raise IsADirError(f"inode {inode} has no size to change")
             found = await self.objects.truncate(inode, attr.st_size)
         if fields.update_atime or fields.update_mtime:
-            self._touch_backing(found, attr, fields)
+            await self._touch_backing(found, attr, fields)
         if (
             fields.update_mode
             or fields.update_uid
@@ -180,14 +182,15 @@ class Operations(pyfuse3.Operations):
             )
         return self._attributes(found)
 
-    def _touch_backing(
+    async def _touch_backing(
         self, inode: Inode, attr: EntryAttributes, fields: pyfuse3.SetattrFields
     ) -> None:
         """While a file is written its backing file has its times: they must go there as well."""
         held = self.residency.staging.get(inode.ino)
         if held is not None and fields.update_mtime:
             self.objects.measure(held)
-            os.utime(held.fd, ns=(inode.atime_ns, attr.st_mtime_ns))
+            times = (inode.atime_ns, attr.st_mtime_ns)
+            await self.objects.on_file(held, "utime", partial(os.utime, ns=times))
             inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -355,9 +358,7 @@ class Operations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
         try:
-            if held.tier.slow:
-                return await trio.to_thread.run_sync(os.pread, held.fd, size, off)
-            return os.pread(held.fd, size, off)
+            return await self.objects.on_file(held, "read", lambda fd: os.pread(fd, size, off))
         except OSError as error:
             raise self.objects.failed("read", held, error) from error
 
@@ -365,9 +366,7 @@ class Operations(pyfuse3.Operations):
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         held = self.handles[fh].held
         try:
-            if held.tier.slow:
-                return await trio.to_thread.run_sync(os.pwrite, held.fd, buf, off)
-            return os.pwrite(held.fd, buf, off)
+            return await self.objects.on_file(held, "write", lambda fd: os.pwrite(fd, buf, off))
         except OSError as error:
             raise self.objects.failed("write", held, error) from error
 
@@ -390,7 +389,12 @@ class Operations(pyfuse3.Operations):
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
         held = self.handles[fh].held
         if held.tier.slow and held.fd >= 0:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, held.fd)
+            sync = os.fdatasync if datasync else os.fsync
+            patience = sync_patience(held.inode.size)
+            try:
+                await self.objects.on_file(held, "fsync", sync, patience)
+            except OSError as error:
+                raise self.objects.failed("fsync", held, error) from error
 
     # The file system
 

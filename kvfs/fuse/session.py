@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from kvfs.fuse.operations import Operations
 
 LAYOUT = 1  # of the C part's record
-MAX_TASKS = 100_000  # requests being handled; pyfuse3's 99 would let a slow disk stop all others
+# Requests being handled. pyfuse3's own 99 may all wait for a disk that hangs, and then nobody would
+# read the requests that need no disk. A task is a few KiB, and is made when it is needed.
+MAX_TASKS = 100_000
 
 
 def _label(mountpoint: Path) -> bytes:

@@ -6,7 +6,7 @@ by the workers, so it imports little. Not for picking what to move.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -111,6 +111,12 @@ def _finish(destination: str) -> None:
         raise
     if failpoints.active:
         failpoints.reach("movement.copy.renamed")
+
+
+def remove_parts(destinations: Sequence[str]) -> None:
+    """What a mover that was killed has left. Raises OSError."""
+    for destination in destinations:
+        Path(destination + PART).unlink(missing_ok=True)
 
 
 def read_through(source: str, size: int, *, sync: bool) -> Moved:

@@ -2,13 +2,17 @@
 
 Contract: `copy` and `read_through` run one job in a worker process and return what it found. The
 death of a worker fails no job: it is run again in another one, a few times. Workers take a token
-each, so that no more jobs run than were asked for. Not for deciding what to move.
+each, so that no more jobs run than were asked for. A job that takes much longer than its bytes can
+is given up and its worker killed; one that waits for a disk in the kernel dies when the disk
+answers, and keeps its token until then: every job needs that disk, so the token would be of no use
+to another. Not for deciding what to move.
 """
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -22,6 +26,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PATIENCE = 60.0  # s for a job without bytes: they run with little of a CPU, and sync
+SLOWEST = 4 << 20  # bytes/s of a copy on a machine that is busy, to a disk that is slow
 ATTEMPTS = 3  # deaths of workers that one job survives
 IDLE_SECONDS = 600.0  # a worker without work ends after this
 
@@ -30,13 +36,22 @@ class MoverFailedError(TierError):
     """Worker processes died over one job again and again."""
 
 
+class MoverOverdueError(TierError):
+    """A job was given up: the disk does not answer."""
+
+
 class Movers:
     """Use inside `Movers.open(...)`."""
 
     def __init__(
-        self, context: trio_parallel.WorkerContext, workers: int, counters: Counter[str]
+        self,
+        context: trio_parallel.WorkerContext,
+        nursery: trio.Nursery,
+        workers: int,
+        counters: Counter[str],
     ) -> None:
         self._context = context
+        self._nursery = nursery
         self.workers = workers
         self._limiter = trio.CapacityLimiter(workers)
         self.counters = counters
@@ -45,36 +60,58 @@ class Movers:
     @classmethod
     @asynccontextmanager
     async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
-        async with trio_parallel.open_worker_context(
-            idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
-        ) as context:
-            yield cls(context, workers, counters)
+        async with (
+            trio_parallel.open_worker_context(
+                idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
+            ) as context,
+            trio.open_nursery() as nursery,
+        ):
+            yield cls(context, nursery, workers, counters)
 
     async def copy(
         self, source: str, destination: str, size: int, *, sync: bool, cold: bool
     ) -> Moved:
         """See `copying.copy`. Raises OSError, SourceChangedError, MoverFailedError."""
         return await self._run(
-            copying.copy, source, destination, size, options={"sync": sync, "cold": cold}
+            copying.copy,
+            source,
+            destination,
+            size,
+            options={"sync": sync, "cold": cold},
+            patience=_patience(size),
+            destinations=[destination],
         )
 
     async def copy_all(
         self, items: list[tuple[str, str, int]]
     ) -> list[Moved | OSError | SourceChangedError]:
         """See `copying.copy_all`. Raises OSError, MoverFailedError."""
-        return await self._run(copying.copy_all, items, options={})
+        longest = _patience(sum(size for _, _, size in items))
+        destinations = [destination for _, destination, _ in items]
+        return await self._run(
+            copying.copy_all, items, options={}, patience=longest, destinations=destinations
+        )
 
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
         """See `copying.read_through`. Raises OSError, SourceChangedError, MoverFailedError."""
-        return await self._run(copying.read_through, source, size, options={"sync": sync})
+        return await self._run(
+            copying.read_through, source, size, options={"sync": sync}, patience=_patience(size)
+        )
 
-    async def _run(self, job: Callable[..., T], *arguments: object, options: dict[str, bool]) -> T:
+    async def _run(
+        self,
+        job: Callable[..., T],
+        *arguments: object,
+        options: dict[str, bool],
+        patience: float = PATIENCE,
+        destinations: Sequence[str] = (),
+    ) -> T:
         self.running += 1
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    moved: T = await self._context.run_sync(
-                        copying.call, job, arguments, options, limiter=self._limiter
+                    moved = await self._within(
+                        patience, partial(copying.call, job, arguments, options), destinations
                     )
                 except trio_parallel.BrokenWorkerError as error:
                     self.counters["mover_failures"] += 1
@@ -92,5 +129,52 @@ class Movers:
         finally:
             self.running -= 1
 
+    async def _within(
+        self, patience: float, job: Callable[[], T], destinations: Sequence[str]
+    ) -> T:
+        """What a worker answers in time. Not to be cancelled: a copy would be left half made."""
+        ended = trio.Event()
+        given_up = trio.CancelScope()
+        answers: list[T] = []
+        failures: list[Exception] = []
 
-__all__ = ["Moved", "MoverFailedError", "Movers", "SourceChangedError"]
+        async def work() -> None:
+            try:
+                with given_up:
+                    answers.append(
+                        await self._context.run_sync(
+                            job, kill_on_cancel=True, limiter=self._limiter
+                        )
+                    )
+            except Exception as error:  # noqa: BLE001 (it is raised below, where it is waited for)
+                failures.append(error)
+            finally:
+                ended.set()
+            if given_up.cancelled_caught:  # and the worker is dead
+                await self._remove_parts(destinations)
+
+        self._nursery.start_soon(work)
+        with trio.move_on_after(patience, shield=True):
+            await ended.wait()
+        if failures:
+            raise failures[0]
+        if answers:
+            return answers[0]
+        given_up.cancel()
+        raise MoverOverdueError(f"a mover has no answer after {patience:.0f} s, it is given up")
+
+    @staticmethod
+    async def _remove_parts(destinations: Sequence[str]) -> None:
+        remove = partial(copying.remove_parts, destinations)
+        try:
+            await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
+        except OSError as error:
+            log.warning("the next mount will remove what a mover has left half made: %s", error)
+
+
+def _patience(size: int) -> float:
+    """Seconds that a job with so many bytes may take."""
+    return PATIENCE + size / SLOWEST
+
+
+__all__ = ["Moved", "MoverFailedError", "MoverOverdueError", "Movers", "SourceChangedError"]

@@ -1,7 +1,8 @@
 """Where bytes are: directories of backing files, one file for each copy of an object."""
 
+from kvfs.tiers.calls import Job, OverdueError, sync_patience
 from kvfs.tiers.nvme import NvmeTier
 from kvfs.tiers.ram import RamTier
 from kvfs.tiers.tier import Tier
 
-__all__ = ["NvmeTier", "RamTier", "Tier"]
+__all__ = ["Job", "NvmeTier", "OverdueError", "RamTier", "Tier", "sync_patience"]

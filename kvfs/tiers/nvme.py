@@ -5,6 +5,7 @@ the first mount) tells it from others. The catalog lives beside the objects, so 
 be moved to another machine as a whole.
 """
 
+import errno
 import fcntl
 import os
 import uuid
@@ -13,6 +14,8 @@ from pathlib import Path
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import Tier
 
+PROBE = "probe"  # a name that the sweep takes for a file that was left half made
+_PATTERN = bytes(range(256)) * 16
 DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
 
 
@@ -24,7 +27,6 @@ class NvmeTier(Tier):
 
     def __init__(self, root: Path, capacity: int) -> None:
         super().__init__(root, capacity)
-        self.shortage = ""  # why it may take less than configured
         self.grows = False  # the size is a share of what is free, to which its objects are added
         try:
             root.mkdir(mode=0o700, exist_ok=True)
@@ -73,6 +75,27 @@ class NvmeTier(Tier):
 
     def present(self) -> bool:
         return (self.root / "identity").exists()
+
+    def probe(self) -> str:
+        """Make, sync, read and unlink a small file where objects are; what is wrong, or ""."""
+        path = f"{self.folders[0]}{PROBE}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, _PATTERN, 0)
+                os.fsync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache is never ill
+                found = os.pread(fd, len(_PATTERN), 0)
+            finally:
+                os.close(fd)
+                os.unlink(path)
+        except FileNotFoundError:
+            return "lost: its directory is not there"
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                return ""  # short of room is not ill
+            return f"probe: {errno.errorcode.get(error.errno or 0, 'unknown error')}"
+        return "" if found == _PATTERN else "probe: it reads other bytes than were written"
 
     def close(self) -> None:
         os.close(self._lock)

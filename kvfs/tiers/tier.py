@@ -3,7 +3,7 @@
 Contract: a backing file is named by inode and version, never overwritten by another object, and
 dropped by unlink only, since somebody may have it open or mapped. `used` and `reserved` are bytes
 that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room. Methods
-do the system call in the calling thread: for a tier on a disk call them from a worker thread.
+do the system call in the calling thread: for a tier on a disk call them by way of its `calls`.
 Not for policy: which object sits where is decided above.
 """
 
@@ -11,11 +11,14 @@ import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.tiers.calls import Calls
+from kvfs.tiers.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +41,11 @@ class Tier:
         self.uncounted = 0  # taken by what the census has not reached yet, estimated
         self.objects = 0
         self.hits = 0
+        self.shortage = ""  # why it may take less than configured
         self.slow = True  # may wait for a disk
-        self.trouble = ""  # the last failure that concerns the whole tier, for the status
+        self.health = Health(f"{self.name} tier {root}", time.monotonic())
+        self.calls = Calls(self.health)  # for a tier that is slow
+        self._said: set[str] = set()  # kinds of failure that were logged since it was healthy
         self.folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
 
     @property
@@ -72,6 +78,11 @@ class Tier:
         if failpoints.active:
             failpoints.reach("tiers.created")
         return fd
+
+    def uncreate(self, fd: int, ino: int, version: int) -> None:
+        """The file was made after all, when nobody waited for it any more."""
+        os.close(fd)
+        self.unlink(ino, version)
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
         """Raises NotFoundError if there is no such file, TierError for anything else."""
@@ -110,7 +121,7 @@ class Tier:
         if failpoints.active:
             failpoints.reach("tiers.renamed")
 
-    def unlink(self, ino: int, version: int) -> None:
+    def unlink(self, ino: int, version: int) -> bool:
         """A file that is already gone is as good as unlinked; other failures are logged."""
         try:
             if failpoints.active:
@@ -120,10 +131,12 @@ class Tier:
             log.debug("%s tier: %x.%x was gone already", self.name, ino, version)
         except OSError as error:
             self.failed("unlink", ino, error)
+            return False
         if failpoints.active:
             failpoints.reach("tiers.unlinked")
+        return True
 
-    def quarantine(self, ino: int, version: int) -> None:
+    def quarantine(self, ino: int, version: int) -> bool:
         """Keep bytes that are not what they should be for a human to look at; not accounted."""
         path = self.path(ino, version)
         try:
@@ -134,8 +147,10 @@ class Tier:
             log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
         except OSError as error:
             self.failed("quarantine", ino, error)
+            return False
         if failpoints.active:
             failpoints.reach("tiers.quarantined")
+        return True
 
     def files(self) -> Iterator[tuple[int, int, str]]:
         """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""
@@ -156,11 +171,15 @@ class Tier:
         """Describe a failure; logged once for each kind, since a sick disk has thousands."""
         kind = errno.errorcode.get(error.errno or 0, "unknown error")
         message = f"{self.name} tier {self.root}: {verb} of inode {ino} failed: {kind} {error}"
-        trouble = f"{verb}: {kind}"
-        if trouble != self.trouble:
-            log.error("%s (more of the same kind is not logged)", message)
-            self.trouble = trouble
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        what = f"{verb}: {kind}"
+        if not full:
+            if self.health.state == "healthy":
+                self._said.clear()
+            self.health.failed(time.monotonic(), what)
+        if what not in self._said:
+            self._said.add(what)
+            log.error("%s (more of the same kind is not logged)", message)
         return NoSpaceError(message) if full else TierError(message)
 
     def left(self) -> int:

@@ -200,6 +200,7 @@ def test_after_a_crash_a_copy_is_trusted_only_if_its_digest_agrees(mount: Mount)
         (kv.path / "1.bin").read_bytes()
     assert sorted(os.listdir(kv.path)) == ["0.bin", "2.bin"]
     assert kv.counter("quarantined") == 1
+    kv.idle()
     assert list((nvme / "quarantine").iterdir())
 
 

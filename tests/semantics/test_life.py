@@ -183,6 +183,7 @@ def test_damaged(either: Mounted) -> None:
         else:
             with refused(errno.ENOENT):
                 os.open(either.path / "b.kv", os.O_RDONLY)
+        either.idle()
         assert len(list((tiers[name] / "quarantine").iterdir())) == 1
     assert either.counter("quarantined") == 2
     assert either.counter("misses") == 1

@@ -525,7 +525,7 @@ def test_accounts_are_right_between_any_two_awaits(
         assert made_watch[0].steps > 500
 
 
-async def _inline(call: Callable[..., T], *arguments: object) -> T:
+async def _inline(call: Callable[..., T], *arguments: object, **_: object) -> T:
     """Threads would make each run another one."""
     await _some_turns()
     found = call(*arguments)

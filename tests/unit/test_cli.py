@@ -41,7 +41,8 @@ STATUS: dict[str, Any] = {
             "reserved_bytes": 0,
             "objects": 7,
             "hits": 11,
-            "state": "ok",
+            "state": "healthy",
+            "state_s": 90061.5,
             "why": "",
         },
         "nvme": {
@@ -51,7 +52,8 @@ STATUS: dict[str, Any] = {
             "reserved_bytes": 512,
             "objects": 8,
             "hits": 13,
-            "state": "full",
+            "state": "down",
+            "state_s": 61.0,
             "why": "disk full",
         },
     },
@@ -322,8 +324,8 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "passthrough on" in shown
     assert "huge pages off: forced" in shown
     assert "objects 9 (still counting)" in shown
-    assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 ok /run/kvfs-ram/mnt-kv" in shown
-    assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 full: disk full /data/kvfs" in shown
+    assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
+    assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
 
 

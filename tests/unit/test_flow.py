@@ -492,7 +492,7 @@ def test_a_vanished_directory_stops_nothing(tmp_path: Path) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         made.disk.root.rename(tmp_path / "away")
         await trio.sleep(3 * watch.SPACE_PERIOD)
-        assert made.disk.trouble
+        assert made.disk.health.why
         assert await made.read(inode.ino) == BYTES
         (tmp_path / "away").rename(made.disk.root)
 

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 import xxhash
 
 from kvfs.errors import TierError
 from kvfs.movement import copying
 from kvfs.movement.copying import Moved
-from kvfs.movement.movers import ATTEMPTS, MoverFailedError, Movers, SourceChangedError
+from kvfs.movement.movers import (
+    ATTEMPTS,
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    SourceChangedError,
+)
+from tests.harness import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +97,32 @@ def test_a_job_that_kills_every_worker_fails_alone(tmp_path: Path) -> None:
 
     assert run(case)["mover_failures"] == ATTEMPTS
     assert issubclass(MoverFailedError, TierError)
+
+
+def test_a_job_without_an_answer_is_given_up(tmp_path: Path) -> None:
+    """Its worker is killed, what it has left half made removed, and another one takes its place."""
+    (tmp_path / "a").write_bytes(b"content")
+    (tmp_path / "b.part").touch()
+    os.mkfifo(tmp_path / "silent")  # opening it waits for somebody to write
+
+    async def case(movers: Movers) -> None:
+        with pytest.raises(MoverOverdueError, match="no answer after"):
+            await movers._run(
+                copying.copy,
+                str(tmp_path / "silent"),
+                str(tmp_path / "b"),
+                7,
+                options={"sync": False, "cold": False},
+                patience=2.0,
+                destinations=[str(tmp_path / "b")],
+            )
+        moved = await movers.read_through(str(tmp_path / "a"), 7, sync=False)
+        assert moved.digest == xxhash.xxh3_128(b"content").digest()
+        await trio.to_thread.run_sync(
+            wait_for, lambda: not (tmp_path / "b.part").exists(), "no part is left"
+        )
+
+    assert run(case)["mover_failures"] == 0
 
 
 def test_errors_of_a_job_come_back_as_they_are(tmp_path: Path) -> None:

@@ -460,6 +460,7 @@ def test_a_changed_copy_with_a_digest_is_a_miss_and_kept_for_a_look(made: World)
             await made.objects.open(inode.ino, writable=False)
         assert made.residency.counters["quarantined"] == 1
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
+        await made.flow.empty_trash()
         assert os.listdir(made.disk.root / "quarantine") == [f"{inode.ino:x}.1"]
         with pytest.raises(NotFoundError):
             made.find(b"a")
@@ -537,7 +538,7 @@ def test_a_lost_directory_is_a_miss_but_no_name_goes(made: World) -> None:
         for _ in range(2):
             with pytest.raises(MISS):
                 await made.objects.open(inode.ino, writable=False)
-        assert "open" in made.disk.trouble
+        assert "open" in made.disk.health.why
         away.rename(made.disk.root)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()

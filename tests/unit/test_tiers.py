@@ -79,7 +79,7 @@ def test_files_come_and_go(nvme: NvmeTier) -> None:
     nvme.unlink(7, 2)
     nvme.unlink(7, 2)
     assert list(nvme.files()) == []
-    assert nvme.trouble == ""
+    assert nvme.health.why == ""
 
 
 def test_a_new_file_is_empty_whatever_was_there(nvme: NvmeTier) -> None:
@@ -118,7 +118,7 @@ def test_a_failure_is_described_and_logged_once(
         assert len(caplog.records) == 2
     assert all(type(error) is TierError for error in errors)
     assert f"nvme tier {nvme.root}: open of inode 2 failed: EIO" in str(errors[2])
-    assert nvme.trouble == "unlink: EIO"
+    assert (nvme.health.state, nvme.health.why) == ("suspect", "unlink: EIO")
     for code in (errno.ENOSPC, errno.EDQUOT):
         assert isinstance(nvme.failed("create", 1, OSError(code, "full")), NoSpaceError)
 

@@ -1,5 +1,6 @@
 """The core on real tiers and a real catalog, without a kernel, and what must always hold in it."""
 
+import math
 import os
 import stat
 from collections import Counter
@@ -19,10 +20,12 @@ from kvfs.core.tree import Tree
 from kvfs.daemon import Mount
 from kvfs.movement import copying
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
-from kvfs.tiers import NvmeTier, RamTier, Tier
+from kvfs.tiers import NvmeTier, RamTier, Tier, calls
 
 T = TypeVar("T")
 MIB = 1 << 20
+# Threads take real time: a clock that jumps would give up calls that are being answered.
+calls.DEADLINE = calls.PROBE_DEADLINE = math.inf
 
 
 async def nothing() -> None:
@@ -382,9 +385,9 @@ class World:
                 if inode.is_file and tier in self.residency.holders(inode)
             }
             trash = {
-                tier.path(ino, version)
-                for where, ino, version in self.residency.trash
-                if where is tier
+                tier.path(trash.ino, trash.version)
+                for trash in self.residency.trash
+                if trash.tier is tier
             }
             found = self.on_disk(tier)
             assert not named & trash, f"{tier.name}: {named & trash} would be thrown away"

@@ -58,7 +58,7 @@ class Copies:
         """Report those that are gone as a whole, which is no damage of what was in them."""
         survey = self.survey
         for tier in self.residency.tiers:
-            if tier not in self.lost and not await trio.to_thread.run_sync(_there, tier):
+            if tier not in self.lost and not await survey.io(partial(_there, tier)):
                 self.lost.add(tier)
                 what = f"the {tier.name} tier's directory {tier.root} is not what it was"
                 cure = "none: give its file system back, or mount anew"
@@ -93,7 +93,7 @@ class Copies:
         survey = self.survey
         copies = [(inode, tier) for inode in inodes for tier in self._holders(inode)]
         paths = [tier.path(inode.ino, inode.version) for inode, tier in copies]
-        found = await trio.to_thread.run_sync(_stat_all, paths)
+        found = await survey.io(partial(_stat_all, paths))
         suspects: dict[int, None] = {}
         sound: list[tuple[Inode, Tier]] = []
         for (inode, tier), status in zip(copies, found, strict=True):
@@ -126,7 +126,7 @@ class Copies:
         finally:
             self._hashing.release_on_behalf_of((inode.ino, tier))
         path = tier.path(inode.ino, inode.version)
-        (status,) = await trio.to_thread.run_sync(_stat_all, [path])
+        (status,) = await survey.io(partial(_stat_all, [path]))
         current = self._fit(inode.ino, inode.version)
         if current is not None and tier in self.residency.holders(current):
             if self._verdict(current, tier, status, hashed):
@@ -211,7 +211,7 @@ class Copies:
             await self.look_for_tiers()  # is one copy gone, or all?
             holders = self._holders(inode)
             paths = [tier.path(ino, version) for tier in holders]
-            found = await trio.to_thread.run_sync(_stat_all, paths)
+            found = await survey.io(partial(_stat_all, paths))
             verdicts: list[tuple[Tier, Stat, Verdict]] = []
             for tier, status in zip(holders, found, strict=True):
                 verdict = self._verdict(inode, tier, status, None)
@@ -271,7 +271,7 @@ class Copies:
         names = survey.path(inode)
         if survey.repair and verdict.remedy == "restamp" and there is not None:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
-            await trio.to_thread.run_sync(_set_times, path, times)
+            await survey.io(partial(_set_times, path, times))
         survey.report(verdict.kind, ino, names, what, cure, mend)
 
     def _mend(

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
-import trio
-
 from kvfs.core.check.survey import Survey
 from kvfs.movement.copying import PART
 from kvfs.tiers import Tier
@@ -39,11 +37,11 @@ class Files:
         for tier in tiers:
             for first in range(0, len(tier.folders), FOLDERS):
                 folders = tier.folders[first : first + FOLDERS]
-                listed = await trio.to_thread.run_sync(_names_of_all, folders)
+                listed = await survey.io(partial(_names_of_all, folders))
                 for folder, names in zip(folders, listed, strict=True):
                     await self._folder(tier, folder, names)
                     await survey.step()
-            survey.notes["quarantined"] += await trio.to_thread.run_sync(_count, tier)
+            survey.notes["quarantined"] += await survey.io(partial(_count, tier))
 
     async def _folder(self, tier: Tier, folder: str, names: Listed) -> None:
         survey = self.survey
@@ -53,7 +51,7 @@ class Files:
             return
         if names is None:
             if survey.repair:
-                await trio.to_thread.run_sync(tier.make_folders)
+                await survey.io(tier.make_folders)
             what = f"{tier.name} tier: the folder is not there"
             survey.report("folder", 0, folder, what, "make it", nothing)
             return
@@ -76,7 +74,7 @@ class Files:
             return "part", "a copy that was never finished"
         if not ino:
             return "foreign", "no file of kvfs is called so"
-        if (tier, ino, version) in self.residency.trash:
+        if any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
             return None
         inode = self.survey.inode(ino)
         if inode is not None and self.survey.to_be_recovered(ino):
@@ -98,7 +96,7 @@ class Files:
         path = folder + name
         async with survey.hold(ino) if ino else nullcontext():
             wrong = self._wrong(tier, folder, name, ino, version)
-            changed = await trio.to_thread.run_sync(_changed, path)
+            changed = await survey.io(partial(_changed, path))
             if wrong is None or changed is None:
                 return
             kind, what = wrong
@@ -108,7 +106,7 @@ class Files:
                 return  # a create may be about to say what it is
             proper = tier.path(ino, version)
             act, cure = partial(os.unlink, path), "remove it"
-            free = kind == "misplaced" and await trio.to_thread.run_sync(_changed, proper) is None
+            free = kind == "misplaced" and await survey.io(partial(_changed, proper)) is None
             if kind == "misplaced" and not free:
                 kind = "leftover"
             if free:
@@ -117,7 +115,7 @@ class Files:
                     survey.said.add((tier.name, ino, version))
             done: Callable[[], object] | None = nothing
             if survey.repair:
-                error = await trio.to_thread.run_sync(_try, act)
+                error = await survey.io(partial(_try, act))
                 self.residency.counters["swept"] += error is None and not free
                 if error is not None:
                     done, cure = None, f"none: {error}"

@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode, audit
 from kvfs.core.residency import Residency
 from kvfs.movement.movers import Movers
+from kvfs.tiers import Job
 
+T = TypeVar("T")
 STEP = 0.0003  # s of this thread's work between two turns of the loop
 SHARE = 4  # beside a mount: for each second of work as many for everybody else
 JOB_PERIOD = 0.01  # s between two looks whether a mover has finished with an object
@@ -112,6 +114,14 @@ class Survey:
             "inodes": self.inodes,
             "notes": {name: count for name, count in self.notes.items() if count},
         }
+
+    async def io(self, do: Callable[[], T]) -> T:
+        """What `do` finds on any of the disks. Raises TierError if there is no answer.
+
+        An inode may be held meanwhile, so that others would wait for that disk, too.
+        """
+        slowest = self.residency.tiers[-1]
+        return await slowest.calls.call(Job("a look at its files", do))
 
     # What there is
 
