@@ -26,7 +26,7 @@ from typing import Any
 
 import trio
 
-from kvfs import __version__, mounts, runtime
+from kvfs import __version__, failpoints, mounts, runtime
 from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
@@ -38,7 +38,7 @@ from kvfs.core.residency import Residency
 from kvfs.core.sessions import past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.fuse.passthrough import SLOTS  # the C part first, then pyfuse3
+from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.movement.movers import Movers
 from kvfs.tiers import NvmeTier, RamTier
@@ -64,6 +64,7 @@ class Mount:
         self.order = order
         self.keeper = keeper
         self.kept = True  # the keeper lives
+        self.serving = False  # from then on others rely on what is in memory
         self.takeover = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
@@ -192,7 +193,14 @@ class Mount:
     async def _take_over(self, objects: Objects) -> None:
         slots = self.backings.slots()
         lefts = [
-            takeover.Left(slot.handle, slot.inode, slot.backing_id, slot.writable, slot.tier)
+            takeover.Left(
+                slot.handle,
+                slot.inode,
+                slot.backing_id,
+                slot.writable,
+                slot.tier,
+                slot.state is State.RELEASING,
+            )
             for slot in slots
         ]
         self.backings.adopt(slot.backing_id for slot in slots)
@@ -219,6 +227,7 @@ class Mount:
                     "discard_ram": self._discard_ram,
                     "check": self.flow.checks.start,
                     "checked": self.flow.checks.look,
+                    "arm": self._arm,
                 },
             )
             nursery.start_soon(self._hear_keeper)
@@ -349,6 +358,12 @@ class Mount:
         size, objects = self.flow.write_back()
         return {"bytes_left": size, "objects_left": objects}
 
+    async def _arm(self, faults: str) -> dict[str, Any]:
+        """For tests: fail points of this daemon; says what was passed since the last time."""
+        passed = dict(failpoints.passed)
+        failpoints.arm(faults)
+        return {"passed": passed}
+
     async def _discard_ram(self, *, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting."""
         patience = float("inf") if lasting else DISCARD_PATIENCE
@@ -370,7 +385,8 @@ class Mount:
                 catalog.close()
         except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
-        if self.ram is not None and (ended or not (self.takeover or self.ram.adopted)):
+        relied_on = self.takeover or self.serving or (self.ram is not None and self.ram.adopted)
+        if self.ram is not None and (ended or not relied_on):
             self.ram.remove()
         if nvme is not None:
             nvme.close()
@@ -418,6 +434,7 @@ def _serve(keeper: Channel, order: Message) -> None:
     try:
         keeper.send("prepared")
         _, device = keeper.receive()
+        mount.serving = True
         mount.backings.attach(device, mount.session_file, takeover=mount.takeover)
         trio.run(mount.serve)
         ended = True

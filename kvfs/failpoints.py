@@ -48,6 +48,11 @@ POINTS = {
     "movement.copy.written": True,
     "movement.copy.renamed": False,
     "movement.read": True,
+    "fuse.backing.opened": False,
+    "fuse.backing.closed": False,
+    "fuse.handle.bound": False,
+    "fuse.handle.releasing": False,
+    "fuse.handle.released": False,
 }
 
 

@@ -7,7 +7,6 @@ touches a mount point that is mounted: its daemon may be dead, and to ask it wou
 """
 
 import ctypes
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -90,6 +89,8 @@ def escape(mountpoint: Path) -> str:
     if text.startswith("."):
         text = f"\\x2e{text[1:]}"
     if len(text) > _LONGEST_ESCAPE:
+        import hashlib  # noqa: PLC0415 (4 MB of libcrypto, which the keeper would hold for nothing)
+
         digest = hashlib.sha256(path).hexdigest()[:24]
         text = f"{text[: _LONGEST_ESCAPE - 1 - len(digest)]}~{digest}"
     return text

@@ -31,7 +31,7 @@ NOTES = {
     "verified": "copies have the bytes of their digest",
     "without_digest": "copies have no digest that their bytes could be compared with",
     "ram_gone": "objects were only in memory, which is gone: the next mount drops them",
-    "unfinished": "objects were open when the daemon died: the next mount drops those not sealed",
+    "unfinished": "objects were open when the daemon died: the next mount sees to them",
     "quarantined": "files are in quarantine, for you to look at",
 }
 

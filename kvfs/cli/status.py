@@ -46,6 +46,7 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("mount point", status["mountpoint"]),
         ("version", status["version"]),
         ("daemon", f"pid {status['daemon_pid']}, up {_duration(status['uptime_s'])}"),
+        ("keeper", _keeper(status)),
     ]
     for name in ("passthrough", "huge_pages"):
         state = status[name]
@@ -55,6 +56,12 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
     facts.append(("objects", f"{status['objects']}{census}"))
     facts += [(name.replace("_", " "), str(status[name])) for name in ("open_handles", "writers")]
     return facts
+
+
+def _keeper(status: dict[str, Any]) -> str:
+    if not status["keeper_pid"]:
+        return "dead: the mount ends with its daemon; unmount, and mount anew"
+    return f"pid {status['keeper_pid']}, {status['takeovers']} takeovers"
 
 
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:

@@ -23,13 +23,17 @@ log = logging.getLogger(__name__)
 
 
 class Left(NamedTuple):
-    """A handle that the predecessor left; `tier` is the tier's number."""
+    """A handle that the predecessor left; `tier` is the tier's number.
+
+    ending: its RELEASE was being carried out. Then the inode may have been opened anew since.
+    """
 
     handle: int
     ino: int
     backing_id: int
     writable: bool
     tier: int
+    ending: bool
 
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
@@ -42,10 +46,13 @@ def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
     for left in handles:
         by_inode.setdefault(left.ino, []).append(left)
     found = {}
-    for lefts in by_inode.values():
-        held = _reopen(residency, lefts)
-        if held is not None:
-            found.update({left.handle: held for left in lefts})
+    for ino, lefts in by_inode.items():
+        inode = residency.catalog.inode(ino)
+        if inode is not None:  # else its release was nearly done
+            last = _last_opened(residency, inode, lefts)
+            if last:
+                held = _reopen(residency, inode, last)
+                found.update({left.handle: held for left in last})
     for ino in marked:
         _finish(objects, ino)
     return found
@@ -61,12 +68,24 @@ def _give_name_back(residency: Residency, ino: int) -> None:
             log.error("inode %d may be missed: %s", ino, error)
 
 
-def _reopen(residency: Residency, lefts: list[Left]) -> OpenObject | None:
-    ino, backing_id = lefts[0].ino, max(left.backing_id for left in lefts)
-    inode = residency.catalog.inode(ino)
-    tier = next((tier for tier in residency.tiers if tier.number == lefts[0].tier), None)
-    if inode is None or tier is None:
-        return None  # its release was nearly done
+def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[Left]:
+    """The handles of the inode's latest open object: they share tier and backing id, which rises.
+
+    What has others was settled before that was opened, only its RELEASE was not answered yet.
+    """
+    holders = {tier.number for tier in residency.holders(inode)}
+    lefts = [left for left in lefts if not left.ending or left.tier in holders]
+    living = [left for left in lefts if not left.ending] or lefts
+    if not living:
+        return []
+    last = max(living, key=lambda left: (left.tier in holders, left.backing_id))
+    shared = (last.tier, last.backing_id)
+    return [left for left in lefts if (left.tier, left.backing_id) == shared]
+
+
+def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject:
+    ino, backing_id = inode.ino, lefts[0].backing_id
+    [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
     fd = -1
     if writers or not backing_id:  # else the kernel has the file, and nobody here needs it

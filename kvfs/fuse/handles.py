@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from kvfs import failpoints
 from kvfs.core.residency import OpenObject
 from kvfs.errors import TooManyOpenError
 from kvfs.fuse.passthrough import Slot, State
@@ -63,6 +64,8 @@ class Handles:
             held.tier.number,
         )
         self._table.bind(slot, noflush=not writable)
+        if failpoints.active:
+            failpoints.reach("fuse.handle.bound")
         return handle
 
     def __getitem__(self, handle: int) -> Handle:
@@ -74,6 +77,8 @@ class Handles:
         if found is not None:
             self._releasing.add(handle)
             self._table.set_state(handle, State.RELEASING)
+            if failpoints.active:
+                failpoints.reach("fuse.handle.releasing")
         return found
 
     def end_release(self, handle: int) -> None:
@@ -81,6 +86,8 @@ class Handles:
         self._releasing.remove(handle)
         self._table.set_state(handle, State.FREE)
         heapq.heappush(self._free, handle)
+        if failpoints.active:
+            failpoints.reach("fuse.handle.released")
 
     # Takeover
 

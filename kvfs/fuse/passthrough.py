@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
+from kvfs import failpoints
+
 log = logging.getLogger(__name__)
 
 if "pyfuse3" in sys.modules:
@@ -94,6 +96,8 @@ class Passthrough:
         entry = heapq.heappop(self._free) if self._free else self._end
         try:
             backing_id = _passthrough.open_backing(fd, entry)
+            if failpoints.active:
+                failpoints.reach("fuse.backing.opened")
         except (OSError, ValueError) as error:
             self._refusals += 1
             if self._refusals == 1:
@@ -122,6 +126,8 @@ class Passthrough:
         except OSError as error:
             log.error("backing id %d cannot be closed: %s", backing_id, error)
         heapq.heappush(self._free, entry)
+        if failpoints.active:
+            failpoints.reach("fuse.backing.closed")
 
     def adopt(self, used: Iterable[int]) -> None:
         """Take over the ids of the predecessor, and close those that no handle uses."""

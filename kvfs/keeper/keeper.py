@@ -32,7 +32,7 @@ log = logging.getLogger("kvfs.keeper")
 
 LOAD, START, HAND_OVER = 60.0, 60.0, 2.0  # s that a daemon may take for it
 UPGRADE_START = 10.0  # s that the new version has before the old one is back
-SHORT_LIFE = 1.0  # s; who dies sooner after its start counts towards the limit
+SHORT_LIFE = 0.25  # s; who dies sooner after its start counts towards the limit
 DEATHS = 8  # in a row, before the mount is given up
 BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
@@ -101,16 +101,18 @@ class Keeper:
             "serve",
             config=config,
             takeover=self.device >= 0,
-            takeovers=self.takeovers,
+            takeovers=self.takeovers + (self.device >= 0),
             keeper_pid=os.getpid(),
         )
         process.expect("prepared", patience)
-        if self.device < 0:
+        takeover = self.device >= 0
+        if not takeover:
             self.device = device.mount(
                 self.mountpoint, config["mount_flags"], allow_other=config["allow_other"]
             )
         process.tell("device", descriptor=self.device)
         ready = process.expect("ready", deadline - time.monotonic())
+        self.takeovers += takeover
         process.started = process.heard = time.monotonic()
         self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
         self._said = 0.0
@@ -211,7 +213,6 @@ class Keeper:
             if self._deaths:
                 time.sleep(BACK_OFF * 2 ** (self._deaths - 1))
             process = self._successor()
-            self.takeovers += 1
             try:
                 self._serve(process, self._current_config(), patience=START)
             except (Failed, KvfsError) as error:
@@ -288,6 +289,7 @@ class Keeper:
             "keeper_pid": os.getpid(),
             "daemon_pid": self.daemon.pid if self.daemon else 0,
             "standby_pid": self.standby.pid if self.standby else 0,
+            "standby_loaded": self.standby is not None and "loaded" in self.standby.facts,
             "takeovers": self.takeovers,
         }
 
@@ -315,7 +317,6 @@ class Keeper:
             raise
         began = time.monotonic()
         self._hand_over(old)
-        self.takeovers += 1
         try:
             self._serve(candidate, config, patience=UPGRADE_START)
         except (Failed, KvfsError) as error:

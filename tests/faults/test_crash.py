@@ -167,4 +167,5 @@ def test_every_point_is_passed(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         for name in SCENARIOS:
             trio.run(run, made, name)
-    assert found == set(failpoints.POINTS)
+    # What is the kernel's face only has its own: tests/faults/test_takeover.py.
+    assert found == {point for point in failpoints.POINTS if not point.startswith("fuse.")}

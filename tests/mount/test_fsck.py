@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -278,6 +279,29 @@ def test_a_dead_daemon_is_an_error_of_its_own(kv: Mounted) -> None:
     subprocess.run(["umount", "-l", kv.path], check=True)
 
 
+def test_memory_alone_is_checked_too(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    paths = fill(kv, 2)
+    assert found(kv.path, "--hashes", "--repair") == (0, [], {"copies": 2, "without_digest": 2})
+    assert found(kv.path, "--hashes") == (0, [], {"copies": 2, "verified": 2})
+    corrupt(backing(ram_of(kv), paths[0].stat().st_ino))
+    kv.expect_log("repaired: put this copy into quarantine and drop the object with its names")
+    assert found(kv.path, "--hashes", "--repair")[:2] == (1, [("damaged", "repaired")])
+    assert os.listdir(kv.path) == ["1.bin"]
+
+
+def test_one_line_for_a_name_of_two(mount: Mount) -> None:
+    kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
+    path = kv.path / "two\nlines\x1b"
+    path.write_bytes(b"x")
+    kv.idle()
+    backing(nvme_of(kv), path.stat().st_ino).unlink()
+    line, _ = fsck(kv.path).stdout.splitlines()
+    assert r"/two\nlines\x1b: nvme copy" in line
+    kv.expect_log("repaired: forget this copy")
+    assert found(kv.path, "--repair")[0] == 1
+
+
 def test_people_get_a_line_for_each_finding_and_a_sum(mount: Mount) -> None:
     kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
     (path, *_) = fill(kv, 2)
@@ -299,3 +323,37 @@ def test_people_get_a_line_for_each_finding_and_a_sum(mount: Mount) -> None:
     assert done.returncode == 1
     assert "(repaired: forget this copy and drop" in done.stdout
     assert "1 findings in 3 inodes, 1 repaired, 0 left" in done.stdout
+
+
+def on_a_terminal(target: Path, *, stdout: bool) -> tuple[str, str]:
+    """(what stdout got, what the terminal got) of a run whose stderr is a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*KVFS, "fsck", str(target)],
+            stdout=theirs if stdout else subprocess.PIPE,
+            stderr=theirs,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "400"},
+            check=False,
+            timeout=PATIENCE,
+        )
+        os.set_blocking(ours, False)
+        return (done.stdout or b"").decode(), os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_bar_is_on_the_terminal_and_nowhere_else(kv: Mounted) -> None:
+    fill(kv, 1)
+    (nvme_of(kv) / "objects/05/5.1").write_bytes(b"leftover")
+    out, screen = on_a_terminal(kv.path, stdout=False)
+    assert "checking" in screen
+    assert "leftover" not in screen
+    assert "\x1b" not in out
+    assert "leftover: inode 5" in out
+    _, screen = on_a_terminal(kv.path, stdout=True)
+    assert "checking" in screen
+    assert "leftover: inode 5" in screen
+    kv.expect_log("repaired: remove it")
+    assert found(kv.path, "--repair")[0] == 1

@@ -256,10 +256,11 @@ def test_unmounted_now(either: Mounted) -> None:
     assert (either.path / "a.kv").read_bytes() == b"kept" * M
 
 
-def test_daemon_dies(either: Mounted) -> None:
+def test_all_dies(either: Mounted) -> None:
     """
-    If the daemon dies, even by `kill -9`, all that was sealed is there after the next mount, also
-    what only RAM held: the RAM tier outlives the daemon. What was staging is gone with its name.
+    If keeper and daemon die both, the mount ends with them: ENOTCONN, until it is unmounted. All
+    that was sealed is there after the next mount, also what only RAM held: the RAM tier outlives
+    both. What was staging is gone with its name.
     """
     for number in range(3):
         (either.path / f"{number}.kv").write_bytes(bytes([number]) * M)
@@ -311,7 +312,7 @@ def test_power_fails(kv: Mounted) -> None:
 def test_ram_only(mount: Mount) -> None:
     """
     Without `nvme` there is nowhere to write back to: kvfs is empty after each mount. It outlives
-    the death of its daemon all the same.
+    the death of its daemons all the same.
     """
     kv = mount("ram=64M")
     (kv.path / "a").write_bytes(b"a" * M)

@@ -3,13 +3,14 @@
 import shutil
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvfs.catalog import Catalog, Dentry, Inode
+from kvfs.catalog import Catalog, Dentry, Inode, audit
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError, ConfigError
 
@@ -250,3 +251,48 @@ def test_a_failing_database_is_a_catalog_error(tmp_path: Path) -> None:
     for call in calls:
         with pytest.raises(CatalogError, match=f"catalog {catalog.path}"):
             call()
+
+
+def test_records_are_as_they_were_at_the_first(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        for ino in (20, 21, 22):
+            batch.put(inode(ino))
+    records = catalog.records(b"i")
+    assert audit.inode(*next(records)) == inode(20)
+    with catalog.batch() as batch:
+        batch.delete(inode(21))
+        batch.put(inode(23))
+    assert [audit.number(key) for key, _ in records] == [21, 22]
+    assert [audit.number(key) for key, _ in catalog.records(b"i")] == [20, 22, 23]
+    assert catalog.record(b"i", audit.number_key(21)) is None
+
+
+def test_records_end_when_the_catalog_is_opened_anew(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        batch.put(inode(20))
+        batch.put(inode(21))
+    records = catalog.records(b"i")
+    next(records)
+    opened = catalog._db
+    catalog._db = object()  # type: ignore[assignment]
+    with pytest.raises(CatalogError, match="opened anew while it was read"):
+        next(records)
+    catalog._db = opened
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("by_cookie", b"short", b"12345678x"),
+        ("by_cookie", b"\0" * 16, b"12345678"),
+        ("by_name", b"12345678", b"\0" * 16),
+        ("by_name", b"12345678x", b"short"),
+        ("inode", b"short", inode(20).pack()),
+        ("inode", b"\0" * 8, b""),
+        ("inode", b"\0" * 8, replace(inode(20), mode=0).pack()),
+        ("inode", b"\0" * 8, replace(inode(20), digest=b"short").pack()),
+        ("inode", b"\0" * 8, inode(20).pack()[:-16]),
+    ],
+)
+def test_what_kvfs_cannot_have_written_is_nothing(kind: str, key: bytes, value: bytes) -> None:
+    assert getattr(audit, kind)(key, value) is None

@@ -28,6 +28,8 @@ STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "mountpoint": "/mnt/[kv]",
     "daemon_pid": 4711,
+    "keeper_pid": 4710,
+    "takeovers": 3,
     "uptime_s": 90061.5,
     "passthrough": {"on": True, "why": ""},
     "huge_pages": {"on": False, "why": "forced"},
@@ -316,6 +318,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     shown = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "mount point /mnt/[kv]" in shown
     assert "daemon pid 4711, up 1 d 01:01:01" in shown
+    assert "keeper pid 4710, 3 takeovers" in shown
     assert "passthrough on" in shown
     assert "huge pages off: forced" in shown
     assert "objects 9 (still counting)" in shown

@@ -10,7 +10,8 @@ when hashes are wanted. Objects that are being written are passed by.
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -69,9 +70,9 @@ class Copies:
         survey.begin("copies", survey.bytes if survey.hashes else survey.inodes)
         records = self.catalog.records(audit.INODES)
         while batch := list(islice(records, BATCH)):
-            seen = [found for key, value in batch if (found := audit.inode(key, value))]
+            inos = [ino for key, _ in batch if (ino := audit.number(key))]
             # Links, directories and what is unfinished are no concern of this part.
-            inodes = [fit for inode in seen if (fit := self._fit(inode.ino))]
+            inodes = [inode for ino in inos if (inode := self._fit(ino))]
             await self._look(inodes)
             await survey.step(0 if survey.hashes else len(batch))
 
@@ -201,7 +202,7 @@ class Copies:
         survey, residency = self.survey, self.residency
         async with survey.hold(ino):
             inode = self._fit(ino)
-            if inode is None:
+            if inode is None or survey.to_be_recovered(ino):
                 return
             version = inode.version
             if not residency.holders(inode):
@@ -224,10 +225,9 @@ class Copies:
                 return  # unlinked meanwhile
             doomed = [tier for tier, _, verdict in verdicts if verdict.remedy == "lose"]
             lost = doomed == residency.holders(current)
-            with trio.CancelScope(shield=True):
-                for tier, status, verdict in verdicts:
-                    last = lost and tier is doomed[-1]
-                    await self._report(ino, version, tier, status, verdict, last=last)
+            for tier, status, verdict in verdicts:
+                last = lost and tier is doomed[-1]
+                await self._report(current, tier, status, verdict, last=last)
 
     def _nowhere(self, inode: Inode) -> None:
         """No copy is claimed: an object that only memory held, which is gone, or an odd record."""
@@ -248,53 +248,48 @@ class Copies:
     # Repair
 
     async def _report(
-        self, ino: int, version: int, tier: Tier, status: Stat, verdict: Verdict, *, last: bool
+        self, inode: Inode, tier: Tier, status: Stat, verdict: Verdict, *, last: bool
     ) -> None:
-        """Mend the file where it is, then the record, then say so."""
-        survey, residency = self.survey, self.residency
-        inode = self._fit(ino, version)
-        if inode is None:
-            return  # its last name went while another copy was put aside
+        """Mend it, and say so. `last`: no other copy is left."""
+        survey, ino, version = self.survey, inode.ino, inode.version
         path = tier.path(ino, version)
+        there = status if isinstance(status, os.stat_result) else None
         what = f"{tier.name} copy {path}: {verdict.what}"
         cure = {
-            "lose": "forget this copy" if status is None else "put this copy into quarantine",
+            "lose": "forget this copy" if there is None else "put this copy into quarantine",
             "restamp": "set the time back to what it was",
             "recount": "correct the record",
             "": "none while that cannot be told",
         }[verdict.remedy]
         if last:
             cure += " and drop the object with its names"
+        mend: Callable[[], object] | None = None
+        if verdict.remedy == "lose" and ino in self.residency.open:
+            cure = "none while it is open"
+        elif verdict.remedy:
+            mend = partial(self._mend, ino, version, tier, there, verdict.remedy)
         names = survey.path(inode)
-        there = status if isinstance(status, os.stat_result) else None
-        if verdict.remedy == "lose" and ino in residency.open:
-            survey.report(verdict.kind, ino, names, what, "none while it is open", None)
-            return
-        if not verdict.remedy:
-            survey.report(verdict.kind, ino, names, what, cure, None)
-            return
-        if survey.repair and verdict.remedy == "lose" and there is not None:
-            residency.counters["quarantined"] += 1
-            await trio.to_thread.run_sync(tier.quarantine, ino, version)
-        elif survey.repair and verdict.remedy == "restamp" and there is not None:
+        if survey.repair and verdict.remedy == "restamp" and there is not None:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
             await trio.to_thread.run_sync(_set_times, path, times)
-
-        def mend() -> None:
-            current = self._fit(ino, version)
-            if current is None:
-                return  # unlinked while the file was mended
-            if verdict.remedy == "lose":
-                residency.counters["missing"] += status is None
-                residency.lose(current, tier)
-            elif verdict.remedy == "recount" and there is not None:
-                residency.dismiss(current)
-                current.blocks = there.st_blocks
-                with self.catalog.batch() as batch:
-                    batch.put(current)
-                residency.admit(current)
-
         survey.report(verdict.kind, ino, names, what, cure, mend)
+
+    def _mend(
+        self, ino: int, version: int, tier: Tier, there: os.stat_result | None, remedy: str
+    ) -> None:
+        residency, inode = self.residency, self._fit(ino, version)
+        if inode is None:
+            return  # its last name went with another copy, or meanwhile
+        if remedy == "lose":
+            residency.counters["missing" if there is None else "quarantined"] += 1
+            residency.lose(inode, tier, quarantine=there is not None)
+        elif remedy == "recount" and there is not None:
+            before = inode.copy()
+            inode.blocks = there.st_blocks
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+                batch.then(partial(residency.dismiss, before))
+                batch.then(partial(residency.admit, inode))
 
 
 def _stat_all(paths: Iterable[str]) -> list[Stat]:

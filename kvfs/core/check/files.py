@@ -79,6 +79,8 @@ class Files:
         if (tier, ino, version) in self.residency.trash:
             return None
         inode = self.survey.inode(ino)
+        if inode is not None and self.survey.to_be_recovered(ino):
+            return None  # it may lie under the name of its next version
         holds = inode is not None and inode.is_file and tier in self.residency.holders(inode)
         meant = holds and inode is not None and inode.version == version
         if tier.path(ino, version) != folder + name:
@@ -119,7 +121,7 @@ class Files:
                 self.residency.counters["swept"] += error is None and not free
                 if error is not None:
                     done, cure = None, f"none: {error}"
-            names = path if inode is None else survey.path(inode)
+            names = "" if inode is None else survey.path(inode)
             survey.report(kind, ino, names, f"{tier.name} file {path}: {what}", cure, done)
 
 

@@ -46,13 +46,12 @@ class Inodes:
         if record is None or audit.inode(key, record) is not None:
             return  # gone or written meanwhile
 
-        def mend() -> None:
-            with self.catalog.batch() as batch:
-                batch.erase(audit.INODES, key)
-
-        ino = audit.number(key)
+        ino = audit.number(key) or 0
+        self.survey.unreadable.add(ino)
         what = f"its record makes no sense (key {(audit.INODES + key).hex()})"
-        self.survey.report("record", ino or 0, "", what, "remove it: the inode is lost", mend)
+        cure = "remove it: the inode is lost"
+        mend = partial(self._erase, audit.INODES, key)
+        self.survey.report("record", ino, "", what, cure, mend)
 
     async def run(self) -> None:
         """Links, directories, attributes, marks, facts."""
@@ -70,12 +69,13 @@ class Inodes:
         survey.begin("links", survey.inodes)
         directories: dict[int, tuple[int, int]] = {}  # inode -> parent, subdirs
         for key, record in self.catalog.records(audit.INODES):
-            seen = audit.inode(key, record)
-            if seen is not None:
+            ino = audit.number(key)
+            if ino is not None and ino not in survey.unreadable:
+                seen = Inode.unpack(ino, record)
                 if seen.is_dir:
                     parent = seen.links[0][0] if seen.links else names.parents.get(seen.ino, 0)
                     directories[seen.ino] = parent, seen.subdirs
-                current = survey.inode(seen.ino)
+                current = survey.inode(ino)
                 if current is not None and current.ino != ROOT_INO:
                     self._check(current)
             await survey.step()
@@ -121,7 +121,7 @@ class Inodes:
     def _check_nameless(self, inode: Inode) -> None:
         """Right for what was unlinked while it was open, or a crash found in that state."""
         survey, ino = self.survey, inode.ino
-        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+        if survey.in_use(ino) or survey.to_be_recovered(ino):
             return
         if survey.marked(ino):
 
@@ -144,7 +144,7 @@ class Inodes:
 
     def _check_unsealed(self, inode: Inode) -> None:
         survey, ino = self.survey, inode.ino
-        if survey.in_use(ino) or (not survey.live and survey.marked(ino)):
+        if survey.in_use(ino) or survey.to_be_recovered(ino):
             return
         survey.said.add((ino, "marked"))
         survey.report(
@@ -255,7 +255,7 @@ class Inodes:
             what = "there is no such inode that could be unfinished"
         elif (ino, "marked") in survey.said or survey.in_use(ino):
             return
-        elif inode.sealed and inode.links:
+        elif survey.live and inode.sealed and inode.links:
             what = "it is marked as unfinished, but is sealed and has a name"
         else:
             survey.notes["unfinished"] += not survey.live

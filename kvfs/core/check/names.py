@@ -58,7 +58,7 @@ class Names:
             )
 
     def check_root(self) -> None:
-        """Before all else: what is repaired may need it."""
+        """Before all names: what is repaired may need it."""
         root = self.survey.inode(ROOT_INO)
         links = ((ROOT_INO, COOKIE_SELF),)
         if root is None or not root.is_dir:
@@ -146,7 +146,7 @@ class Names:
         if directory is None:
             if parent not in self.parents:
                 self._report_rebuilt(parent, ())
-        elif not directory.is_dir:
+        elif not directory.is_dir and parent not in self.parents:
             self._misplaced(parent, entry, f"inode {parent} is no directory, and cannot have it")
             return False
         return True
@@ -182,6 +182,8 @@ class Names:
         """Whether the entry stands for an inode that knows of it."""
         survey = self.survey
         inode, link = survey.inode(entry.ino), (parent, entry.cookie)
+        if inode is not None and link in inode.links:
+            return True
         path = survey.entry_path(parent, entry.name)
 
         def remove() -> None:
@@ -196,8 +198,6 @@ class Names:
             what = f"it stands for inode {entry.ino}, which is not there"
             survey.report("name", entry.ino, path, what, "remove the entry", remove)
             return False
-        if link in inode.links:
-            return True
         what = f"inode {entry.ino} does not know of this name"
         if self._unwanted(inode):
             survey.report("name", entry.ino, path, what, "remove the entry", remove)
@@ -321,6 +321,7 @@ class Names:
     def _rebuild(self, ino: int, links: tuple[tuple[int, int], ...]) -> None:
         made = self.tree.new(stat.S_IFDIR | 0o755, os.geteuid(), os.getegid())
         made.ino, made.links = ino, links
+        self.survey.unreadable.discard(ino)
         inodes = (self.survey.inode(entry.ino) for entry in self._entries(ino))
         made.subdirs = sum(inode is not None and inode.is_dir for inode in inodes)
         self._put(made)

@@ -59,11 +59,11 @@ class Survey:
         self.hashes = hashes
         self.live = live
         self.started = time.time()
-        self.first_new = residency.catalog.counter  # what is older was there at the start
         self.notes = Counter[str]()  # what is as it should be, but worth knowing
         self.phase, self.done, self.total = "", 0, 0
         self.inodes = 0  # how many there are, once they are counted
         self.bytes = 0  # in all copies
+        self.unreadable: set[int] = set()  # inodes whose records make no sense
         self.said: set[tuple[object, ...]] = set()  # what was reported and shows elsewhere as well
         self._tell = tell
         self._pending: list[Finding] = []
@@ -120,14 +120,16 @@ class Survey:
         held = self.residency.open.get(ino)
         if held is not None:
             return held.inode
-        key = audit.number_key(ino)
-        record = self.catalog.record(audit.INODES, key)
-        return None if record is None else audit.inode(key, record)
+        return None if ino in self.unreadable else self.catalog.inode(ino)
 
     def in_use(self, ino: int) -> bool:
         """Whether somebody has it open, or may be about to have."""
         residency = self.residency
         return ino in residency.open or ino in residency.limbo or ino in residency.busy
+
+    def to_be_recovered(self, ino: int) -> bool:
+        """Whether the next mount has to see to it first, since a daemon died over it."""
+        return not self.live and self.marked(ino)
 
     def marked(self, ino: int) -> bool:
         return self.catalog.record(audit.MARKS, audit.number_key(ino)) is not None
@@ -142,6 +144,7 @@ class Survey:
         return "/" if inode.ino == ROOT_INO else "(no name)"
 
     def entry_path(self, parent: int, name: bytes) -> str:
+        """On one line, whatever somebody has called a file."""
         parts = [name]
         for _ in range(DEPTH_MAX):
             if parent == ROOT_INO:
@@ -155,7 +158,8 @@ class Survey:
                 break
             parts.append(value[8:])
             parent = link[0]
-        return b"/".join(reversed(parts)).decode(errors="backslashreplace")
+        path = b"/".join(reversed(parts)).decode(errors="backslashreplace")
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:

@@ -1,0 +1,390 @@
+"""The keeper: daemons that die, hang or are replaced, and what it tells systemd."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs import runtime
+from kvfs.control import request, request_keeper
+from kvfs.control.channel import PROTOCOL
+from kvfs.errors import ControlError
+from tests.conftest import Mount
+from tests.harness import KVFS, PATIENCE, Mounted, alive, wait_for
+
+MIB = 1 << 20
+
+
+def keeper(kv: Mounted) -> dict[str, Any]:
+    return request_keeper(kv.path, "status")
+
+
+def kvfs(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*KVFS, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+
+
+def movers_of(daemon: int) -> list[int]:
+    """The other processes of its group."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            group = (process / "stat").read_text().rsplit(")", 1)[1].split()[2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(group) == daemon and int(process.name) != daemon:
+            found.append(int(process.name))
+    return found
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_what_is_open_goes_on(either: Mounted, *, standby: bool) -> None:
+    """With a standby that is loaded, and with one that dies at the same time."""
+    kv = either
+    (kv.path / "sealed").write_bytes(b"s" * MIB)
+    reader = os.open(kv.path / "sealed", os.O_RDONLY)
+    writer = os.open(kv.path / "staging", os.O_CREAT | os.O_RDWR)
+    nameless = os.open(kv.path / "nameless", os.O_CREAT | os.O_RDWR)
+    os.unlink(kv.path / "nameless")
+    for number in range(3):
+        os.write(writer, b"%d" % number)
+        os.write(nameless, b"%d" % number)
+        wait_for(lambda: keeper(kv)["standby_loaded"], "the standby is loaded")
+        if not standby:
+            kv.allow_log("the standby daemon was killed")
+            os.kill(keeper(kv)["standby_pid"], signal.SIGKILL)
+        kv.kill_daemon()
+        assert os.pread(reader, 2 * MIB, 0) == b"s" * MIB
+        assert (kv.path / "sealed").read_bytes() == b"s" * MIB
+    status = kv.status()
+    assert (status["open_handles"], status["writers"], status["takeovers"]) == (3, 2, 3)
+    assert os.pread(nameless, 10, 0) == b"012"
+    for descriptor in (reader, writer, nameless):
+        os.close(descriptor)
+    assert (kv.path / "staging").read_bytes() == b"012"
+    assert sorted(os.listdir(kv.path)) == ["sealed", "staging"]
+
+
+def test_a_request_that_waits_is_answered_by_the_next_daemon(kv: Mounted) -> None:
+    (kv.path / "a").write_bytes(b"a" * MIB)
+    daemon = kv.pid
+    os.kill(daemon, signal.SIGSTOP)
+    read: list[bytes] = []
+    client = threading.Thread(target=lambda: read.append((kv.path / "a").read_bytes()))
+    client.start()
+    kv.allow_log("was killed by SIGKILL")
+    os.kill(daemon, signal.SIGKILL)
+    client.join(PATIENCE)
+    assert read == [b"a" * MIB]
+
+
+def test_what_was_written_after_the_death_is_sealed(kv: Mounted) -> None:
+    writer = os.open(kv.path / "a", os.O_CREAT | os.O_RDWR)
+    os.write(writer, b"before")
+    os.kill(kv.pid, signal.SIGKILL)
+    kv.allow_log("was killed by SIGKILL")
+    os.write(writer, b" after")
+    os.close(writer)
+    assert (kv.path / "a").read_bytes() == b"before after"
+    kv.remount()
+    assert (kv.path / "a").read_bytes() == b"before after"
+
+
+def test_an_exception_is_a_death_like_others(kv: Mounted) -> None:
+    (kv.path / "a").write_bytes(b"a")
+    before = kv.status()["takeovers"]
+    kv.expect_log("SIGABRT")
+    os.kill(kv.pid, signal.SIGABRT)
+    wait_for(lambda: kv.status()["takeovers"] > before, "another one serves")
+    assert (kv.path / "a").read_bytes() == b"a"
+
+
+def test_movers_of_a_dead_daemon_are_gone(kv: Mounted) -> None:
+    for number in range(16):
+        (kv.path / f"{number}.kv").write_bytes(os.urandom(12 * MIB))
+    wait_for(lambda: kv.status()["counters"]["demoted"], "movers have worked")
+    daemon = kv.pid
+    assert movers_of(daemon)
+    kv.kill_daemon()
+    wait_for(lambda: not movers_of(daemon), "no mover is left")
+    kv.idle()
+
+
+def test_a_dead_mover_is_replaced(kv: Mounted) -> None:
+    kv.allow_log("a mover died")
+    kv.allow_log("resource_tracker: process died")  # it is of their group
+    for number in range(16):
+        (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 12 * MIB)
+    daemon = kv.pid
+    for mover in wait_for(lambda: movers_of(daemon), "there are movers"):
+        os.kill(mover, signal.SIGKILL)
+    kv.idle()
+    for number in range(16):
+        assert (kv.path / f"{number}.kv").read_bytes() == bytes([number]) * 12 * MIB
+    assert kv.status()["takeovers"] == 0
+
+
+def test_a_daemon_that_stops_answering_is_replaced(mount: Mount) -> None:
+    kv = mount("ram=64M,watchdog=1")
+    (kv.path / "a").write_bytes(b"a")
+    kv.expect_log("has said nothing for 1")
+    kv.expect_log("was killed by SIG(ABRT|KILL)")
+    os.kill(kv.pid, signal.SIGSTOP)
+    assert (kv.path / "a").read_bytes() == b"a"  # waits for the next daemon
+    assert kv.status()["takeovers"] == 1
+
+
+def test_the_daemon_dies_while_an_unmount_writes_back(kv: Mounted) -> None:
+    for number in range(10):
+        (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 8 * MIB)
+    daemon = kv.pid
+    kv.allow_log("was killed by SIGKILL")
+    subprocess.run(["umount", kv.path], check=True)
+    if alive(daemon):
+        os.kill(daemon, signal.SIGKILL)
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+    kv.mount()
+    for number in range(10):
+        assert (kv.path / f"{number}.kv").read_bytes() == bytes([number]) * 8 * MIB
+
+
+def test_without_a_keeper_the_mount_goes_on(kv: Mounted) -> None:
+    daemon = kv.pid
+    os.kill(kv.keeper, signal.SIGKILL)
+    kv.expect_log("the keeper of .* is dead")
+    wait_for(lambda: not alive(kv.keeper), "the keeper is gone")
+    (kv.path / "a").write_bytes(b"a")
+    assert kv.status()["keeper_pid"] == 0
+    refused = kvfs("upgrade", kv.path)
+    assert refused.returncode == 1
+    assert "no keeper answers" in refused.stderr
+    kv.umount()
+    wait_for(lambda: not alive(daemon), "the daemon ends")
+    kv.mount()
+    assert (kv.path / "a").read_bytes() == b"a"
+
+
+def test_a_mount_that_no_daemon_can_serve_is_given_up(kv: Mounted) -> None:
+    """As with a session file that is not this mount's."""
+    (kv.path / "a").write_bytes(b"a" * MIB)
+    session = runtime.runtime_dir(kv.path) / "session"
+    content = session.read_bytes()[:8192]
+    other = content.rstrip(b"\0").replace(os.fsencode(kv.path), b"/elsewhere")
+    kv.expect_log("takeover failed .*session file .* does not fit")
+    kv.expect_log("given up after 8 daemons died in a row; the last: session file")
+    kv.allow_log("was killed by SIGKILL")
+    with session.open("r+b") as file:
+        file.write(other.ljust(8192, b"\0"))
+    os.kill(kv.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(kv.keeper), "the keeper gives up")
+    assert runtime.mount_at(kv.path) is None
+    kv.expect_log("did not end properly: its bytes are all there")
+    kv.mount()
+    assert (kv.path / "a").read_bytes() == b"a" * MIB
+
+
+def test_a_second_keeper_is_refused(kv: Mounted) -> None:
+    config = (runtime.runtime_dir(kv.path) / "config").read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvfs.keeper"],
+        input=config,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    reason = json.loads(done.stdout)["error"]
+    assert reason.startswith(f"{kv.path} is kept by another kvfs (process {kv.keeper})")
+    (kv.path / "a").write_bytes(b"still served")
+
+
+def test_a_hangup_changes_nothing(kv: Mounted) -> None:
+    for pid in (kv.keeper, kv.pid):
+        os.kill(pid, signal.SIGHUP)
+    os.kill(kv.pid, signal.SIGTERM)  # the keeper is who unmounts
+    (kv.path / "a").write_bytes(b"a")
+    assert kv.status()["takeovers"] == 0
+
+
+def test_what_was_set_outlives_the_daemon(kv: Mounted) -> None:
+    assert kvfs("set", kv.path, "promote_after=7").returncode == 0
+    kv.kill_daemon()
+    assert kv.status()["options"]["promote_after"] == "7"
+
+
+# Upgrades
+
+
+def test_an_upgrade_keeps_everything(kv: Mounted) -> None:
+    (kv.path / "a").write_bytes(b"a" * MIB)
+    reader = os.open(kv.path / "a", os.O_RDONLY)
+    writer = os.open(kv.path / "b", os.O_CREAT | os.O_RDWR)
+    os.write(writer, b"before")
+    before = kv.pid
+    done = kvfs("upgrade", kv.path, "-o", "ram=128M,movers=1,promote_after=9")
+    assert done.returncode == 0, done.stderr
+    assert "kvfs 0.1.0 -> 0.1.0" in done.stdout
+    status = kv.status()
+    assert status["daemon_pid"] != before
+    assert status["tiers"]["ram"]["capacity_bytes"] == 128 * MIB
+    assert status["options"]["promote_after"] == "9"
+    os.write(writer, b" after")
+    os.close(writer)
+    assert os.pread(reader, MIB, 0) == b"a" * MIB
+    os.close(reader)
+    assert (kv.path / "b").read_bytes() == b"before after"
+    kv.kill_daemon()
+    assert kv.status()["options"]["movers"] == "1", "what the upgrade changed stays"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("passthrough=off", "passthrough: needs a remount"),
+        ("nvme=/elsewhere,allow_other=on", "allow_other, nvme: needs a remount"),
+        ("ram=1T", "more than the memory"),
+        ("frobnicate=1", "unknown option 'frobnicate'"),
+    ],
+)
+def test_an_upgrade_with_other_options_is_refused(kv: Mounted, options: str, words: str) -> None:
+    before = kv.status()
+    done = kvfs("upgrade", kv.path, "-o", options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert kv.status()["daemon_pid"] == before["daemon_pid"]
+
+
+def test_an_upgrade_of_what_is_not_mounted_is_refused(tmp_path: Path) -> None:
+    done = kvfs("upgrade", tmp_path)
+    assert done.returncode == 2
+    assert "is not a mount point" in done.stderr
+
+
+SPEAK = """
+import json, socket, sys, time
+keeper = socket.socket(fileno=int(sys.argv[1]))
+def say(**what): keeper.send(json.dumps(what).encode())
+"""
+
+
+@pytest.fixture
+def upgrade_to(kv: Mounted) -> Iterator[Callable[[str], str]]:
+    """`upgrade_to(code)` upgrades to a daemon that runs this, and returns why it failed."""
+
+    def upgrade(code: str) -> str:
+        config = json.loads((runtime.runtime_dir(kv.path) / "config").read_text())
+        with pytest.raises(ControlError) as failed:
+            request_keeper(
+                kv.path,
+                "upgrade",
+                patience=PATIENCE,
+                command=[sys.executable, "-c", SPEAK + code],
+                config=config,
+            )
+        return str(failed.value)
+
+    (kv.path / "a").write_bytes(b"a" * MIB)
+    yield upgrade
+    assert (kv.path / "a").read_bytes() == b"a" * MIB
+    (kv.path / "b").write_bytes(b"b")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            f"say(what='loaded', version='0.0', protocol={PROTOCOL}, format=0)\nkeeper.recv(9)",
+            "kvfs 0.0 reads catalogs up to format 0, this one has format 1: nothing is changed",
+        ),
+        (
+            "say(what='loaded', version='9.9', protocol=99, format=1)\nkeeper.recv(9)",
+            "kvfs 9.9 needs another keeper (protocol 99",
+        ),
+        ("sys.exit(7)", "the daemon exited with 7 before it was loaded"),
+        ("say(what='error', error='no such machine', exit=1)\nkeeper.recv(9)", "no such machine"),
+    ],
+)
+def test_a_version_that_does_not_fit_is_refused(
+    kv: Mounted, upgrade_to: Callable[[str], str], code: str, words: str
+) -> None:
+    before = kv.pid
+    assert words in upgrade_to(code)
+    assert kv.pid == before, "nothing is changed"
+
+
+LOADED = f"say(what='loaded', version='9.9', protocol={PROTOCOL}, format=1)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("keeper.recv(99999); sys.exit(3)", "exited with 3 before it was prepared"),
+        ("keeper.recv(99999); say(what='prepared'); keeper.recv(99); sys.exit(4)", "exited with 4"),
+        ("keeper.recv(99999); keeper.recv(99)", "was not prepared within 10 s"),
+    ],
+)
+def test_a_version_that_does_not_serve_is_rolled_back(
+    kv: Mounted, upgrade_to: Callable[[str], str], code: str, words: str
+) -> None:
+    kv.expect_log("upgrade to kvfs 9.9 failed")
+    reason = upgrade_to(LOADED + code)
+    assert words in reason
+    assert "kvfs 0.1.0 serves again" in reason
+
+
+# systemd
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    path.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE)
+        environment = os.environ | {
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "WATCHDOG_USEC": "200000",
+        }
+        options = f"ram=64M,log={tmp_path}/log"
+        with subprocess.Popen(
+            [*KVFS, "mount", "-f", str(path), "-o", options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as service:
+            assert b"READY=1" in systemd.recv(1000)
+            assert service.stdout is not None
+            assert service.stdout.readline() == f"{path}: mounted\n"
+            for _ in range(3):
+                assert b"WATCHDOG=1" in systemd.recv(1000)
+            assert request(path, "status")["keeper_pid"] == service.pid, "it is the main process"
+            service.send_signal(signal.SIGTERM)
+            said = b""
+            while b"STOPPING=1" not in said:
+                said = systemd.recv(1000)
+            assert service.wait(PATIENCE) == 0
+    assert runtime.mount_at(path) is None
+    assert not runtime.runtime_dir(path).exists()
+
+
+def test_a_refusal_in_the_foreground_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "kv").mkdir()
+    nvme = tmp_path / "file"
+    nvme.write_text("")
+    done = kvfs("mount", "-f", tmp_path / "kv", "-o", f"ram=64M,log={tmp_path}/l,nvme={nvme}/x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvfs: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,128 @@
+"""The check without a mount: what it refuses, and that it leaves no trace."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from kvfs import fsck
+from kvfs.catalog import Catalog
+from kvfs.cli import main
+from kvfs.core.check import Survey, check
+from kvfs.errors import CatalogError, ConfigError, InUseError, TierError
+from kvfs.tiers import NvmeTier
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """What a mount leaves that was never used."""
+    nvme = NvmeTier(tmp_path / "nvme", 0)
+    Catalog(nvme.root / "catalog").close()
+    nvme.close()
+    return nvme.root
+
+
+def run(directory: Path, **options: bool) -> dict[str, Any]:
+    answers: list[dict[str, Any]] = []
+    fsck.run(directory, answers.append, **{"repair": False, "hashes": False} | options)
+    found = [finding for answer in answers for finding in answer["findings"]]
+    return answers[-1] | {"findings": found}
+
+
+def facts(directory: Path) -> list[tuple[bytes, bytes]]:
+    catalog = Catalog(directory / "catalog", read_only=True)
+    try:
+        return list(catalog.records(b"m"))
+    finally:
+        catalog.close()
+
+
+def test_no_session_begins_and_nothing_is_written(directory: Path) -> None:
+    before = facts(directory)
+    answer = run(directory)
+    assert [(finding["kind"], finding["path"]) for finding in answer["findings"]] == [
+        ("directory", "/")  # there never was a mount that made the root
+    ]
+    assert answer["ended"]
+    assert facts(directory) == before
+    assert run(directory, repair=True)["findings"][0]["state"] == "repaired"
+    assert run(directory)["findings"] == []
+    assert dict(facts(directory)).keys() == {b"format"}
+
+
+def test_facts_that_make_no_sense_are_no_obstacle_to_their_repair(directory: Path) -> None:
+    run(directory, repair=True)
+    catalog = Catalog(directory / "catalog")
+    with catalog.batch() as batch:
+        for name in ("session", "suspect", "ram_epoch"):
+            batch.set_fact(name, "nonsense")
+    catalog.close()
+    assert [finding["kind"] for finding in run(directory)["findings"]] == ["fact"] * 3
+    run(directory, repair=True)
+    assert run(directory)["findings"] == []
+
+
+def test_a_locked_directory_says_by_whom(directory: Path) -> None:
+    holder = NvmeTier(directory, 0)
+    holder.say_who("process 7, mounted on /mnt/kv")
+    with pytest.raises(InUseError) as refused:
+        run(directory)
+    assert refused.value.holder == "process 7, mounted on /mnt/kv"
+    result = CliRunner().invoke(main, ["fsck", str(directory)])
+    assert result.exit_code == 8
+    assert "kvfs fsck /mnt/kv" in result.stderr
+    holder.close()
+    assert run(directory)["ended"]
+
+
+def test_a_counter_that_is_no_number_is_refused(directory: Path) -> None:
+    catalog = Catalog(directory / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("next_id", "many")
+    catalog.close()
+    with pytest.raises(ConfigError, match="counts from 'many', expected a number"):
+        run(directory)
+
+
+def test_a_catalog_opened_for_reading_takes_no_change(directory: Path) -> None:
+    catalog = Catalog(directory / "catalog", read_only=True)
+    with pytest.raises(CatalogError, match="write failed"), catalog.batch() as batch:
+        batch.set_fact("x", "y")
+    catalog.close()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), CatalogError("read failed")])
+def test_a_check_that_cannot_go_on_says_why(
+    error: Exception, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(survey: Survey) -> None:
+        assert not survey.live
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    monkeypatch.setattr(fsck, "check", fail)
+    with pytest.raises(TierError, match=r"the check cannot go on: .*(output error|read failed)"):
+        run(directory)
+    result = CliRunner().invoke(main, ["fsck", str(directory)])
+    assert result.exit_code == 8
+    assert result.stderr.count("\n") == 1
+
+
+def test_who_asks_hears_how_far_it_is(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than once while it goes on, and the findings once each."""
+    told: list[dict[str, Any]] = []
+    real: Callable[[Survey], Any] = check
+
+    async def slow(survey: Survey) -> None:
+        await real(survey)
+        while len(told) < 3:
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(fsck, "check", slow)
+    monkeypatch.setattr(fsck, "TELL_PERIOD", 0.01)
+    fsck.run(directory, told.append, repair=False, hashes=False)
+    assert sum(len(answer["findings"]) for answer in told) == 1
+    assert [answer["ended"] for answer in told[-2:]] == [False, True]
