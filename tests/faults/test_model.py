@@ -433,8 +433,7 @@ def mounted(
     try:
         found.mount()
         yield found
-        found.check_gauges()
-        found.check_accounts()
+        found.check_gauges()  # not the accounts: of sparse files the tiers take different room
         found.umount("--now")
         found.check_log()
     finally:
