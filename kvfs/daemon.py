@@ -185,8 +185,7 @@ class Mount:
             )
             if self.takeover:
                 await self._take_over(objects)
-            if self.ram is not None:
-                self.ram.estimate()
+            self.residency.estimate()
             self.session = Session(config, self.operations)
             await self._serve_mounted()
 

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 Twins = Literal["uncopy", "spare", "lose"]
 
+NVME_USED = "nvme_used"  # a fact of the catalog: bytes, at most a second old
 HOUR = 3600 * 10**9
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
@@ -126,6 +127,7 @@ class Residency:
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
         self._census_step = trio.Event()
+        self._noted = -1
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -207,6 +209,28 @@ class Residency:
                 else:
                     self._list_of(tier, holders).touch(inode.ino)
         self.counted_to = inode.ino
+
+    def estimate(self) -> None:
+        """Say what the tiers hold before that is counted. Call with reservations made."""
+        if self.ram is not None:
+            self.ram.estimate()
+        if self.nvme is not None:
+            noted = self.catalog.fact(NVME_USED)
+            self.nvme.uncounted = self.nvme.capacity if noted is None else int(noted)
+
+    def note_used(self) -> None:
+        """Leave an estimate for the next daemon, where the catalog takes it."""
+        if self.nvme is None or not self.census_done.is_set():
+            return
+        used = self.nvme.used + self.nvme.reserved
+        if used == self._noted:
+            return
+        try:
+            with self.catalog.batch() as batch:
+                batch.set_fact(NVME_USED, str(used))
+            self._noted = used
+        except CatalogError as error:
+            log.debug("what NVMe holds is not noted: %s", error)  # who changes names says it louder
 
     def end_census_step(self) -> None:
         """Some more is counted: who waits for room may look again."""
@@ -400,22 +424,20 @@ class Residency:
         """
         expected = self.sizes.expect(parent, name)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        while not self.census_done.is_set():  # what RAM has left is known before, by its estimate
-            if self.ram is not None:
-                least = min(wanted, self.ram.capacity // 4) if expected is None else wanted
-                if self.reserve(self.ram, least):
-                    return self.ram, least
-            await self._census_step.wait()
-        order = self.tiers if expected is not None else self.tiers[::-1]
-        order = [tier for tier in order if not tier.health.down]
-        if not order:
-            raise TierError(
-                "no tier takes a new file: " + ", ".join(t.health.why for t in self.tiers)
-            )
-        for tier in order:
-            least = min(wanted, tier.capacity // 4) if expected is None else wanted
-            if self.reserve(tier, least):
-                return tier, least
+        while True:
+            order = self.tiers if expected is not None else self.tiers[::-1]
+            order = [tier for tier in order if not tier.health.down]
+            if not order:
+                raise TierError(
+                    "no tier takes a new file: " + ", ".join(t.health.why for t in self.tiers)
+                )
+            for tier in order:
+                least = min(wanted, tier.capacity // 4) if expected is None else wanted
+                if self.reserve(tier, least):
+                    return tier, least
+            if self.census_done.is_set():
+                break
+            await self._census_step.wait()  # the estimate leaves no room, but what is counted may
         if self.ram is not None and self._lose_for(wanted):
             return self.ram, wanted
         for tier in order:  # others may expect too much as well: begin, and see how it grows

@@ -57,6 +57,7 @@ class Watch:
             await residency.retry()
             if nvme is not None:
                 await self._measure_space(nvme)
+            residency.note_used()
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 

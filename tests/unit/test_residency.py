@@ -117,6 +117,21 @@ def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -
     run(case, tmp_path)
 
 
+def test_creates_take_what_nvme_has_left_before_that_is_counted(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await fill(made, made.disk, 3)
+        made.residency.note_used()
+        made.restart()
+        assert made.disk.uncounted == 3 * MIB
+        made.expect(b"a", 20 * MIB)
+        assert await made.residency.choose(ROOT_INO, b"b") == (made.nvme, 20 * MIB)
+        made.disk.reserved = 0
+        await made.census()
+        assert (made.disk.uncounted, made.disk.used) == (0, 3 * MIB)
+
+    run(case, tmp_path)
+
+
 def test_creates_for_which_the_estimate_leaves_no_room_wait_for_the_census(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.fast, 2)

@@ -134,8 +134,7 @@ class World:
         mount.ram, mount.nvme = self.ram, self.nvme
         self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
         self.residency.gone = self._gone
-        if self.ram is not None:
-            self.ram.estimate()
+        self.residency.estimate()
         self.tree = Tree(self.residency)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
