@@ -73,16 +73,26 @@ class Census:
             if not found:
                 return
             for ino, version, path in found:
-                if ino >= residency.first_new or ino in self._jobs or ino in residency.busy:
+                owner = ino or _owner(path)
+                if owner >= residency.first_new or owner in self._jobs or ino in residency.busy:
                     continue
                 inode = residency.inode(ino) if ino else None
                 if inode and inode.version == version and tier in residency.holders(inode):
                     continue
                 if ino or await wait(partial(_older, path, self._started)):
-                    aside = _set_aside(path) if ino else path
-                    await wait(partial(_unlink, aside))
+                    if owner in self._jobs:
+                        continue  # a mover is about to use the name
+                    await wait(partial(_unlink, _set_aside(path)))
                     residency.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
+
+
+def _owner(path: str) -> int:
+    """The inode of a copy that a mover left half made; 0 for what is not ours."""
+    try:
+        return int(os.path.basename(path).partition(".")[0], 16)
+    except ValueError:
+        return 0
 
 
 def _set_aside(path: str) -> str:
