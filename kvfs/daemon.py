@@ -231,7 +231,7 @@ class Mount:
             )
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.flow.run)
-            nursery.start_soon(self.operations.objects.watch_mappings)
+            nursery.start_soon(self.operations.objects.mappings.watch)
             nursery.start_soon(self._announce)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
@@ -239,7 +239,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
-            await self.operations.objects.end_mappings(lambda _: True)
+            await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.residency.census_done.wait()
                 await self.flow.drain()

@@ -512,7 +512,7 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
         async with Movers.open(2, made.residency.counters) as movers:
             made.flow = Flow(made.residency, movers, promote_after=1, reclaimable=25)
             made.objects.promote, made.objects.settle = made.flow.opened, made.flow.settle
-            made.objects.verifier = made.flow
+            made.objects.copies.verifier = made.flow
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.flow.run)
                 ram = await made.store(b"ram", BYTES, made.fast)
