@@ -28,6 +28,7 @@ from kvfs.core.backings import Backings
 from kvfs.core.copies import Copies, Verifier
 from kvfs.core.mappings import Mappings
 from kvfs.core.residency import OpenObject, Residency
+from kvfs.core.room import Room
 from kvfs.core.versions import Versions
 from kvfs.errors import (
     CatalogError,
@@ -51,6 +52,7 @@ class Objects:
     def __init__(
         self,
         residency: Residency,
+        room: Room,
         backings: Backings,
         verifier: Verifier,
         *,
@@ -58,6 +60,7 @@ class Objects:
         settle: Callable[[Inode], None],
     ) -> None:
         self.residency = residency
+        self.room = room
         self.catalog = residency.catalog
         self.backings = backings
         self.promote = promote
@@ -178,7 +181,7 @@ class Objects:
         """
         catalog, residency = self.catalog, self.residency
         ino = catalog.next_id()
-        tier, reserved = await residency.choose(parent, name)
+        tier, reserved = await self.room.choose(parent, name)
         try:
             try:
                 fd = await self._make(tier, ino, 1)
@@ -186,11 +189,11 @@ class Objects:
                 ram = residency.ram  # NVMe fails: go on with what there is
                 if ram is None or tier is ram:
                     raise
-                room = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
-                if not residency.reserve(ram, room):
+                least = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
+                if not self.room.reserve(ram, least):
                     raise
                 tier.reserved -= reserved
-                tier, reserved = ram, room
+                tier, reserved = ram, least
                 fd = tier.create(ino, 1)
             try:
                 inode = make()
@@ -225,7 +228,7 @@ class Objects:
         """Nobody has it open and its content is to go: begin a new one where there is room."""
         residency = self.residency
         parent, name = self._some_name(inode)
-        tier, reserved = await residency.choose(parent, name)
+        tier, reserved = await self.room.choose(parent, name)
         version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
         try:
             fd = await self._make(tier, inode.ino, version)
@@ -377,7 +380,7 @@ class Objects:
         self._seal(held)
         held.tier.reserved -= held.reserved
         held.reserved = 0
-        residency.sizes.learn(parent, name, inode.blocks * 512)
+        self.room.sizes.learn(parent, name, inode.blocks * 512)
         residency.admit(inode)
         held.accounted = True
         if held.tier is residency.nvme:
