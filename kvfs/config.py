@@ -1,36 +1,27 @@
 r"""The configuration of one mount: every option, typed, with unit, default, meaning and limits.
 
 `Config.from_options` turns the text behind `-o` into a frozen `Config`, or raises ConfigError with
-one line that names the option, the value and what was expected. `Config.check` holds it against
-the machine. Neither changes anything. A comma inside a value is written `\,` as mount(8) does.
-Not for state: what a running mount has learned is in its catalog.
+one line that names the option, the value and what was expected. `Config.check` has `preflight` hold
+it against the machine. Neither changes anything. A comma inside a value is written `\,` as mount(8)
+does. Not for state: what a running mount has learned is in its catalog.
 """
 
 import difflib
-import errno
 import json
 import math
 import os
 import re
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kvfs import runtime
+from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
-
-MIB = 1 << 20
-SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's default file
-LARGEST_SIZE = 1 << 62  # sizes must fit off_t with room to add
+from kvfs.preflight import SMALLEST_TIER
+from kvfs.units import MIB, format_size, parse_size
 
 _RAM_SHARE = 0.25
-_NVME_SHARE = 0.80
-_OVERLAYFS_MAGIC = 0x794C7630
-
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:([KMGT])i?)?B?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 # What mount(8) and fstab say to themselves; nothing for a file system to act on.
 _IGNORED = re.compile(
@@ -41,23 +32,6 @@ _IGNORED = re.compile(
 _FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
 
 Parser = Callable[[str], Any]
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that 16M, 2G, 2GiB or 1.5T stand for; ValueError if it is none."""
-    found = _SIZE.fullmatch(text)
-    size = int(Fraction(found[1]) * _FACTORS[(found[2] or "").upper()]) if found else LARGEST_SIZE
-    if size >= LARGEST_SIZE:
-        raise ValueError("a size such as 512M, 2G or 1.5T")
-    return size
-
-
-def format_size(size: int) -> str:
-    """Return the shortest text that parse_size turns back into exactly this size."""
-    for unit, factor in reversed(_FACTORS.items()):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return "0"
 
 
 def _tier_size(text: str) -> int:
@@ -305,25 +279,20 @@ class Config:
         if config.nvme is None and config.ram == 0:
             raise ConfigError("ram=0 without nvme leaves no place for objects; give one of them")
         if config.nvme is not None and "nvme_size" not in values:
-            config = replace(config, nvme_size=_default_nvme(config.nvme))
+            config = replace(config, nvme_size=preflight.default_nvme_size(config.nvme))
         fitted = tuple(name for name in ("ram", "nvme_size") if name not in values)
         return replace(config, fitted=fitted)
 
     def check(self) -> None:
         """Hold the configuration against this machine; raise ConfigError, change nothing."""
-        _check_mountpoint(self.mountpoint)
+        preflight.check_mountpoint(self.mountpoint)
         self.check_resources()
 
     def check_resources(self) -> None:
         """Hold sizes and directories against this machine; raise ConfigError."""
-        if self.ram > (most := runtime.memory()):
-            raise ConfigError(f"ram={format_size(self.ram)}: more than the memory, {most // MIB}M")
-        if self.nvme is not None:
-            _check_apart("nvme", self.nvme, self.mountpoint)
-            _check_tier_directory(self.nvme, self.nvme_size)
-        if self.log is not None:
-            _check_apart("log", self.log, self.mountpoint)
-            _check_log(self.log)
+        preflight.check_resources(
+            self.mountpoint, ram=self.ram, nvme=self.nvme, nvme_size=self.nvme_size, log=self.log
+        )
 
     def changed(self, name: str, text: str) -> "Config":
         """Return this configuration with one hot option set anew, or raise ConfigError."""
@@ -452,84 +421,3 @@ def _text(option: Field[Any], value: Any) -> str:  # noqa: ANN401 - the option's
     if option.metadata["unit"] == "size":
         return format_size(value)
     return str(value).replace(",", "\\,")
-
-
-def _default_nvme(directory: Path) -> int:
-    volume = os.statvfs(_existing(directory))
-    size = int(volume.f_bavail * volume.f_frsize * _NVME_SHARE) // MIB * MIB
-    if size < SMALLEST_TIER:
-        raise ConfigError(
-            f"nvme={directory}: 80 % of what is free there is {format_size(size)}, "
-            f"expected at least {format_size(SMALLEST_TIER)}; free some, or give nvme_size"
-        )
-    return size
-
-
-def _existing(directory: Path) -> Path:
-    """Return the tier's directory, or the parent in which the mount will create it."""
-    for place in (directory, directory.parent):
-        try:
-            if place.is_dir():
-                return place
-            place.lstat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"nvme={directory}: {error.strerror}") from None
-        raise ConfigError(f"nvme={directory}: {place} is not a directory")
-    raise ConfigError(f"nvme={directory}: {directory.parent} does not exist; mkdir -p {directory}")
-
-
-def _check_mountpoint(mountpoint: Path) -> None:
-    # Before any stat: that could hang on a daemon which does not answer.
-    if mount := runtime.mount_at(mountpoint):
-        raise ConfigError(
-            f"{mountpoint} is already a mount point ({mount.fstype}); if it answers "
-            f"'{os.strerror(errno.ENOTCONN)}', its daemon has died: umount -l {mountpoint}"
-        )
-    try:
-        is_directory = mountpoint.is_dir()
-        mountpoint.stat()
-    except FileNotFoundError:
-        raise ConfigError(
-            f"mount point {mountpoint} does not exist; mkdir -p {mountpoint}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"mount point {mountpoint}: {error.strerror}") from None
-    if not is_directory:
-        raise ConfigError(f"mount point {mountpoint} is not a directory")
-
-
-def _check_apart(name: str, path: Path, mountpoint: Path) -> None:
-    """Keep apart what would make a daemon wait for itself: what it needs, and its mount."""
-    real = Path(os.path.realpath(path))
-    if real.is_relative_to(mountpoint):
-        raise ConfigError(
-            f"{name}={path} is inside the mount point {mountpoint}; it must be elsewhere"
-        )
-    if mountpoint.is_relative_to(real):
-        raise ConfigError(f"mount point {mountpoint} is inside {name}={path}; it must be elsewhere")
-
-
-def _check_tier_directory(directory: Path, size: int) -> None:
-    place = _existing(directory)
-    if runtime.filesystem_magic(place) == _OVERLAYFS_MAGIC:
-        raise ConfigError(
-            f"nvme={directory} is on overlayfs, which kernel passthrough cannot stack on; "
-            "use a directory on ext4 or xfs, in a container a volume"
-        )
-    volume = os.statvfs(place)
-    if volume.f_flag & os.ST_RDONLY:
-        raise ConfigError(f"nvme={directory} is on a read-only file system")
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"nvme={directory}: uid {os.geteuid()} may not write to {place}")
-    if size > (most := volume.f_blocks * volume.f_frsize):
-        raise ConfigError(
-            f"nvme_size={format_size(size)}: more than the device has, {most // MIB}M"
-        )
-
-
-def _check_log(path: Path) -> None:
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(place, os.W_OK, effective_ids=True):
-        raise ConfigError(f"log={path}: expected a file that uid {os.geteuid()} may write")

@@ -35,6 +35,7 @@ from kvfs.core import recovery, takeover
 from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
+from kvfs.core.room import Room
 from kvfs.core.sessions import past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
@@ -163,14 +164,17 @@ class Mount:
         config = self.config
         async with Movers.open(config.movers, self.residency.counters) as movers:
             self.movers = movers
+            self.room = Room(self.residency)
             self.flow = Flow(
                 self.residency,
+                self.room,
                 movers,
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
             )
             objects = Objects(
                 self.residency,
+                self.room,
                 self.backings,
                 self.flow,
                 promote=self.flow.opened,
@@ -231,7 +235,7 @@ class Mount:
             )
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.flow.run)
-            nursery.start_soon(self.operations.objects.watch_mappings)
+            nursery.start_soon(self.operations.objects.mappings.watch)
             nursery.start_soon(self._announce)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
@@ -239,7 +243,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
-            await self.operations.objects.end_mappings(lambda _: True)
+            await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.residency.census_done.wait()
                 await self.flow.drain()
@@ -333,7 +337,7 @@ class Mount:
             "writers": len(residency.staging),
             "jobs": self.flow.jobs,
             "trash": self.flow.trash,
-            "reclaimable_bytes": residency.reclaimable,
+            "reclaimable_bytes": self.room.reclaimable,
             "counters": dict(residency.counters),
             "options": config.as_options(),
         }

@@ -21,6 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.residency import Residency, Trash
+from kvfs.core.room import Room
 from kvfs.core.watch import Watch
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import (
@@ -49,9 +50,16 @@ class Flow:
     """Run `run()` in a nursery as long as the mount lives; `drain()` before it ends."""
 
     def __init__(
-        self, residency: Residency, movers: Movers, *, promote_after: int, reclaimable: int
+        self,
+        residency: Residency,
+        room: Room,
+        movers: Movers,
+        *,
+        promote_after: int,
+        reclaimable: int,
     ) -> None:
         self.residency = residency
+        self.room = room
         self.movers = movers
         self.promote_after = promote_after
         self.reclaimable = reclaimable  # percent of RAM
@@ -67,7 +75,7 @@ class Flow:
         self._pause = 0.0  # no demotion before this time
         self._undeleted: list[Trash] = []  # thrown away, but the disk failed
         self.census = Census(residency, self._jobs)
-        self.watch = Watch(residency)
+        self.watch = Watch(residency, room)
         self.checks = Background(residency, movers, self._jobs)
 
     @property
@@ -150,7 +158,7 @@ class Flow:
             if residency.census_done.is_set():
                 for tier in residency.tiers:
                     if tier.free < 0:  # a file has become larger than anyone expected
-                        residency.make_room(tier)
+                        self.room.make_room(tier)
                 while self._running < self._slots and (job := self._next_job()):
                     work, inos = job
                     self._jobs.update(inos)
@@ -202,7 +210,7 @@ class Flow:
         if residency.ram is None or residency.nvme is None or trio.current_time() < self._pause:
             return False
         wanted = residency.ram.capacity * self.reclaimable // 100
-        return self.draining or residency.reclaimable + self._demoting < wanted
+        return self.draining or self.room.reclaimable + self._demoting < wanted
 
     async def _job(self, work: Work, inos: list[int]) -> None:
         about: list[tuple[int, int]] = []
@@ -263,13 +271,13 @@ class Flow:
         return current if version in {None, current.version} else None
 
     async def _demote(self, inodes: list[Inode]) -> None:
-        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        ram, nvme = self.residency.ram, self.residency.nvme
         if ram is None or nvme is None:
             return
         total, taken = 0, 0
         for inode in inodes:
             cost = nvme.cost(inode.blocks)
-            if not residency.reserve(nvme, cost, "lose" if self.draining else "spare"):
+            if not self.room.reserve(nvme, cost, "lose" if self.draining else "spare"):
                 break
             total, taken = total + cost, taken + 1
         if not taken:  # NVMe is full of what RAM holds as well, or too small
@@ -290,7 +298,7 @@ class Flow:
         if ram is None or nvme is None or residency.holders(inode) != [nvme]:
             return
         cost = ram.cost(inode.blocks)
-        if not residency.reserve(ram, cost):
+        if not self.room.reserve(ram, cost):
             residency.counters["promotions_skipped"] += 1
             return
         try:

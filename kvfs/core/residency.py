@@ -1,4 +1,4 @@
-"""Which copies there are, what room they take, and what goes when room is needed.
+"""Which copies there are, and what room they take.
 
 Contract: all methods are synchronous and change the catalog and the accounts in one step, so an
 await elsewhere never sees half of a change. The record is committed first, and what follows from
@@ -14,7 +14,7 @@ Invariants, between any two awaits of the daemon:
 - An unlinked file that nobody has open is in `limbo`, its room reserved, until the kernel forgets
   it: somebody may have looked it up and be about to open it, and must not be told ESTALE.
 - What the census has not yet reached is neither accounted nor a victim.
-Not for opening files, nor for moving bytes.
+Not for opening files, nor for moving bytes, nor for choosing what goes (that is `Room`).
 """
 
 import logging
@@ -22,23 +22,19 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
-from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import CatalogError, NoSpaceError, TierError
+from kvfs.errors import CatalogError
 from kvfs.eviction import LeastRecentlyUsed
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
 
-Twins = Literal["uncopy", "spare", "lose"]
-
 NVME_USED = "nvme_used"  # a fact of the catalog: bytes, at most a second old
 HOUR = 3600 * 10**9
-UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
     "opens_passthrough",
     "opens_served",
@@ -55,7 +51,6 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
     "mover_failures",
     "job_failures",
 )
-HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +105,6 @@ class Residency:
         self.suspect = suspect  # sessions whose bytes on NVMe only a digest can vouch for
         self.gone = gone
         self.tiers: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
-        self.sizes = ExpectedSizes()
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.open: dict[int, OpenObject] = {}
         # Inodes whose backing is being opened or changed, with who waits for that.
@@ -126,7 +120,7 @@ class Residency:
         self.late: list[Callable[[], Awaitable[None]]] = []  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
-        self._census_step = trio.Event()
+        self.census_step = trio.Event()
         self._noted = -1
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
@@ -207,7 +201,7 @@ class Residency:
                 if tier is self.nvme:
                     self.on_nvme.add_past(inode.ino, hour)
                 else:
-                    self._list_of(tier, holders).touch(inode.ino)
+                    self.list_of(tier, holders).touch(inode.ino)
         self.counted_to = inode.ino
 
     def estimate(self) -> None:
@@ -234,7 +228,7 @@ class Residency:
 
     def end_census_step(self) -> None:
         """Some more is counted: who waits for room may look again."""
-        step, self._census_step = self._census_step, trio.Event()
+        step, self.census_step = self.census_step, trio.Event()
         step.set()
 
     def end_census(self) -> None:
@@ -253,10 +247,15 @@ class Residency:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
             self.clean_objects += sign
 
-    def _list_of(self, tier: Tier, holders: list[Tier]) -> LeastRecentlyUsed:
+    def list_of(self, tier: Tier, holders: list[Tier]) -> LeastRecentlyUsed:
         if tier is self.nvme:
             return self.on_nvme
         return self.ram_clean if len(holders) > 1 else self.ram_only
+
+    @property
+    def objects(self) -> int:
+        """Files, each counted once."""
+        return sum(tier.objects for tier in self.tiers) - self.clean_objects + len(self.staging)
 
     def admit(self, inode: Inode) -> None:
         """A sealed object without writers enters the accounts, as the youngest."""
@@ -269,7 +268,7 @@ class Residency:
     def touch(self, inode: Inode) -> None:
         holders = self.holders(inode)
         for tier in holders:
-            self._list_of(tier, holders).touch(inode.ino)
+            self.list_of(tier, holders).touch(inode.ino)
 
     def dismiss(self, inode: Inode) -> None:
         """An object leaves the accounts: it is rewritten, unlinked or dropped."""
@@ -406,196 +405,3 @@ class Residency:
         if inode is not None:
             with self.catalog.batch() as batch:
                 self.forget(inode, batch)
-
-    def _purge_one(self, tier: Tier) -> bool:
-        for ino, (where, _) in self.limbo.items():
-            if where is tier and ino not in self.busy:
-                self.purge(ino)
-                return True
-        return False
-
-    # Room
-
-    async def choose(self, parent: int, name: bytes) -> tuple[Tier, int]:
-        """The tier for a new file, with the bytes reserved there. Raises NoSpaceError, TierError.
-
-        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
-        the kernel, where kvfs cannot help it any more.
-        """
-        expected = self.sizes.expect(parent, name)
-        wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        while True:
-            order = self.tiers if expected is not None else self.tiers[::-1]
-            order = [tier for tier in order if not tier.health.down]
-            if not order:
-                raise TierError(
-                    "no tier takes a new file: " + ", ".join(t.health.why for t in self.tiers)
-                )
-            for tier in order:
-                least = min(wanted, tier.capacity // 4) if expected is None else wanted
-                if self.reserve(tier, least):
-                    return tier, least
-            if self.census_done.is_set():
-                break
-            await self._census_step.wait()  # the estimate leaves no room, but what is counted may
-        if self.ram is not None and self._lose_for(wanted):
-            return self.ram, wanted
-        for tier in order:  # others may expect too much as well: begin, and see how it grows
-            if self.reserve(tier, Tier.cost(0)):
-                return tier, Tier.cost(0)
-        if self.ram is not None and self._lose_for(Tier.cost(0)):
-            return self.ram, Tier.cost(0)
-        raise NoSpaceError(
-            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
-            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in self.tiers)
-        )
-
-    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
-        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
-
-        `twins` says what may happen to objects on NVMe that RAM holds as well. A create throws
-        their copy on NVMe away. A demotion spares them, or it would have to make that copy again
-        for ever; one that empties RAM loses them, since what it brings is younger.
-        """
-        spare = self.headroom if tier is self.ram else 0
-        if isinstance(tier, NvmeTier) and tier.shortage and not tier.health.down:
-            self._measure(tier)
-        while wanted + spare > tier.capacity - tier.reserved:
-            if not self._purge_one(tier):
-                return False
-        while tier.free - spare < wanted:
-            if not self._reclaim(tier, twins):
-                return False
-        tier.reserved += wanted
-        return True
-
-    @staticmethod
-    def _measure(nvme: NvmeTier) -> None:
-        """While the device is short of room, each reservation looks anew: others take it, too."""
-        try:
-            nvme.measure()
-        except OSError as error:
-            nvme.failed("statfs", 0, error)
-
-    def _lose_for(self, wanted: int) -> bool:
-        """No tier below takes what RAM holds: lose the oldest of it."""
-        assert self.ram is not None
-        if wanted + self.headroom > self.ram.capacity - self.ram.reserved:
-            return False
-        while not self.reserve(self.ram, wanted):
-            if not self._drop_from_ram():
-                return False
-        return True
-
-    @property
-    def headroom(self) -> int:
-        """Bytes of RAM that are kept free for files that outgrow their reservation."""
-        if self.ram is None:
-            return 0
-        return self.ram.capacity // HEADROOM
-
-    def make_room(self, tier: Tier) -> None:
-        """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
-
-        In RAM this loses objects that no other tier holds only when memory itself runs out: a
-        writer that gets ENOSPC from the kernel is worse off. But not for a file that is on its way
-        to be larger than RAM: it gets ENOSPC whatever is lost.
-        """
-        if tier.health.down:  # its accounts are no guide, and nothing would be won
-            return
-        least = self.headroom // 2 if tier is self.ram else 0
-        while tier.free < least and self._reclaim(tier):
-            pass
-        if tier is self.ram:
-            largest = max((held.reserved for held in self.staging.values()), default=0)
-            hopeless = largest > self.ram.capacity  # it has half as much, and asks for it again
-            while tier.left() < least and (
-                self._reclaim(tier) or (not hopeless and self._drop_from_ram())
-            ):
-                pass
-
-    def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
-        """Make some room at once; False if that would lose something that fits elsewhere."""
-        if self._purge_one(tier):
-            return True
-        if tier is self.ram:
-            if self.nvme is None:
-                return self._drop_from_ram()
-            if self.nvme.health.down:  # its copies are no reason to give up the only good one
-                return False
-            return self._evict(self.ram_clean, tier, "uncopy")
-        return self._evict(self.on_nvme, tier, twins)
-
-    def _drop_from_ram(self) -> bool:
-        """Lose the oldest that RAM alone can produce: all of it while NVMe is down.
-
-        What NVMe has as well keeps its name then, and is back when NVMe is.
-        """
-        assert self.ram is not None
-        if self.nvme is not None and self.nvme.health.down:
-            twin, alone = (self._next(listed) for listed in (self.ram_clean, self.ram_only))
-            if twin is not None and (alone is None or twin.atime_ns <= alone.atime_ns):
-                return self._evict(self.ram_clean, self.ram, "uncopy")
-        return self._evict(self.ram_only, self.ram, "lose")
-
-    def _next(self, listed: LeastRecentlyUsed) -> Inode | None:
-        """What a list of RAM's would give up next; it stays the next."""
-        assert self.ram is not None
-        inode = self.victim(listed, self.ram)
-        if inode is not None:
-            listed.put_back(inode.ino)
-        return inode
-
-    def _evict(self, listed: LeastRecentlyUsed, tier: Tier, twins: Twins) -> bool:
-        """Drop the oldest object of a list, or only its copy; False if there is none."""
-        inode = self.victim(listed, tier, alone=twins == "spare")
-        if inode is None:
-            return False
-        try:
-            if len(self.holders(inode)) > 1 and twins == "uncopy":
-                self.drop_copy(inode, tier)
-            else:
-                self.drop(inode, "evicted")
-        except CatalogError:
-            listed.touch(inode.ino)  # it stays; who is tried next is another one
-            raise
-        return True
-
-    def victim(self, listed: LeastRecentlyUsed, tier: Tier, *, alone: bool = False) -> Inode | None:
-        """Take the oldest object of a list that is really there and not in use.
-
-        alone: only one that no other tier holds.
-        """
-        in_use = []
-        found = None
-        while (ino := listed.take_oldest()) is not None:
-            if ino in self.open or ino in self.busy:
-                in_use.append(ino)
-                continue
-            inode = self.catalog.inode(ino)
-            if inode is None or not inode.sealed or tier not in self.holders(inode):
-                continue
-            holders = self.holders(inode)
-            if self._list_of(tier, holders) is not listed:
-                continue
-            if alone and len(holders) > 1:
-                in_use.append(ino)
-                continue
-            found = inode
-            break
-        for ino in in_use:
-            listed.touch(ino)
-        return found
-
-    @property
-    def objects(self) -> int:
-        """Files, each counted once."""
-        return sum(tier.objects for tier in self.tiers) - self.clean_objects + len(self.staging)
-
-    @property
-    def reclaimable(self) -> int:
-        """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
-        if self.ram is None:
-            return 0
-        clean = 0 if self.nvme is not None and self.nvme.health.down else self.clean_bytes
-        return max(0, self.ram.free - self.headroom) + clean

@@ -10,6 +10,7 @@ import os
 import trio
 
 from kvfs.core.residency import Residency
+from kvfs.core.room import Room
 from kvfs.errors import TierError
 from kvfs.tiers import Job, NvmeTier, calls
 
@@ -21,8 +22,9 @@ SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 class Watch:
     """No task ends by itself."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: Residency, room: Room) -> None:
         self.residency = residency
+        self.room = room
 
     async def growth(self) -> None:
         """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
@@ -40,7 +42,7 @@ class Watch:
                     held.reserved += more
                     held.tier.reserved += more
             for tier in {held.tier for held in residency.staging.values()}:
-                residency.make_room(tier)
+                self.room.make_room(tier)
             if not residency.staging:
                 residency.writing = trio.Event()
             else:
@@ -84,4 +86,4 @@ class Watch:
         except TierError:
             return  # said by the tier
         if self.residency.census_done.is_set():
-            self.residency.make_room(nvme)
+            self.room.make_room(nvme)

@@ -23,7 +23,8 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
-from kvfs.core.objects import Backings, Objects
+from kvfs.core.backings import Backings
+from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
 from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError

@@ -220,9 +220,9 @@ async def uncopy_nvme(made: World) -> None:
 
 def make_room(made: World, number: int) -> None:
     tier = made.tiers[number]
-    spare = made.residency.headroom if tier is made.ram else 0
+    spare = made.room.headroom if tier is made.ram else 0
     wanted = tier.capacity - tier.reserved - spare
-    assert made.residency.reserve(tier, wanted)
+    assert made.room.reserve(tier, wanted)
     tier.reserved -= wanted
 
 

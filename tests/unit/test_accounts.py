@@ -304,7 +304,7 @@ class Walk:
         tier = self.random.choice(self.world.tiers)
         wanted = self.random.choice((100_000, MIB, tier.capacity // 2))
         with_open = {opened.file.ino for opened in self.handles}
-        if self.world.residency.reserve(tier, wanted):
+        if self.world.room.reserve(tier, wanted):
             tier.reserved -= wanted
         for ino in with_open:
             assert self.world.residency.inode(ino) is not None
@@ -497,7 +497,7 @@ def test_accounts_are_right_between_any_two_awaits(
             elif kind == 10:
                 await made.objects.truncate(made.find(name).ino, dice.choice(SIZES))
             else:
-                made.residency.make_room(dice.choice(made.tiers))
+                made.room.make_room(dice.choice(made.tiers))
                 made.flow.promote_after = 1
 
         async with trio.open_nursery() as nursery:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs import runtime
-from kvfs.config import MIB, Config, describe_options, format_size, parse_hot, parse_size
+from kvfs.config import Config, describe_options, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.mounts import mount, umount
+from kvfs.units import MIB, format_size, parse_size
 
 KV = Path("/mnt/kv")
 

@@ -248,7 +248,7 @@ def test_ram_is_kept_reclaimable(tmp_path: Path) -> None:
             assert held.tier is made.ram, "there is always room"
             await made.close(held, writable=True)
             await trio.testing.wait_all_tasks_blocked()
-        assert made.residency.reclaimable >= made.fast.capacity // 4
+        assert made.room.reclaimable >= made.fast.capacity // 4
         assert made.residency.counters["dropped"] == 0
         made.check()
         for number in range(60):
@@ -510,9 +510,9 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
 
     async def case(made: World) -> None:
         async with Movers.open(2, made.residency.counters) as movers:
-            made.flow = Flow(made.residency, movers, promote_after=1, reclaimable=25)
+            made.flow = Flow(made.residency, made.room, movers, promote_after=1, reclaimable=25)
             made.objects.promote, made.objects.settle = made.flow.opened, made.flow.settle
-            made.objects.verifier = made.flow
+            made.objects.copies.verifier = made.flow
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.flow.run)
                 ram = await made.store(b"ram", BYTES, made.fast)

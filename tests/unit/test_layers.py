@@ -24,8 +24,9 @@ LAYERS = (
     ("kvfs.tiers",),
     ("kvfs.catalog",),
     ("kvfs.config",),
+    ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
-    ("kvfs.errors", "kvfs.failpoints"),
+    ("kvfs.errors", "kvfs.failpoints", "kvfs.units"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need.
 CLI_MAY = ("kvfs.cli", "kvfs.config", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")

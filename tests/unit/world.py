@@ -16,6 +16,7 @@ from kvfs.catalog import ROOT_INO, Catalog, Inode
 from kvfs.core.flow import Flow, Work
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
+from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.daemon import Mount
 from kvfs.movement import copying
@@ -135,14 +136,16 @@ class World:
         self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
         self.residency.gone = self._gone
         self.residency.estimate()
+        self.room = Room(self.residency)
         self.tree = Tree(self.residency)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
-        self.flow = Flow(self.residency, self.movers, promote_after=2, reclaimable=25)
+        self.flow = Flow(self.residency, self.room, self.movers, promote_after=2, reclaimable=25)
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
             self.residency,
+            self.room,
             self.backings,
             self.flow,
             promote=self.flow.opened,
@@ -225,7 +228,7 @@ class World:
 
     def expect(self, name: bytes, size: int | None) -> None:
         """Let files like this begin in RAM, if a size is known, or on NVMe."""
-        sizes = self.residency.sizes
+        sizes = self.room.sizes
         sizes._seen.clear()
         if size is not None:
             sizes.learn(ROOT_INO, name, size)

@@ -1,0 +1,166 @@
+"""The copy that an open is served from: found, and proven to be what was sealed.
+
+Contract: `open` takes the fastest copy whose size and modification time are those that were sealed.
+Any doubt (written to behind our back, or last written before a crash) is settled by the digest; a
+copy that is not what it should be goes into quarantine, one whose file is not there is forgotten.
+A disk that fails is no reason to lose a copy. The caller of `open` holds the inode's lock.
+
+Invariant: what is returned is a copy that the catalog has at this moment, and the inode given is
+brought up to date with it; what an await made untrue raises StaleError.
+Not for the handles that share the file, nor for looking at copies that nobody opens (core/check).
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Container
+from functools import partial
+from typing import Protocol
+
+from kvfs.catalog import Inode
+from kvfs.core.backings import Io
+from kvfs.core.residency import Residency
+from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
+from kvfs.tiers import Job, Tier
+
+log = logging.getLogger(__name__)
+
+
+class Verifier(Protocol):
+    """Who can read a backing file through and compare it with a digest."""
+
+    async def matches(self, tier: Tier, inode: Inode) -> bool: ...
+
+
+class Copies:
+    """`renaming`: inodes whose backing file may have another name, see `Versions`."""
+
+    def __init__(
+        self, residency: Residency, verifier: Verifier, io: Io, renaming: Container[int]
+    ) -> None:
+        self.residency = residency
+        self.catalog = residency.catalog
+        self.verifier = verifier
+        self._io = io
+        self._renaming = renaming
+
+    def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
+        """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
+        ram = self.residency.ram
+        if ram is None or inode.ram_epoch != ram.epoch:
+            return None
+        try:
+            fd = ram.open(inode.ino, inode.version, writable=False)
+        except KvfsError:
+            return None  # the other way finds out what that means
+        if not self._untouched(inode, ram, fd):
+            os.close(fd)
+            return None
+        return ram, fd
+
+    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int]:
+        """Open the best copy that is what it should be; its tier and descriptor.
+
+        Raises NotFoundError (a miss), StaleError, CatalogError.
+        """
+        lost = False
+        for tier in self.residency.holders(inode):
+            try:
+                opening = partial(tier.open, inode.ino, inode.version, writable=writable)
+                fd = await self._io(tier, Job("open", opening, os.close))
+            except NotFoundError as error:
+                lost |= await self._missing(inode, tier, str(error))
+                continue
+            except TierError:
+                continue  # said by the tier; the copy may be readable again later
+            try:
+                untouched = self._untouched(inode, tier, fd)
+                if untouched or await self._proven(inode, tier, fd):
+                    if tier.slow or not untouched:
+                        self._check_still(inode, tier)
+                    return tier, fd
+            except TierError as error:  # the disk's fault, not the copy's
+                log.debug("inode %d is not verified: %s", inode.ino, error)
+                os.close(fd)
+                continue
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            lost = True
+        if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        self.residency.counters["misses"] += 1
+        self._drop_if_lost(inode)
+        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def _check_still(self, inode: Inode, tier: Tier) -> None:
+        """After an await: bring the record up to date, if it is the same content still."""
+        current = self.catalog.inode(inode.ino)
+        if (
+            current is None
+            or current.version != inode.version
+            or tier not in self.residency.holders(current)  # promoted and unlinked while we waited
+        ):
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        inode.take(current)
+
+    def _untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Whether the file looks like what was sealed, and no crash has come between."""
+        found = os.fstat(fd)
+        return (
+            found.st_size == inode.size
+            and found.st_mtime_ns == inode.backing_mtime_ns
+            and (inode.session not in self.residency.suspect or tier is self.residency.ram)
+        )
+
+    async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Written to behind our back, or last written before a crash: only the digest can tell.
+
+        What is not what it should be goes into quarantine.
+        """
+        found = os.fstat(fd)
+        if found.st_size == inode.size and inode.digest:
+            if await self.verifier.matches(tier, inode):
+                current = self.catalog.inode(inode.ino)
+                if current is not None and current.version == inode.version:
+                    current.session = self.residency.session
+                    current.backing_mtime_ns = found.st_mtime_ns
+                    with self.catalog.batch() as batch:
+                        batch.put(current)
+                return True
+            why = "its bytes do not match their digest"
+        elif found.st_size != inode.size:
+            why = f"it has {found.st_size} bytes, expected {inode.size}"
+        else:
+            why = "it was written to, or not synced before a crash, and has no digest"
+        log.error(
+            "%s tier: %s is quarantined: %s", tier.name, tier.path(inode.ino, inode.version), why
+        )
+        self.residency.counters["quarantined"] += 1
+        self.residency.lose(inode, tier, quarantine=True)
+        return False
+
+    async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
+        """A backing file is not there. False if that is because the object changed meanwhile."""
+        try:
+            present = await self._io(tier, Job("stat", tier.present))
+        except TierError:
+            return True  # what has no answer cannot say that the file is gone
+        if not present:
+            tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
+            return True
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            return False
+        if inode.ino in self._renaming:  # late, and then it is taken back
+            return True
+        log.error("%s", reason)
+        self.residency.counters["missing"] += 1
+        self.residency.lose(inode, tier)
+        return True
+
+    def _drop_if_lost(self, inode: Inode) -> None:
+        current = self.catalog.inode(inode.ino)
+        if current is not None and self.residency.is_lost(current):
+            self.residency.drop(current, "lost")
