@@ -26,7 +26,7 @@ from kvfs.catalog import Inode
 from kvfs.core.objects import Backings, Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
-from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError
+from kvfs.errors import CatalogError, ExistsError, IsADirError, KvfsError, UnsupportedError
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
 from kvfs.tiers import sync_patience
@@ -314,6 +314,8 @@ class Operations(pyfuse3.Operations):
         if not writable:
             try:
                 self.tree.used(held.inode)
+            except CatalogError as error:  # a time is no reason to refuse the bytes
+                log.debug("inode %d: its time of access stays: %s", inode, error)
             except KvfsError:
                 await self.objects.release(held, writable=writable)
                 raise

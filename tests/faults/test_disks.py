@@ -286,12 +286,12 @@ def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) ->
     reading and writing what is open where the kernel moves the bytes. Until such an operation comes
     everything that needs no change is answered. Nothing is lost, and all goes on from where it was.
     """
-    with disk(tmp_path / "nvme", tmp_path / "image", 700 * MIB) as nvme:
+    with disk(tmp_path / "nvme", tmp_path / "image", 700 * MIB) as made:
         kv = mount(OPTIONS)
         on_nvme, in_ram = two_places(kv)
         assert on_nvme.read_bytes() + in_ram.read_bytes()  # their times of access are new
         kv.expect_log("is down, nothing new goes there: .* no answer after")
-        with on_nvme.open("rb") as slow, in_ram.open("rb") as fast, frozen(nvme):
+        with on_nvme.open("rb") as slow, in_ram.open("rb") as fast, frozen(made.directory):
             becomes(kv, "down")
             assert bounded(in_ram.read_bytes) == b"r" * MIB
             assert bounded(lambda: sorted(os.listdir(kv.path))) == ["in-ram", "on-nvme"]
