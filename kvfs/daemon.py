@@ -36,7 +36,7 @@ from kvfs.core.flow import Flow
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
-from kvfs.core.sessions import past_sessions
+from kvfs.core.sessions import mounted_as, past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
@@ -97,10 +97,11 @@ class Mount:
         config = self.config
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
-            self.nvme = NvmeTier(config.nvme, config.nvme_size)
+            self.nvme = NvmeTier(config.nvme, config.nvme_size, expected=self._identity_before())
             self.nvme.grows = "nvme_size" in config.fitted
             self.nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self.nvme.identity
+            (self.directory / "nvme").write_text(identity)
             self.catalog = Catalog(config.nvme / "catalog")
         epoch = None if self.catalog is None else int(self.catalog.fact("ram_epoch") or 0)
         root = runtime.ram_root() / identity
@@ -116,21 +117,27 @@ class Mount:
             self.catalog = Catalog(self.ram.root / "catalog", first_id=int(time.time()) << 20)
         self.residency = self._begin_session(self.catalog, self.backings.gone)
 
+    def _identity_before(self) -> str | None:
+        """What the predecessor served: the directory may have become another one since."""
+        path = self.directory / "nvme"
+        return path.read_text() if self.takeover and path.exists() else None
+
     def _begin_session(
         self, catalog: Catalog, gone: Callable[[int, bytes, int], None]
     ) -> Residency:
         """Number this session, and say which earlier ones a power loss makes suspect.
 
         Those are the sessions after the last one that ended properly, if the machine went down
-        since: their bytes may not have reached the disk, whatever the file system says.
+        since, or the disk was mounted anew: their bytes may not have reached it, whatever the file
+        system says.
         """
-        last, ended, same_boot, low, high = past_sessions(catalog)
-        boot = runtime.boot_id()
-        self.session_number = last if self.takeover else last + 1
-        if ended < last and not self.takeover:
+        last, ended, same_mount, low, high = past_sessions(catalog)
+        goes_on = self.takeover and same_mount
+        self.session_number = last if goes_on else last + 1
+        if ended < last and not goes_on:
             log.warning(
                 "the last session did not end properly: %s",
-                "its bytes are all there" if same_boot else "copies are verified before use",
+                "its bytes are all there" if same_mount else "copies are verified before use",
             )
         residency = Residency(
             catalog,
@@ -143,7 +150,7 @@ class Mount:
         with catalog.batch() as batch:
             batch.set_fact("session", str(self.session_number))
             batch.set_fact("suspect", f"{low} {high}")
-            batch.set_fact("boot", boot)
+            batch.set_fact("boot", mounted_as(catalog))
             if self.ram is not None:
                 batch.set_fact("ram_epoch", str(self.ram.epoch))
             batch.sync = True
@@ -245,7 +252,6 @@ class Mount:
             log.info("%s: unmounted", self.config.mountpoint)
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
-                await self.residency.census_done.wait()
                 await self.flow.drain()
             nursery.cancel_scope.cancel()
         await self.flow.empty_trash()
@@ -336,6 +342,7 @@ class Mount:
             "open_handles": len(self.operations.handles),
             "writers": len(residency.staging),
             "jobs": self.flow.jobs,
+            "writing_back": self.flow.draining,
             "trash": self.flow.trash,
             "reclaimable_bytes": self.room.reclaimable,
             "counters": dict(residency.counters),
@@ -360,7 +367,9 @@ class Mount:
 
     async def _write_back(self) -> dict[str, Any]:
         size, objects = self.flow.write_back()
-        return {"bytes_left": size, "objects_left": objects}
+        nvme = self.nvme
+        down = nvme.health.why if nvme is not None and nvme.health.down else ""
+        return {"bytes_left": size, "objects_left": objects, "down": down}
 
     async def _arm(self, faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""

@@ -88,7 +88,7 @@ def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
     try:
         past = past_sessions(catalog)
     except ConfigError:  # which the check will find, and say
-        past = Past(last=0, ended=0, same_boot=True, low=1, high=0)
+        past = Past(last=0, ended=0, same_mount=True, low=1, high=0)
     residency = Residency(
         catalog,
         _memory(nvme.identity, catalog.fact("ram_epoch") or ""),

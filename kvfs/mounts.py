@@ -1,13 +1,20 @@
-"""mount(2), umount2(2) and syncfs(2), which Python lacks. `kvfs.runtime` knows what is mounted."""
+"""mount(2), umount2(2), syncfs(2) and a part of statx(2), which Python lacks.
+
+`kvfs.runtime` knows what is mounted.
+"""
 
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
 MNT_DETACH = 2
+AT_FDCWD = -100
+STATX_MNT_ID_UNIQUE = 0x4000
+_STATX_SIZE, _STATX_MNT_ID = 256, 144  # bytes: of struct statx, and before its stx_mnt_id
 
 
 def mount(source: str, target: Path, fstype: str, flags: int, data: str) -> None:
@@ -40,3 +47,17 @@ def syncfs(path: Path) -> None:
             raise OSError(code, os.strerror(code), str(path))
     finally:
         os.close(fd)
+
+
+def number(path: Path) -> int:
+    """Of the mount that a path is on; not given out again before the next boot.
+
+    0 before Linux 6.8, which has no such numbers. Raises OSError as statx(2) does.
+    """
+    found = ctypes.create_string_buffer(_STATX_SIZE)
+    if _libc.statx(AT_FDCWD, os.fsencode(path), 0, STATX_MNT_ID_UNIQUE, found) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    if not int.from_bytes(found.raw[:4], sys.byteorder) & STATX_MNT_ID_UNIQUE:
+        return 0
+    return int.from_bytes(found.raw[_STATX_MNT_ID : _STATX_MNT_ID + 8], sys.byteorder)

@@ -195,6 +195,7 @@ class Catalog:
         self._recovered = -RECOVERY_PERIOD
         self._read_only = False  # for want of room
         self._looked_at = read_only
+        self._failed = False  # a write, and not for want of room
         try:
             if read_only:
                 self._db = Rdict(str(path), _options(), access_type=_READ_ONLY)
@@ -269,28 +270,48 @@ class Catalog:
 
     def set_ballast(self) -> None:
         """Keep some room for the day on which others have filled the disk. Raises OSError."""
+        os.stat(self.path)  # whose file system may be gone: nothing is made in its place
         with self._ballast.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, BALLAST)
 
     def _recover(self, error: Exception) -> None:
         """RocksDB takes no write after one that failed: give it room, and open it anew.
 
+        While the disk takes no write it stays as it is: what is in its memory can be read.
         Blocks for as long as its log takes to read, once in RECOVERY_PERIOD. Raises CatalogError.
         """
         now = time.monotonic()
-        full = "No space left" in str(error) or self._read_only
-        if not full or now - self._recovered < RECOVERY_PERIOD:
+        if now - self._recovered < RECOVERY_PERIOD:
             raise CatalogError(f"catalog {self.path}: write failed: {error}") from error
         self._recovered = now
+        if not ("No space left" in str(error) or self._read_only):
+            again, self._failed = self._failed, True
+            if self._looked_at or not again:
+                raise CatalogError(f"catalog {self.path}: write failed: {error}") from error
+            self._try_disk(error)
         log.error("catalog %s: a write failed, it is opened anew: %s", self.path, error)
         try:
             self._ballast.unlink(missing_ok=True)
             self._close_broken()
             self._db = Rdict(str(self.path), _options())
-            self._read_only = False
+            self._read_only = self._failed = False
         except Exception as again:
             self._open_for_reading()
             raise CatalogError(f"catalog {self.path}: cannot be opened anew: {again}") from again
+
+    def _try_disk(self, error: Exception) -> None:
+        """Raises CatalogError if a small write does not reach the disk."""
+        path = self.path / "trial"
+        try:
+            with path.open("wb") as file:
+                file.write(b"trial")
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+        except OSError as again:
+            raise CatalogError(
+                f"catalog {self.path}: write failed: {error}; its disk takes none: {again}"
+            ) from error
 
     def _close_broken(self) -> None:
         try:

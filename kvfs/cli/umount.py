@@ -79,7 +79,12 @@ def _write_back(mountpoint: Path) -> None:
     with bar:
         task, total, least = None, 0, None
         moved = time.monotonic()
-        while left := request(mountpoint, "write_back")["bytes_left"]:
+        while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
+            if why := found.get("down"):
+                raise KvfsError(
+                    f"{left} bytes are only in RAM, and NVMe takes none ({why}): "
+                    f"mend it, or lose them: kvfs umount --now {mountpoint}"
+                )
             if least is None or left < least:
                 least, moved = left, time.monotonic()
             elif time.monotonic() - moved > STALLED_S:

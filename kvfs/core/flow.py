@@ -25,6 +25,7 @@ from kvfs.core.room import Room
 from kvfs.core.watch import Watch
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import (
+    LostError,
     Moved,
     MoverFailedError,
     MoverOverdueError,
@@ -370,6 +371,9 @@ class Flow:
             if current is None or not current.on_nvme:
                 return  # RAM has it, and its room on NVMe was needed
             raise
+        except LostError:
+            await self._lose(ino, version)
+            raise
         current = self._fit(ino, version)
         if current is not None:
             if failpoints.active:
@@ -378,6 +382,20 @@ class Flow:
             with self.residency.catalog.batch() as batch:
                 batch.put(current)
             self.residency.counters["settled"] += 1
+
+    async def _lose(self, ino: int, version: int) -> None:
+        """The kernel could not write it, and says so once: its page cache is not to be trusted.
+
+        Who has it open has what the page cache has; nobody opens it after that.
+        """
+        residency, nvme = self.residency, self.residency.nvme
+        current = self._fit(ino, version)
+        if current is None or nvme is None or not current.on_nvme:
+            return
+        if ino in residency.open or ino in residency.busy:
+            residency.late.append(partial(self._lose, ino, version))
+        else:
+            residency.lose(current, nvme)
 
     # Writing back
 
@@ -399,7 +417,8 @@ class Flow:
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""
         self._failures = 0
-        while (left := self.write_back())[1]:
+        counted = self.residency.census_done.is_set
+        while (left := self.write_back())[1] or not counted():
             if self._failures >= GIVE_UP or self._paused:
                 log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
                 break

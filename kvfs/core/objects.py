@@ -273,6 +273,25 @@ class Objects:
             await self.close(held, writable=True)
         return held.inode
 
+    async def touch(self, ino: int, mtime_ns: int) -> None:
+        """Give a file that is being written a time of change; its backing file must have it, too.
+
+        Meanwhile it counts a writer more: a seal would take either time for granted.
+        """
+        held = self.residency.staging.get(ino)
+        if held is None:
+            return
+        held.writers += 1
+        try:
+            self.measure(held)
+            times = (held.inode.atime_ns, mtime_ns)
+            await self.on_file(held, "utime", partial(os.utime, ns=times))
+            held.inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
+        except OSError as error:
+            raise self.failed("utime", held, error) from error
+        finally:
+            await self.close(held, writable=True)
+
     async def close(self, held: OpenObject, *, writable: bool) -> None:
         """As the kernel closes: whatever the flush says, the handle is released."""
         try:
@@ -325,7 +344,7 @@ class Objects:
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
         another = held.mapped
-        if writable and held.backing_id and (another or self.mappings.shared(held)):
+        if writable and held.backing_id and (another or await self.mappings.outlives(held)):
             self.mappings.keep(held)
             if not another:
                 return

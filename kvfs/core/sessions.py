@@ -5,7 +5,7 @@ A session is one mount. Nothing is changed here: the daemon begins the next one.
 
 from typing import NamedTuple
 
-from kvfs import runtime
+from kvfs import mounts, runtime
 from kvfs.catalog import Catalog
 from kvfs.errors import ConfigError
 
@@ -15,7 +15,7 @@ class Past(NamedTuple):
 
     last: int
     ended: int  # the last that ended properly
-    same_boot: bool
+    same_mount: bool  # its file system is mounted since
     low: int
     high: int
 
@@ -23,8 +23,9 @@ class Past(NamedTuple):
 def past_sessions(catalog: Catalog) -> Past:
     """Raises ConfigError for facts that make no sense.
 
-    Suspect are those after the last one that ended properly, if the machine went down since: their
-    bytes may not have reached the disk, whatever the file system says.
+    Suspect are those after the last one that ended properly, if the machine went down since, or
+    the file system was unmounted: it may have been shut down by an error before. Their bytes may
+    not have reached the disk, whatever the file system says.
     """
     try:
         last = int(catalog.fact("session") or 0)
@@ -35,7 +36,12 @@ def past_sessions(catalog: Catalog) -> Past:
             f"catalog {catalog.path}: its facts about sessions make no sense ({error}): "
             "run kvfs fsck --repair on the NVMe directory"
         ) from error
-    same_boot = catalog.fact("boot") == runtime.boot_id()
-    if ended < last and not same_boot:
+    same_mount = catalog.fact("boot") == mounted_as(catalog)
+    if ended < last and not same_mount:
         low, high = low if low <= high else ended + 1, last
-    return Past(last, ended, same_boot, low, high)
+    return Past(last, ended, same_mount, low, high)
+
+
+def mounted_as(catalog: Catalog) -> str:
+    """Names a mount of the catalog's file system, of all that ever were."""
+    return f"{runtime.boot_id()} {mounts.number(catalog.path)}"

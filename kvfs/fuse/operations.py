@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
@@ -27,7 +26,7 @@ from kvfs.core.backings import Backings
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
-from kvfs.errors import ExistsError, IsADirError, KvfsError, UnsupportedError
+from kvfs.errors import CatalogError, ExistsError, IsADirError, KvfsError, UnsupportedError
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
 from kvfs.tiers import sync_patience
@@ -164,8 +163,8 @@ class Operations(pyfuse3.Operations):
             if not found.is_file:
                 raise IsADirError(f"inode {inode} has no size to change")
             found = await self.objects.truncate(inode, attr.st_size)
-        if fields.update_atime or fields.update_mtime:
-            await self._touch_backing(found, attr, fields)
+        if fields.update_mtime:
+            await self.objects.touch(inode, attr.st_mtime_ns)
         if (
             fields.update_mode
             or fields.update_uid
@@ -182,17 +181,6 @@ class Operations(pyfuse3.Operations):
                 mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
             )
         return self._attributes(found)
-
-    async def _touch_backing(
-        self, inode: Inode, attr: EntryAttributes, fields: pyfuse3.SetattrFields
-    ) -> None:
-        """While a file is written its backing file has its times: they must go there as well."""
-        held = self.residency.staging.get(inode.ino)
-        if held is not None and fields.update_mtime:
-            self.objects.measure(held)
-            times = (inode.atime_ns, attr.st_mtime_ns)
-            await self.objects.on_file(held, "utime", partial(os.utime, ns=times))
-            inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """What the kernel knows is not counted; but what has no name may go now."""
@@ -315,6 +303,8 @@ class Operations(pyfuse3.Operations):
         if not writable:
             try:
                 self.tree.used(held.inode)
+            except CatalogError as error:  # a time is no reason to refuse the bytes
+                log.debug("inode %d: its time of access stays: %s", inode, error)
             except KvfsError:
                 await self.objects.release(held, writable=writable)
                 raise

@@ -187,8 +187,9 @@ class Keeper:
     def _keep_standby(self) -> None:
         if self.standby is not None and self.standby.closed:
             log.warning("the standby daemon %s; a takeover takes longer", self.standby.death())
+            if "loaded" not in self.standby.facts:
+                self._standby_after = time.monotonic() + STANDBY_PAUSE
             self._end_standby()
-            self._standby_after = time.monotonic() + STANDBY_PAUSE
         if self.standby is None and time.monotonic() >= self._standby_after:
             self.standby = self._spawn(self.command, patient=True)
 

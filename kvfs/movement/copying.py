@@ -27,6 +27,10 @@ class Moved(NamedTuple):
     blocks: int
 
 
+class LostError(OSError):
+    """A sync failed: what was written may be gone, though the page cache still has it."""
+
+
 class SourceChangedError(Exception):
     """The source is not (or no longer) the file that the job was about."""
 
@@ -120,7 +124,10 @@ def remove_parts(destinations: Sequence[str]) -> None:
 
 
 def read_through(source: str, size: int, *, sync: bool) -> Moved:
-    """Hash a file where it is, and fsync it if asked. Raises OSError, SourceChangedError."""
+    """Hash a file where it is, and fsync it if asked.
+
+    Raises LostError if that fails, OSError, SourceChangedError.
+    """
     inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if failpoints.active:
@@ -128,10 +135,17 @@ def read_through(source: str, size: int, *, sync: bool) -> Moved:
         blocks = _expect(inp, source, size).st_blocks
         digest = _stream(inp, size, None)
         if sync:
-            os.fsync(inp)
+            _sync(inp, source)
         return Moved(digest, blocks)
     finally:
         os.close(inp)
+
+
+def _sync(inp: int, source: str) -> None:
+    try:
+        os.fsync(inp)
+    except OSError as error:
+        raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 
 
 def _expect(inp: int, source: str, size: int) -> os.stat_result:

@@ -20,7 +20,7 @@ import trio_parallel  # type: ignore[import-untyped]
 
 from kvfs.errors import TierError
 from kvfs.movement import copying
-from kvfs.movement.copying import Moved, SourceChangedError
+from kvfs.movement.copying import LostError, Moved, SourceChangedError
 
 log = logging.getLogger(__name__)
 
@@ -177,4 +177,11 @@ def _patience(size: int) -> float:
     return PATIENCE + size / SLOWEST
 
 
-__all__ = ["Moved", "MoverFailedError", "MoverOverdueError", "Movers", "SourceChangedError"]
+__all__ = [
+    "LostError",
+    "Moved",
+    "MoverFailedError",
+    "MoverOverdueError",
+    "Movers",
+    "SourceChangedError",
+]

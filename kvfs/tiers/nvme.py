@@ -20,14 +20,19 @@ DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
 
 
 class NvmeTier(Tier):
-    """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else."""
+    """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else.
+
+    expected: the identity that it must have. Else a directory without one gets it.
+    """
 
     name = "nvme"
     number = 2
 
-    def __init__(self, root: Path, capacity: int) -> None:
+    def __init__(self, root: Path, capacity: int, *, expected: str | None = None) -> None:
         super().__init__(root, capacity)
         self.grows = False  # the size is a share of what is free, to which its objects are added
+        if expected is not None:
+            self._expect(expected)
         try:
             root.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,6 +54,20 @@ class NvmeTier(Tier):
         except OSError as error:
             os.close(self._lock)
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
+
+    def _expect(self, identity: str) -> None:
+        """Nothing is made in a directory that only has the place of the one that was served."""
+        try:
+            found = (self.root / "identity").read_text().strip()
+        except FileNotFoundError:
+            found = "none"
+        except OSError as error:
+            raise ConfigError(f"nvme={self.root} cannot be used: {error}") from error
+        if found != identity:
+            raise ConfigError(
+                f"nvme={self.root} has identity {found}, expected {identity}: "
+                "mount the file system there that was there before"
+            )
 
     @staticmethod
     def _identity(path: Path) -> str:

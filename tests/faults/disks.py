@@ -16,6 +16,7 @@ from tests.harness import wait_for
 
 FAULTY = Path(__file__).with_name("faulty.py")
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
+SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, 2  # EXT4_IOC_SHUTDOWN, with its flag; XFS has the same
 Rule = dict[str, float]
 
 
@@ -54,24 +55,65 @@ def faulty(directory: Path, work: Path) -> Iterator[Faults]:
         process.wait(timeout=20)
 
 
+class Disk:
+    """An ext4 in a file, on a loop device: it can be taken away, and come back."""
+
+    def __init__(self, directory: Path, image: Path, size: int) -> None:
+        self.directory = directory
+        self.image = image
+        directory.mkdir(parents=True, exist_ok=True)
+        with image.open("wb") as file:
+            file.truncate(size)
+        subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+        self.device = _output("losetup", "--find", "--show", image)
+
+    def mount(self) -> None:
+        options = "errors=remount-ro"
+        subprocess.run(["mount", "-o", options, self.device, self.directory], check=True)
+
+    def detach(self) -> None:
+        """The directory is what was below; who has files open keeps them."""
+        subprocess.run(["umount", "-l", self.directory], check=True)
+
+    def remount(self) -> None:
+        """As after an error: only this makes it take anything again."""
+        subprocess.run(["umount", self.directory], check=True)
+        self.mount()
+
+    def shut_down(self) -> None:
+        """EIO for everything, and what was not written is lost, journal and all."""
+        fd = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, SHUTDOWN, NO_LOG_FLUSH.to_bytes(4, sys.byteorder))
+        finally:
+            os.close(fd)
+
+    def make_read_only(self) -> None:
+        """As ext4 does when it finds an error: EROFS for all who have files open as well."""
+        name = Path(self.device).name
+        Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("a test of kvfs")
+
+    def remove(self) -> None:
+        while os.path.ismount(self.directory):
+            self.detach()
+        subprocess.run(["losetup", "--detach", self.device], check=True)
+        wait_for(lambda: not _output("losetup", "-j", self.image), f"{self.device} is free")
+
+
+def _output(*command: str | Path) -> str:
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
 @contextmanager
-def disk(directory: Path, image: Path, size: int) -> Iterator[Path]:
-    """An ext4 of `size` bytes."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with image.open("wb") as file:
-        file.truncate(size)
-    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, directory], check=True)
+def disk(directory: Path, image: Path, size: int) -> Iterator[Disk]:
+    """An ext4 of `size` bytes, mounted on the directory."""
+    made = Disk(directory, image, size)
     try:
-        yield directory
+        made.mount()
+        yield made
     finally:
-        subprocess.run(["umount", "-l", directory], check=True)
-        wait_for(lambda: not _loops(image), f"no loop device has {image}")
-
-
-def _loops(image: Path) -> str:
-    found = subprocess.run(["losetup", "-j", image], check=True, capture_output=True, text=True)
-    return found.stdout
+        made.remove()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Mount
 from tests.faults.conftest import OPTIONS
 from tests.faults.disks import Faults, disk, frozen
-from tests.harness import Mounted, wait_for
+from tests.harness import Mounted, alive, wait_for
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -286,12 +286,12 @@ def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) ->
     reading and writing what is open where the kernel moves the bytes. Until such an operation comes
     everything that needs no change is answered. Nothing is lost, and all goes on from where it was.
     """
-    with disk(tmp_path / "nvme", tmp_path / "image", 700 * MIB) as nvme:
+    with disk(tmp_path / "nvme", tmp_path / "image", 700 * MIB) as made:
         kv = mount(OPTIONS)
         on_nvme, in_ram = two_places(kv)
         assert on_nvme.read_bytes() + in_ram.read_bytes()  # their times of access are new
         kv.expect_log("is down, nothing new goes there: .* no answer after")
-        with on_nvme.open("rb") as slow, in_ram.open("rb") as fast, frozen(nvme):
+        with on_nvme.open("rb") as slow, in_ram.open("rb") as fast, frozen(made.directory):
             becomes(kv, "down")
             assert bounded(in_ram.read_bytes) == b"r" * MIB
             assert bounded(lambda: sorted(os.listdir(kv.path))) == ["in-ram", "on-nvme"]
@@ -326,4 +326,4 @@ def test_an_unmount_gives_up_what_it_cannot_write_back(
     subprocess.run(["umount", kv.path], check=True, timeout=60)
     wait_for(lambda: "could not be written back" in kv.log.read_text(), "it is given up")
     faults.set()
-    wait_for(lambda: not Path(f"/proc/{kv.pid}").exists(), "the daemon ends")
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")

@@ -64,6 +64,7 @@ def test_what_is_open_goes_on(either: Mounted, *, standby: bool) -> None:
         wait_for(lambda: keeper(kv)["standby_loaded"], "the standby is loaded")
         if not standby:
             kv.allow_log("the standby daemon was killed")
+            kv.allow_log("takeover failed .* was killed by SIGKILL")  # by the standby
             os.kill(keeper(kv)["standby_pid"], signal.SIGKILL)
         kv.kill_daemon()
         assert os.pread(reader, 2 * MIB, 0) == b"s" * MIB
