@@ -396,6 +396,9 @@ class Operations(pyfuse3.Operations):
             try:
                 await self.objects.on_file(held, "fsync", sync, patience)
             except OSError as error:
+                inode = held.inode
+                lose = partial(self.objects.verifier.lose, inode.ino, inode.version)
+                self.residency.late.append(lose)
                 raise self.objects.failed("fsync", held, error) from error
 
     # The file system

@@ -499,16 +499,35 @@ def test_what_a_failed_sync_may_have_lost_goes(
 
     async def case(made: World) -> None:
         monkeypatch.setattr(made.flow.movers, "read_through", lost)
-        inode = await made.store(b"a", BYTES, made.disk)
+        made.expect(b"a", None)
+        held = await made.create(b"a", BYTES)
+        assert held.tier is made.disk
         if in_use:
-            reader = await made.objects.open(inode.ino, writable=False)
+            reader = await made.objects.open(held.inode.ino, writable=False)
+            await made.close(held, writable=True)
             await trio.sleep(3 * watch.SPACE_PERIOD)
-            assert made.find(b"a").ino == inode.ino
+            assert made.find(b"a").ino == held.inode.ino
             await made.close(reader, writable=False)
+        else:
+            await made.close(held, writable=True)
         await trio.sleep(3 * watch.SPACE_PERIOD)
         with pytest.raises(NotFoundError):
             made.find(b"a")
         assert made.residency.counters["dropped_lost"] == 1
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", None)
+        held = await made.create(b"a", BYTES)
+        await made.flow.lose(held.inode.ino, held.inode.version)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
+        await made.close(held, writable=True)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
 
     run(lambda made: working(made, case), tmp_path)
 
