@@ -27,9 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class Verifier(Protocol):
-    """Who can read a backing file through and compare it with a digest."""
+    """Who can read a file through and compare it with a digest, and give up what was not synced."""
 
     async def matches(self, tier: Tier, inode: Inode) -> bool: ...
+    async def lose(self, ino: int, version: int) -> None: ...
 
 
 class Copies:

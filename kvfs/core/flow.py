@@ -372,7 +372,7 @@ class Flow:
                 return  # RAM has it, and its room on NVMe was needed
             raise
         except LostError:
-            await self._lose(ino, version)
+            await self.lose(ino, version)
             raise
         current = self._fit(ino, version)
         if current is not None:
@@ -383,18 +383,18 @@ class Flow:
                 batch.put(current)
             self.residency.counters["settled"] += 1
 
-    async def _lose(self, ino: int, version: int) -> None:
+    async def lose(self, ino: int, version: int) -> None:
         """The kernel could not write it, and says so once: its page cache is not to be trusted.
 
         Who has it open has what the page cache has; nobody opens it after that.
         """
         residency, nvme = self.residency, self.residency.nvme
-        current = self._fit(ino, version)
-        if current is None or nvme is None or not current.on_nvme:
-            return
-        if ino in residency.open or ino in residency.busy:
-            residency.late.append(partial(self._lose, ino, version))
-        else:
+        held = residency.open.get(ino)
+        if held is not None:  # if it is being written, the file gets its next version's name
+            residency.late.append(partial(self.lose, ino, held.inode.version))
+        elif ino in residency.busy:
+            residency.late.append(partial(self.lose, ino, version))
+        elif nvme is not None and (current := self._fit(ino, version)) and current.on_nvme:
             residency.lose(current, nvme)
 
     # Writing back

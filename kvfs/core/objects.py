@@ -67,6 +67,7 @@ class Objects:
         self.settle = settle
         self.versions = Versions(residency, self._io)
         self.copies = Copies(residency, verifier, self._io, self.versions.renaming)
+        self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
 
@@ -340,6 +341,7 @@ class Objects:
             batch.mark_finished(inode.ino)
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
+        self.room.sizes.learn(*self._some_name(inode), inode.blocks * 512)
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
@@ -395,11 +397,9 @@ class Objects:
 
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode
-        parent, name = self._some_name(inode)
         self._seal(held)
         held.tier.reserved -= held.reserved
         held.reserved = 0
-        self.room.sizes.learn(parent, name, inode.blocks * 512)
         residency.admit(inode)
         held.accounted = True
         if held.tier is residency.nvme:

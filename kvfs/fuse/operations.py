@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
@@ -385,6 +386,9 @@ class Operations(pyfuse3.Operations):
             try:
                 await self.objects.on_file(held, "fsync", sync, patience)
             except OSError as error:
+                inode = held.inode
+                lose = partial(self.objects.verifier.lose, inode.ino, inode.version)
+                self.residency.late.append(lose)
                 raise self.objects.failed("fsync", held, error) from error
 
     # The file system

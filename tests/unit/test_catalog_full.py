@@ -1,11 +1,12 @@
 """A catalog on a disk that others have filled: it goes on, and what was committed stays."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from kvfs import mounts
+from kvfs import failpoints, mounts
 from kvfs.catalog import Catalog
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError
@@ -64,6 +65,36 @@ def test_a_full_disk_is_survived_and_nothing_committed_is_lost(
     catalog = Catalog(disk / "catalog")
     assert all(catalog.fact(f"fact {number}") == VALUE for number in range(done + 10))
     catalog.close()
+
+
+def test_an_error_that_went_away_is_survived(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RECOVERY_PERIOD", 0.0)
+    catalog = Catalog(disk / "catalog")
+    commit(catalog, 0)
+    failpoints.arm(
+        "catalog.commit=raise:EIO@1;catalog.commit=raise:EIO@2;catalog.commit=raise:EIO@3"
+    )
+    try:
+        with pytest.raises(CatalogError, match="Input/output"):
+            commit(catalog, 1)
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", sick)
+            with pytest.raises(CatalogError, match="its disk takes none"):
+                commit(catalog, 1)
+        assert catalog.fact("fact 0") == VALUE, "it is read as before"
+        assert "opened anew" not in caplog.text
+        commit(catalog, 1)
+    finally:
+        failpoints.arm("")
+    assert "opened anew" in caplog.text
+    assert (catalog.fact("fact 0"), catalog.fact("fact 1")) == (VALUE, VALUE)
+    catalog.close()
+
+
+def sick(_: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_it_is_not_opened_anew_for_each_of_many_failures(disk: Path) -> None:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: ASYNC230, ASYNC240 - files of a few bytes, in a loop that nobody waits for
 
+import errno
 import math
 import os
 import random
@@ -18,7 +19,7 @@ from kvfs.core import census, watch
 from kvfs.core import flow as module
 from kvfs.core.flow import Flow
 from kvfs.errors import CatalogError, NotFoundError
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import LostError, Movers
 from tests.unit.world import MIB, World, digest, world
 
 BYTES = random.Random(1).randbytes(300_000)
@@ -483,6 +484,50 @@ def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) ->
             await trio.sleep(watch.SPACE_PERIOD)
         made.check()
         assert await made.read(held.inode.ino) == BYTES
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_what_a_failed_sync_may_have_lost_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_use: bool
+) -> None:
+    """The page cache has it still, and the next sync would say that all is well."""
+
+    async def lost(*_: object, **__: object) -> None:
+        raise LostError(errno.EIO, "Input/output error")
+
+    async def case(made: World) -> None:
+        monkeypatch.setattr(made.flow.movers, "read_through", lost)
+        made.expect(b"a", None)
+        held = await made.create(b"a", BYTES)
+        assert held.tier is made.disk
+        if in_use:
+            reader = await made.objects.open(held.inode.ino, writable=False)
+            await made.close(held, writable=True)
+            await trio.sleep(3 * watch.SPACE_PERIOD)
+            assert made.find(b"a").ino == held.inode.ino
+            await made.close(reader, writable=False)
+        else:
+            await made.close(held, writable=True)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        assert made.residency.counters["dropped_lost"] == 1
+
+    run(lambda made: working(made, case), tmp_path)
+
+
+def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.expect(b"a", None)
+        held = await made.create(b"a", BYTES)
+        await made.flow.lose(held.inode.ino, held.inode.version)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
+        await made.close(held, writable=True)
+        await trio.sleep(3 * watch.SPACE_PERIOD)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
 
     run(lambda made: working(made, case), tmp_path)
 

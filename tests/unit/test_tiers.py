@@ -172,6 +172,19 @@ def test_the_lock_goes_with_its_holder_and_the_identity_stays(tmp_path: Path) ->
     other.close()
 
 
+def test_another_directory_in_its_place_is_refused_and_left_alone(tmp_path: Path) -> None:
+    NvmeTier(tmp_path / "nvme", MIB).close()
+    identity = (tmp_path / "nvme/identity").read_text().strip()
+    NvmeTier(tmp_path / "nvme", MIB, expected=identity).close()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=f"has identity none, expected {identity}: mount the"):
+        NvmeTier(tmp_path / "empty", MIB, expected=identity)
+    assert not list((tmp_path / "empty").iterdir())
+    (tmp_path / "odd/identity").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        NvmeTier(tmp_path / "odd", MIB, expected=identity)
+
+
 def test_the_directory_is_private(nvme: NvmeTier) -> None:
     for path in (nvme.root, nvme.root / "objects/00", nvme.root / "quarantine"):
         assert path.stat().st_mode & 0o777 == 0o700
