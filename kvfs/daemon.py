@@ -215,7 +215,7 @@ class Mount:
         ]
         self.backings.adopt(slot.backing_id for slot in slots)
         found = takeover.adopt(objects, lefts)
-        for handle in self.operations.handles.adopt(slots, found.get):
+        for handle in self.operations.handles.adopt(slots, self.backings.slots_end(), found.get):
             await objects.release(handle.held, writable=handle.writable)
         log.info(
             "%s: took over %d handles of %d objects, %d of them being written",

@@ -196,8 +196,8 @@ static void offer(const char *request, ssize_t length) {
 
 /* Where requests land: in pages that are present. For one that the kernel would have to fault in, a
  * process that is being killed gets EINTR, and the client whose request it was gets EIO, since one
- * that was half copied is not sent again (fuse_dev_do_read of Linux). By reading the source: a client
- * got EIO once in some 100 kills, and the cause was not caught in the act. */
+ * that was half copied is not sent again (fuse_dev_do_read of Linux). By reading the source; it was
+ * not caught in the act. */
 static ssize_t read_request(int fd, void *buffer, size_t length) {
     static char *landing;
     static size_t size;
@@ -530,6 +530,12 @@ static PyObject *py_slots(PyObject *self, PyObject *args) {
     return found;
 }
 
+static PyObject *py_slots_end(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLong(session.record ? session.record->slots_end : 0);
+}
+
 static PyObject *py_gone(PyObject *self, PyObject *args) {
     unsigned long long parent;
     const char *name;
@@ -565,6 +571,7 @@ static PyMethodDef methods[] = {
     {"bind", py_bind, METH_VARARGS, "bind(handle, inode, request, backing_id, noflush, writable, tier)"},
     {"set_state", py_set_state, METH_VARARGS, "set_state(handle, state)"},
     {"slots", py_slots, METH_NOARGS, "slots() -> [(handle, inode, request, backing_id, state, writable, tier)]"},
+    {"slots_end", py_slots_end, METH_NOARGS, "slots_end() -> no slot from here on was ever bound"},
     {"gone", py_gone, METH_VARARGS, "gone(parent, name) -> whether the kernel will be told; never blocks"},
     {NULL, NULL, 0, NULL},
 };

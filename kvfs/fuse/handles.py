@@ -91,14 +91,17 @@ class Handles:
 
     # Takeover
 
-    def adopt(self, slots: list[Slot], held: Callable[[int], OpenObject | None]) -> list[Handle]:
+    def adopt(
+        self, slots: list[Slot], end: int, held: Callable[[int], OpenObject | None]
+    ) -> list[Handle]:
         """Take over the predecessor's handles; return those whose release is to be finished.
 
-        Their numbers, and all others that are free, are given out once `end_claims` was called.
+        Their numbers, and all below `end` that are free, are given out once `end_claims` was
+        called: the RELEASE of any of them may come again, its reply was perhaps not sent.
         """
         ending = []
+        self._next = max(self._next, end)
         for slot in slots:
-            self._next = max(self._next, slot.handle + 1)
             found = held(slot.handle)
             if found is None or slot.state == State.RELEASING:
                 self._ended.append(slot.handle)

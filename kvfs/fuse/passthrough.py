@@ -162,6 +162,11 @@ class Passthrough:
         found = map(Slot._make, _passthrough.slots())
         return [slot._replace(state=State(slot.state)) for slot in found]
 
+    @staticmethod
+    def slots_end() -> int:
+        """No handle from this number on was ever given out."""
+        return _passthrough.slots_end()
+
     # Requests
 
     @staticmethod

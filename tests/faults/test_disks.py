@@ -8,7 +8,7 @@ import errno
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,25 @@ from typing import TypeVar
 import pytest
 
 from tests.conftest import Mount
-from tests.faults.conftest import OPTIONS
 from tests.faults.disks import Faults, disk, frozen
 from tests.harness import Mounted, alive, wait_for
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 T = TypeVar("T")
+OPTIONS = "ram=64M,nvme={tmp}/nvme,nvme_size=500M,promote_after=0,entry_timeout=0"
 MIB = 1 << 20
 BOUND = 10.0  # s, where the daemon under test has 1
 CHANGES = ("create", "write", "unlink", "rename", "setattr", "fsync", "mkdir")
 SILENT = {"*": {"hang": 1.0}}
 SICK = {"*": {"errno": float(errno.EIO)}}
+
+
+@pytest.fixture(params=["passthrough=auto", "passthrough=off"])
+def kv(request: pytest.FixtureRequest, faults: Faults, mount: Mount) -> Iterator[Mounted]:
+    one = mount(f"{OPTIONS},{request.param}")
+    yield one
+    faults.set()  # the fixtures below wait for it to come to rest
 
 
 class Client:

@@ -26,6 +26,8 @@ from tests.faults.test_disks import (
 )
 from tests.harness import KVFS, Mounted, alive, wait_for
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
 MIB = 1 << 20
 OPTIONS = "ram=64M,nvme={tmp}/nvme,nvme_size=200M,promote_after=0,entry_timeout=0"
 UMOUNT = 30.0  # s, of which the keeper and daemon need a few to end

@@ -97,7 +97,7 @@ def test_a_takeover_keeps_handles_and_finishes_releases(held: OpenObject) -> Non
     table = Memory()
     handles = Handles(100, table)
     slots = [slot(2, State.OPEN), slot(3, State.RELEASING), slot(5, State.BOUND, request=8)]
-    ending = handles.adopt(slots, lambda _: held)
+    ending = handles.adopt(slots, 6, lambda _: held)
     assert [one.held for one in ending] == [held]
     assert handles[2].held is held
     assert handles.claim(7) is None
@@ -117,7 +117,7 @@ def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
     """BOUND: nobody was told. ANSWERING: somebody may have been, and will release it."""
     handles = Handles(100, Memory())
     handles.adopt(
-        [slot(1, State.BOUND, request=1), slot(2, State.ANSWERING, request=2)], lambda _: held
+        [slot(1, State.BOUND, request=1), slot(2, State.ANSWERING, request=2)], 3, lambda _: held
     )
     assert handles.end_claims() == [1]
     assert handles.claim(2) is None
@@ -125,8 +125,20 @@ def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
 
 def test_a_handle_of_an_inode_that_is_gone_is_none(held: OpenObject) -> None:
     handles = Handles(100, Memory())
-    assert handles.adopt([slot(1, State.RELEASING), slot(2, State.OPEN)], lambda _: None) == []
+    assert handles.adopt([slot(1, State.RELEASING), slot(2, State.OPEN)], 3, lambda _: None) == []
     assert len(handles) == 0
     assert handles.begin_release(2) is None
     assert handles.end_claims() == []
     assert handles.add(held, writable=False, request=0) == 1
+
+
+def test_a_number_that_was_freed_but_perhaps_not_answered_is_not_given_out(
+    held: OpenObject,
+) -> None:
+    """Its RELEASE may come again, and must not meet who was opened after the takeover."""
+    handles = Handles(100, Memory())
+    handles.adopt([], 2, lambda _: held)
+    assert handles.add(held, writable=False, request=1) == 2
+    assert handles.begin_release(1) is None
+    assert handles.end_claims() == []
+    assert handles.add(held, writable=False, request=2) == 1
