@@ -196,6 +196,7 @@ class Catalog:
         self._read_only = False  # for want of room
         self._looked_at = read_only
         self._failed = False  # a write, and not for want of room
+        self._check_whole()
         try:
             if read_only:
                 self._db = Rdict(str(path), _options(), access_type=_READ_ONLY)
@@ -214,6 +215,15 @@ class Catalog:
         except BaseException:
             self._db.close()
             raise
+
+    def _check_whole(self) -> None:
+        """RocksDB would begin anew beside tables whose CURRENT is lost, and delete them."""
+        left = [*self.path.glob("*.sst"), *self.path.glob("[0-9]*.log")]
+        if left and not (self.path / "CURRENT").exists():
+            raise ConfigError(
+                f"catalog {self.path} has lost its file CURRENT, but has {left[0].name}: nothing "
+                "is changed; restore it, or remove the whole NVMe directory to begin anew"
+            )
 
     def _check_format(self) -> None:
         found = self.fact("format")

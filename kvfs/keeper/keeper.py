@@ -255,7 +255,11 @@ class Keeper:
 
     def _current_config(self) -> dict[str, Any]:
         """What the mount was told to be, with what was changed since (`kvfs set`)."""
-        found: dict[str, Any] = json.loads((self.directory / "config").read_text())
+        try:
+            found: dict[str, Any] = json.loads((self.directory / "config").read_text())
+        except (OSError, ValueError) as error:
+            log.error("what was set since the mount is forgotten: %s", error)
+            return self.config
         return found
 
     # Control

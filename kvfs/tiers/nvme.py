@@ -7,6 +7,7 @@ be moved to another machine as a whole.
 
 import errno
 import fcntl
+import logging
 import os
 import uuid
 from pathlib import Path
@@ -16,6 +17,8 @@ from kvfs.tiers.tier import Tier
 
 PROBE = "probe"  # a name that the sweep takes for a file that was left half made
 _PATTERN = bytes(range(256)) * 16
+log = logging.getLogger(__name__)
+
 DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
 
 
@@ -71,10 +74,21 @@ class NvmeTier(Tier):
 
     @staticmethod
     def _identity(path: Path) -> str:
-        if not path.exists():
+        """What tells this directory from others; a copy of one gets another identity.
+
+        Two with the same one would share a RAM tier, and each take the other's bytes for its own.
+        """
+        inode = path.with_suffix(".inode")  # of the identity's file, which a copy does not have
+        copied = path.exists() and inode.exists() and inode.read_text() != str(path.stat().st_ino)
+        if copied:
+            log.warning("%s is a copy: it begins without what the other has in RAM", path.parent)
+        if copied or not path.exists():
             fresh = path.with_suffix(".new")
             fresh.write_text(f"{uuid.uuid4()}\n")
+            inode.unlink(missing_ok=True)
             fresh.rename(path)
+        if not inode.exists():
+            inode.write_text(str(path.stat().st_ino))
         return path.read_text().strip()
 
     def say_who(self, who: str) -> None:

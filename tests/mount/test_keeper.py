@@ -226,6 +226,13 @@ def test_what_was_set_outlives_the_daemon(kv: Mounted) -> None:
     assert kv.status()["options"]["promote_after"] == "7"
 
 
+def test_a_lost_configuration_is_no_reason_to_die(kv: Mounted) -> None:
+    (runtime.runtime_dir(kv.path) / "config").unlink()
+    kv.expect_log("what was set since the mount is forgotten")
+    kv.kill_daemon()
+    (kv.path / "a").write_bytes(b"a")
+
+
 # Upgrades
 
 

@@ -19,6 +19,23 @@ HOSTILE = [b"\x00", b"\x01", b"a", b"a\xff", b"b", b"\xfe\xff", b"\xff", b"\xff\
 EDGES = [1, 2, 255, 256, (1 << 32) - 1, 1 << 56, (1 << 63) - 1]  # inode numbers around carries
 
 
+def test_a_catalog_that_has_lost_its_begin_is_not_begun_anew(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "c")
+    with catalog.batch() as batch:
+        batch.set_fact("some", "thing")
+    catalog.close()
+    files = sorted((tmp_path / "c").iterdir())
+    (tmp_path / "c" / "CURRENT").rename(tmp_path / "CURRENT")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="has lost its file CURRENT"):
+            Catalog(tmp_path / "c")
+    (tmp_path / "CURRENT").rename(tmp_path / "c" / "CURRENT")
+    assert sorted((tmp_path / "c").iterdir()) == files
+    catalog = Catalog(tmp_path / "c")
+    assert catalog.fact("some") == "thing"
+    catalog.close()
+
+
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     opened = Catalog(tmp_path / "catalog")

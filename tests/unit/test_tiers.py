@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -356,3 +357,21 @@ def test_without_privileges_it_is_a_folder_in_shared_memory(tmp_path: Path) -> N
 
 
 NOBODY = 65534
+
+
+def test_a_copy_of_an_nvme_directory_has_an_identity_of_its_own(tmp_path: Path) -> None:
+    """Two of one identity would share a RAM tier."""
+    one = NvmeTier(tmp_path / "one", 1 << 20)
+    identity = one.identity
+    one.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    moved, copy = NvmeTier(tmp_path / "moved", 1 << 20), NvmeTier(tmp_path / "copy", 1 << 20)
+    assert moved.identity == identity
+    assert copy.identity != identity
+    again = copy.identity
+    moved.close()
+    copy.close()
+    copy = NvmeTier(tmp_path / "copy", 1 << 20)
+    assert copy.identity == again
+    copy.close()
