@@ -6,7 +6,7 @@ daemons die one after the other without having lived: a client that hangs for ev
 than one that gets an error.
 
 States: a daemon serves, or its successor is being started; beside it another process has loaded all
-its code and stands by, because loading it takes longer than taking over (docs/benchmarks.md).
+its code and stands by: loading it takes longer than taking over (ARCHITECTURE.md, "Measured").
 """
 
 import json
