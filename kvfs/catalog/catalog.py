@@ -191,6 +191,7 @@ class Catalog:
         """`first_id` is where a new catalog begins to count; one to be read must be there."""
         self.path = path
         self.answers = Answers()
+        self.carried: dict[str, str] = {}  # facts that go along with the next change
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
         self._read_only = False  # for want of room
@@ -265,6 +266,10 @@ class Catalog:
 
     def commit(self, changes: Changes, *, sync: bool) -> None:
         options = self._synced if sync else self._unsynced
+        if self.carried:
+            changes += [
+                (b"m" + name.encode(), value.encode()) for name, value in self.carried.items()
+            ]
         try:
             if failpoints.active:
                 failpoints.reach("catalog.commit")
@@ -275,6 +280,7 @@ class Catalog:
                 self._db.write(_write_batch(changes), options)
             except Exception as again:
                 raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+        self.carried.clear()
         if failpoints.active:
             failpoints.reach("catalog.committed")
 

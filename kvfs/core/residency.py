@@ -27,13 +27,12 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
-from kvfs.errors import CatalogError
 from kvfs.eviction import LeastRecentlyUsed
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
 
-NVME_USED = "nvme_used"  # a fact of the catalog: bytes, at most a second old
+NVME_USED = "nvme_used"  # a fact of the catalog: bytes, a second before the last change or later
 HOUR = 3600 * 10**9
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
     "opens_passthrough",
@@ -121,7 +120,6 @@ class Residency:
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
         self.census_step = trio.Event()
-        self._noted = -1
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -213,18 +211,13 @@ class Residency:
             self.nvme.uncounted = self.nvme.capacity if noted is None else int(noted)
 
     def note_used(self) -> None:
-        """Leave an estimate for the next daemon, where the catalog takes it."""
+        """Leave an estimate for the next daemon, with the next change of the catalog.
+
+        A change of its own would hold up the daemon where the disk takes no writes.
+        """
         if self.nvme is None or not self.census_done.is_set():
             return
-        used = self.nvme.used + self.nvme.reserved
-        if used == self._noted:
-            return
-        try:
-            with self.catalog.batch() as batch:
-                batch.set_fact(NVME_USED, str(used))
-            self._noted = used
-        except CatalogError as error:
-            log.debug("what NVMe holds is not noted: %s", error)  # who changes names says it louder
+        self.catalog.carried[NVME_USED] = str(self.nvme.used + self.nvme.reserved)
 
     def end_census_step(self) -> None:
         """Some more is counted: who waits for room may look again."""
