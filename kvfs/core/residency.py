@@ -12,7 +12,8 @@ Invariants, between any two awaits of the daemon:
   and it is in exactly one of `ram_only` and `ram_clean` if RAM holds it, in `on_nvme` if NVMe does.
 - An object with a writer has one copy, is in no list, and its room is `reserved`.
 - An unlinked file that nobody has open is in `limbo`, its room reserved, until the kernel forgets
-  it: somebody may have looked it up and be about to open it, and must not be told ESTALE.
+  it: somebody may have looked it up and be about to open it, and must not be told ESTALE. So is a
+  removed directory or another inode without bytes: whoever has it open may ask for its attributes.
 - What the census has not yet reached is neither accounted nor a victim.
 Not for opening files, nor for moving bytes, nor for choosing what goes (that is `Room`).
 """
@@ -114,7 +115,8 @@ class Residency:
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
-        self.limbo: OrderedDict[int, tuple[Tier, int]] = OrderedDict()  # inode -> where, bytes
+        # inode -> where, bytes; a directory is nowhere
+        self.limbo: OrderedDict[int, tuple[Tier | None, int]] = OrderedDict()
         self.trash: list[Trash] = []
         self.late: list[Callable[[], Awaitable[None]]] = []  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
@@ -350,14 +352,14 @@ class Residency:
         """Remove the record and all copies of an inode; its names are the caller's."""
         batch.delete(inode)
         batch.mark_finished(inode.ino)
-        if inode.is_file:
-            known = inode.sealed if accounted is None else accounted
-            batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
+        known = inode.is_file and (inode.sealed if accounted is None else accounted)
+        batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
 
     def _forgotten(self, inode: Inode, *, accounted: bool, quarantine: bool) -> None:
         if inode.ino in self.limbo:
             keep, cost = self.limbo.pop(inode.ino)
-            keep.reserved -= cost
+            if keep is not None:
+                keep.reserved -= cost
         elif accounted:
             self.dismiss(inode)
         for tier in self.holders(inode):
@@ -366,23 +368,26 @@ class Residency:
     # Unlinked, but perhaps about to be opened
 
     def to_limbo(self, inode: Inode, batch: Batch) -> None:
-        """The last name of a file that nobody has open is gone; keep its fastest copy a while."""
+        """The last name of what nobody has open is gone; keep its fastest copy a while."""
         before = inode.copy()
-        _, *others = self.holders(inode)
-        for tier in others:
+        for tier in self.holders(inode)[1:]:
             self.set_holder(inode, tier, holds=False)
         batch.put(inode)
         batch.mark_unfinished(inode.ino)
         batch.then(partial(self._in_limbo, before))
 
     def _in_limbo(self, inode: Inode) -> None:
-        self.dismiss(inode)
+        if inode.is_file:
+            self.dismiss(inode)
         for tier in self.holders(inode)[1:]:
             self.throw_away(tier, inode.ino, inode.version)
         self.enter_limbo(inode)
 
     def enter_limbo(self, inode: Inode) -> None:
         """Reserve what its fastest copy takes, until the kernel has forgotten it."""
+        if not inode.is_file:
+            self.limbo[inode.ino] = None, 0
+            return
         keep = self.holders(inode)[0]
         cost = keep.cost(inode.blocks)
         keep.reserved += cost

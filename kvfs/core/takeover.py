@@ -133,7 +133,7 @@ def _finish(objects: Objects, ino: int) -> None:
             batch.mark_finished(ino)
     elif ino in residency.open:
         return
-    elif not inode.is_file or not residency.holders(inode):
+    elif inode.is_file and not residency.holders(inode):
         residency.drop(inode, "unfinished")
     elif inode.links:
         _seal(residency, objects, inode)

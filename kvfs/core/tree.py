@@ -80,13 +80,18 @@ class Tree:
                 raise StaleError(f"inode {parent} has no name any more")
             return found
         if name == b"..":
-            return self.directory(self.directory(parent).links[0][0])
+            return self._parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
         if entry is None:
             if self.residency.inode(parent) is None:
                 raise StaleError(f"directory {parent} is gone")
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
+
+    def _parent(self, directory: Inode) -> Inode:
+        if not directory.links:
+            raise NotFoundError(f"directory {directory.ino} was removed")
+        return self.directory(directory.links[0][0])
 
     def _living(self, entry: Dentry) -> Inode:
         inode = self.inode(entry.ino)
@@ -124,7 +129,7 @@ class Tree:
         if cookie < COOKIE_SELF:
             found.append((b".", directory, COOKIE_SELF))
         if cookie < COOKIE_PARENT:
-            found.append((b"..", self.directory(directory.links[0][0]), COOKIE_PARENT))
+            found.append((b"..", self._parent(directory), COOKIE_PARENT))
             cookie = COOKIE_PARENT
         while len(found) < limit:
             wanted = limit - len(found)
@@ -235,7 +240,7 @@ class Tree:
         elif inode.ino in self.residency.open:
             batch.put(inode)
             batch.mark_unfinished(inode.ino)
-        elif inode.is_file and self.residency.holders(inode):
+        elif not inode.is_file or self.residency.holders(inode):
             self.residency.to_limbo(inode, batch)
         else:
             self.residency.forget(inode, batch)
@@ -258,7 +263,9 @@ class Tree:
         if len(self.read(inode.ino, COOKIE_PARENT, 1)):
             raise NotEmptyError(f"directory {entry.name!r} has entries")
         batch.unlink(directory.ino, entry)
-        batch.delete(inode)
+        inode.links = ()
+        inode.ctime_ns = self.now()
+        self.residency.to_limbo(inode, batch)
         directory.subdirs -= 1
 
     # Renaming

@@ -55,7 +55,8 @@ class Watch:
         while True:
             for ino in unlinked & residency.limbo.keys():
                 residency.purge(ino)  # the kernel never said that it forgot it
-            unlinked = set(residency.limbo)
+            # Directories wait: nothing here says whether somebody has one open.
+            unlinked = {ino for ino, (tier, _) in residency.limbo.items() if tier is not None}
             await residency.retry()
             if nvme is not None:
                 await self._measure_space(nvme)

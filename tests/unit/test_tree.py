@@ -160,9 +160,26 @@ def test_under_what_is_no_directory(tree: Tree) -> None:
             call()
 
 
-def test_a_removed_directory_is_stale(tree: Tree) -> None:
+def test_a_removed_directory_has_its_attributes_while_somebody_has_it_open(tree: Tree) -> None:
     ino = mkdir(tree, b"a")
     tree.rmdir(ROOT_INO, b"a")
+    found = tree.inode(ino)
+    assert (found.is_dir, found.nlink) == (True, 0)
+    for call in (
+        lambda: mkdir(tree, b"b", ino),
+        lambda: tree.lookup(ino, b"b"),
+        lambda: tree.lookup(ino, b".."),
+        lambda: tree.rename(ROOT_INO, b"x", ino, b"y", 0),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    assert tree.read(ino, 0, 10) == []
+
+
+def test_a_directory_that_the_kernel_forgot_is_stale(tree: Tree) -> None:
+    ino = mkdir(tree, b"a")
+    tree.rmdir(ROOT_INO, b"a")
+    tree.residency.purge(ino)
     for call in (
         lambda: tree.inode(ino),
         lambda: mkdir(tree, b"b", ino),
@@ -209,7 +226,7 @@ def test_hard_links(tree: Tree) -> None:
     tree.unlink(ROOT_INO, b"a")
     assert tree.lookup(folder, b"b").ino == ino
     tree.unlink(folder, b"b")
-    with pytest.raises(StaleError):
+    with pytest.raises(NotFoundError):
         tree.link(ino, ROOT_INO, b"c")
     with pytest.raises(NotPermittedError):
         tree.link(folder, ROOT_INO, b"d")
@@ -255,6 +272,8 @@ def test_attributes_go_with_their_owner(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
     tree.set_xattr(ino, b"user.a", b"1")
     tree.rmdir(ROOT_INO, b"dir")
+    assert tree.xattrs(ino) == [b"user.a"]
+    tree.residency.purge(ino)
     assert tree.xattrs(ino) == []
 
 
@@ -315,6 +334,8 @@ def test_replacing(tree: Tree) -> None:
     tree.rename(ROOT_INO, b"dir", ROOT_INO, b"empty", 0)
     assert tree.lookup(ROOT_INO, b"other").ino == pipe
     for gone in (other, empty):
+        assert tree.inode(gone).nlink == 0
+        tree.residency.purge(gone)
         with pytest.raises(StaleError):
             tree.inode(gone)
     assert sorted(names(tree)) == [b"empty", b"full", b"other"]

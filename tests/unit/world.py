@@ -342,8 +342,11 @@ class World:
             inode = self.catalog.inode(ino)
             assert inode is not None
             assert not inode.links
-            assert residency.holders(inode) == [tier]
-            reserved[tier.name] += cost
+            if tier is None:
+                assert not inode.is_file
+            else:
+                assert residency.holders(inode) == [tier]
+                reserved[tier.name] += cost
             unfinished.add(ino)
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
