@@ -66,8 +66,8 @@ def _used(status: dict[str, dict[str, dict[str, int]]]) -> int:
 def test_rmdir(here: Path) -> None:
     """
     `rmdir` removes an empty directory. With entries it is ENOTEMPTY, of a file ENOTDIR. A directory
-    that is removed while somebody is in it is empty for them, keeps its attributes, and nothing can be
-    made in it (ENOENT).
+    that is removed while somebody is in it is empty for them, keeps its attributes, and nothing can
+    be made in it (ENOENT).
     """
     os.makedirs(here / "d" / "e")
     (here / "file").touch()
