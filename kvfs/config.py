@@ -6,18 +6,16 @@ it against the machine. Neither changes anything. A comma inside a value is writ
 does. Not for state: what a running mount has learned is in its catalog.
 """
 
-import difflib
 import json
-import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
+from kvfs.parsing import Parser, choice, count, hint, path, seconds, switch
 from kvfs.preflight import SMALLEST_TIER
 from kvfs.units import MIB, format_size, parse_size
 
@@ -31,8 +29,6 @@ _IGNORED = re.compile(
 # A flag for mount(2), and the word that takes it back.
 _FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
 
-Parser = Callable[[str], Any]
-
 
 def _tier_size(text: str) -> int:
     size = parse_size(text)
@@ -43,48 +39,6 @@ def _tier_size(text: str) -> int:
 
 def _ram_size(text: str) -> int:
     return 0 if text == "0" else _tier_size(text)
-
-
-def _path(text: str) -> Path:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("an absolute path")
-    return Path(os.path.normpath(text))
-
-
-def _switch(text: str) -> bool:
-    if text not in {"on", "off"}:
-        raise ValueError("on or off")
-    return text == "on"
-
-
-def _choice(*words: str) -> Parser:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return text
-
-    return parse
-
-
-def _count(low: int, high: int, unit: str = "") -> Parser:
-    def parse(text: str) -> int:
-        digits = text.removesuffix(unit)
-        if not re.fullmatch(r"[0-9]{1,9}", digits) or not low <= int(digits) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(digits)
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    year = 365 * 24 * 3600
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= year:
-        raise ValueError(f"seconds from 0 to {year}") from None
-    return seconds
 
 
 def _default_ram() -> int:
@@ -140,7 +94,7 @@ class Config:
     nvme: Path | None = field(
         default=None,
         metadata=_option(
-            _path,
+            path,
             unit="directory",
             default="none",
             meaning="directory of the NVMe tier and the catalog, on ext4 or xfs",
@@ -159,7 +113,7 @@ class Config:
     passthrough: Literal["auto", "on", "off"] = field(
         default="auto",
         metadata=_option(
-            _choice("auto", "on", "off"),
+            choice("auto", "on", "off"),
             unit="word",
             default="auto",
             meaning="let the kernel move the bytes; on: refuse to mount without it",
@@ -168,7 +122,7 @@ class Config:
     huge: Literal["within_size", "always", "advise", "never"] = field(
         default="within_size",
         metadata=_option(
-            _choice("within_size", "always", "advise", "never"),
+            choice("within_size", "always", "advise", "never"),
             unit="word",
             default="within_size",
             meaning="which files of the RAM tier get huge pages, as tmpfs(5) has it",
@@ -178,7 +132,7 @@ class Config:
     allow_other: bool = field(
         default=False,
         metadata=_option(
-            _switch,
+            switch,
             unit="on/off",
             default="off",
             meaning="let users other than the one who mounted in, as file modes permit",
@@ -187,7 +141,7 @@ class Config:
     movers: int = field(
         default_factory=lambda: min(4, len(os.sched_getaffinity(0))),
         metadata=_option(
-            _count(1, 64),
+            count(1, 64),
             unit="processes",
             default="4, or fewer with fewer CPUs",
             meaning="workers that copy and hash objects between the tiers",
@@ -197,7 +151,7 @@ class Config:
     promote_after: int = field(
         default=2,
         metadata=_option(
-            _count(0, 1_000_000),
+            count(0, 1_000_000),
             unit="opens",
             default="2",
             meaning="opens of an object on NVMe until it is copied to RAM; 0: never",
@@ -207,7 +161,7 @@ class Config:
     reclaimable: int = field(
         default=25,
         metadata=_option(
-            _count(1, 90, "%"),
+            count(1, 90, "%"),
             unit="percent",
             default="25",
             meaning="share of the RAM tier kept free or already copied to NVMe",
@@ -217,7 +171,7 @@ class Config:
     entry_timeout: float = field(
         default=3600.0,
         metadata=_option(
-            _seconds,
+            seconds,
             unit="seconds",
             default="3600",
             meaning="how long the kernel may cache names and attributes of sealed files",
@@ -227,7 +181,7 @@ class Config:
     log: Path | None = field(
         default=None,
         metadata=_option(
-            _path,
+            path,
             unit="file",
             default="/var/log/kvfs/NAME.log",
             meaning="where the daemon logs; without root, in its runtime directory",
@@ -237,7 +191,7 @@ class Config:
     watchdog: float = field(
         default=30.0,
         metadata=_option(
-            _seconds,
+            seconds,
             unit="seconds",
             default="30",
             meaning="silence after which the keeper replaces the daemon; 0: never",
@@ -247,7 +201,7 @@ class Config:
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info",
         metadata=_option(
-            _choice("debug", "info", "warning", "error"),
+            choice("debug", "info", "warning", "error"),
             unit="word",
             default="info",
             meaning="the least severe messages that are logged",
@@ -377,10 +331,7 @@ def _find(name: str) -> Field[Any]:
     by_name = {item.name: item for item in _options()}
     if name in by_name:
         return by_name[name]
-    known = [*by_name, *_FLAGS]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    raise ConfigError(f"unknown option {name!r}; {hint}")
+    raise ConfigError(f"unknown option {name!r}; {hint(name, [*by_name, *_FLAGS])}")
 
 
 def _value(option: Field[Any], text: str) -> Any:  # noqa: ANN401 - the option's
@@ -409,7 +360,7 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             option = _find(name)
             if name in values:
                 raise ConfigError(f"option {name} is given twice")
-            if not equals and option.metadata["parse"] is _switch:
+            if not equals and option.metadata["parse"] is switch:
                 text = "on"  # a switch alone, as in fstab
             values[name] = _value(option, text)
     return values, tuple(flags)

@@ -1,7 +1,8 @@
-"""Sizes as people write them: 16M, 2GiB, 1.5T.
+"""Sizes and durations as people write them: 16M, 2GiB, 1.5T; 30s, 12h, 7d.
 
-Contract: units are powers of 1024, whatever they are called; what `format_size` gives, `parse_size`
-takes back exactly. Not for output that may round.
+Contract: units of sizes are powers of 1024, whatever they are called; what `format_size` gives,
+`parse_size` takes back exactly, and `parse_duration` what `format_duration` gives. Not for output
+that may round.
 """
 
 import re
@@ -9,9 +10,12 @@ from fractions import Fraction
 
 MIB = 1 << 20
 LARGEST_SIZE = 1 << 62  # sizes must fit off_t with room to add
+LONGEST_DURATION = 100 * 365 * 86400
 
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:([KMGT])i?)?B?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DURATION = re.compile(r"([0-9]{1,10})([smhd]?)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_size(text: str) -> int:
@@ -28,4 +32,21 @@ def format_size(size: int) -> str:
     for unit, factor in reversed(_FACTORS.items()):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
+    return "0"
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds that 30, 30s, 10m, 12h or 7d stand for; ValueError if it is none."""
+    found = _DURATION.fullmatch(text)
+    seconds = int(found[1]) * _SECONDS[found[2] or "s"] if found else LONGEST_DURATION + 1
+    if seconds > LONGEST_DURATION:
+        raise ValueError("a duration such as 30s, 10m, 12h or 7d, of 100 years at most")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """Return the shortest text that parse_duration turns back into exactly these seconds."""
+    for unit, factor in reversed(_SECONDS.items()):
+        if seconds and seconds % factor == 0:
+            return f"{seconds // factor}{unit}"
     return "0"

@@ -20,12 +20,14 @@ LAYERS = (
     ("kvfs.fuse",),
     ("kvfs.core",),
     ("kvfs.movement",),
+    ("kvfs.fairness",),
     ("kvfs.eviction",),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
-    ("kvfs.config",),
+    ("kvfs.config", "kvfs.templates", "kvfs.settings"),
     ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
+    ("kvfs.parsing",),
     ("kvfs.errors", "kvfs.failpoints", "kvfs.units"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need.
