@@ -20,7 +20,7 @@ LAYERS = (
     ("kvfs.fuse",),
     ("kvfs.core",),
     ("kvfs.movement",),
-    ("kvfs.eviction",),
+    ("kvfs.eviction", "kvfs.layouts"),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
     ("kvfs.config",),
@@ -36,7 +36,7 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement",),
+    "xxhash": ("kvfs.movement", "kvfs.layouts"),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
 }
