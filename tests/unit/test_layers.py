@@ -21,7 +21,7 @@ LAYERS = (
     ("kvfs.core",),
     ("kvfs.movement",),
     ("kvfs.fairness",),
-    ("kvfs.eviction",),
+    ("kvfs.eviction", "kvfs.layouts"),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
@@ -38,7 +38,7 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement",),
+    "xxhash": ("kvfs.movement", "kvfs.layouts"),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
 }

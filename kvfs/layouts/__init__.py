@@ -1,0 +1,56 @@
+"""What connectors' file names say: engine, model, rank, shard, block, and which files are one.
+
+Contract: pure, and any bytes are a name: `recognise` says None to what it does not know, and never
+raises. It is called once when a file is sealed or renamed, and costs 1 to 4 us. What it says
+decides which files leave together (`Block.key`), in which order (`Block.parent_key`) and whether at
+all (`LIVES`). A module for each family of engines has the formats and where they were read. Not for
+what is in a file.
+"""
+
+from collections.abc import Callable
+
+from kvfs.layouts import lmcache, prefix, scratch, sglang, vllm, vua
+from kvfs.layouts.block import Block, Directory, Life, key_of
+from kvfs.layouts.vua import link
+
+__all__ = ["LAYOUTS", "LIVES", "Block", "Directory", "Life", "key_of", "link", "recognise"]
+
+Reader = Callable[[Directory, bytes], Block | None]
+
+# By what follows the last dot: most names are refused by one look-up and one expression.
+_READERS: dict[bytes, tuple[Reader, ...]] = {
+    b"bin": (sglang.page, vllm.fs, lmcache.slot, scratch.transfer),
+    b"bucket": (scratch.bucket,),
+    b"data": (lmcache.data,),
+    b"kv": (prefix.block,),
+    b"meta": (scratch.bucket,),
+    b"metadata": (lmcache.gds,),
+    b"pt": (lmcache.local_disk,),
+    b"safetensors": (lmcache.gds, vua.block, vllm.example),
+    b"tmp": (vllm.fs, sglang.unfinished, lmcache.unfinished, prefix.block, vllm.probe),
+    b"weka1": (lmcache.gds,),
+}
+# What follows the last dot differs from file to file.
+_OTHERS: tuple[Reader, ...] = (vllm.disk, scratch.whole, vllm.example, lmcache.gds)
+
+LIVES: dict[str, Life] = {
+    **lmcache.LIVES,
+    **vllm.LIVES,
+    **sglang.LIVES,
+    **vua.LIVES,
+    **prefix.LIVES,
+    **scratch.LIVES,
+}
+LAYOUTS = tuple(LIVES)
+
+
+def recognise(directory: Directory, name: bytes) -> Block | None:
+    """Return what the name says; None if no connector makes such names.
+
+    `directory` has the names of the directories from the namespace down, without it.
+    """
+    for read in _READERS.get(name[name.rfind(b".") + 1 :], _OTHERS):
+        block = read(directory, name)
+        if block is not None:
+            return block
+    return None

@@ -1,0 +1,93 @@
+"""vLLM: the `fs` tier, the ExampleConnector, and the disk of the SimpleCPUOffloadConnector.
+
+Source: vLLM 0.33.0. The fs tier (v1/kv_offload/file_mapper.py, tiering/fs/io.py; llm-d's backend,
+whose layout it is, makes the same names):
+
+    MODEL_SHA12_rRANK/HHH/HH_gGROUP/HASH.bin, with _RANDOM.tmp until it is renamed
+    .o_direct_probe_RANDOM.tmp
+
+SHA12 stands for model, dtype, block size, layers and parallelism; / in MODEL is _. The
+ExampleConnector (kv_connector/v1/example_connector.py), once SharedStorageConnector:
+
+    DIGEST/LAYER.safetensors, .tmpXXXXXX until it is renamed, as safetensors does it
+
+DIGEST is the MD5 of the prompt's token ids (SHA-256 on a machine that forbids MD5). The disk of
+SimpleCPUOffloadConnector (v1/simple_kv_offload/worker.py) is one file, PATH.rank_N. A block's
+parent is in none of them. Not for config.json, which names no block.
+"""
+
+import re
+
+from kvfs.layouts.block import Block, Directory, Life, group, text
+
+LIVES = {
+    "vllm-fs": Life(droppable=True, why="a file that is gone is a miss"),
+    "vllm-example": Life(
+        droppable=False,
+        why="the directory is the hit: a file missing in it is an exception in the worker",
+    ),
+    "vllm-disk": Life(droppable=False, why="slots in one file, whose index is in the process"),
+}
+
+_FS = re.compile(
+    rb"([^/]*)_([0-9a-f]{12})_r([0-9]+)/[0-9a-f]{3}/[0-9a-f]{2}_g([0-9]+)/"
+    rb"([0-9a-f]+)\.bin(_[0-9A-Za-z]+\.tmp)?"
+)
+_PROBE = re.compile(rb"\.o_direct_probe_[0-9A-Za-z]+\.tmp")
+_DIGEST = re.compile(rb"[0-9a-f]{32}|[0-9a-f]{64}")
+_LAYER_TMP = re.compile(rb"\.tmp[0-9A-Za-z]{6}")
+_RANK = re.compile(rb".+\.rank_([0-9]+)", re.DOTALL)
+
+
+def fs(directory: Directory, name: bytes) -> Block | None:
+    """Names ending in .bin, and in .tmp while they are written."""
+    found = _FS.fullmatch(b"/".join((*directory[-3:], name)))
+    if found is None:
+        return None
+    model, configuration, rank, shard, block, unfinished = found.groups()
+    whole = b"%b_%b/%b" % (model, configuration, block)
+    return Block(
+        "vllm",
+        "vllm-fs",
+        group(b"vllm-fs", directory[:-3], whole),
+        model=text(model),
+        rank=int(rank),
+        shard=text(shard),
+        block=text(block),
+        temporary=unfinished is not None,
+    )
+
+
+def probe(directory: Directory, name: bytes) -> Block | None:
+    """What the fs tier writes at its start to see whether O_DIRECT works, and unlinks."""
+    if _PROBE.fullmatch(name) is None:
+        return None
+    whole = group(b"vllm-fs", directory, name)
+    return Block("vllm", "vllm-fs", whole, temporary=True)
+
+
+def example(directory: Directory, name: bytes) -> Block | None:
+    """All layers, which are all files of the directory, are one group."""
+    if not directory or _DIGEST.fullmatch(directory[-1]) is None:
+        return None
+    unfinished = _LAYER_TMP.fullmatch(name) is not None
+    layer = b"" if unfinished else name.removesuffix(b".safetensors")
+    if layer == name:
+        return None
+    return Block(
+        "vllm",
+        "vllm-example",
+        group(b"vllm-example", directory[:-1], directory[-1]),
+        shard=text(layer),
+        block=text(directory[-1]),
+        temporary=unfinished,
+    )
+
+
+def disk(directory: Directory, name: bytes) -> Block | None:
+    """The one file of a rank."""
+    found = _RANK.fullmatch(name)
+    if found is None:
+        return None
+    whole = group(b"vllm-disk", directory, name)
+    return Block("vllm", "vllm-disk", whole, rank=int(found[1]))
