@@ -115,10 +115,11 @@ def _request(line: bytes) -> Request:
     for one in ids:
         if type(one) is not int or not 0 <= one <= LARGEST_ID:
             raise ValueError(f"hash_ids has {_short(one)}: expected integers from 0 to 2^63-2")
-    if len(ids) != -(-tokens // BLOCK_TOKENS):
+    blocks = -(-tokens // BLOCK_TOKENS)
+    if len(ids) != blocks:
         raise ValueError(
-            f"input_length {tokens} is {-(-tokens // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS} "
-            f"tokens, but there are {len(ids)} hash_ids"
+            f"{len(ids)} hash_ids for input_length {tokens}: expected {blocks}, "
+            f"one for each {BLOCK_TOKENS} tokens begun"
         )
     return Request(float(timestamp), tokens, [one + 1 for one in ids])
 
