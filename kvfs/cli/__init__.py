@@ -16,7 +16,17 @@ import click
 from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
-COMMANDS = ("mount", "umount", "status", "set", "upgrade", "fsck", "doctor")
+COMMANDS = (
+    "mount",
+    "umount",
+    "status",
+    "set",
+    "upgrade",
+    "fsck",
+    "doctor",
+    "simulate",
+    "replay",
+)
 
 
 class Refusal(click.ClickException):

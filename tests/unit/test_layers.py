@@ -20,7 +20,7 @@ LAYERS = (
     ("kvfs.fuse",),
     ("kvfs.core",),
     ("kvfs.movement",),
-    ("kvfs.fairness",),
+    ("kvfs.fairness", "kvfs.simulation"),
     ("kvfs.eviction", "kvfs.layouts"),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
@@ -30,8 +30,17 @@ LAYERS = (
     ("kvfs.parsing",),
     ("kvfs.errors", "kvfs.failpoints", "kvfs.units"),
 )
-# The command line talks to the daemon; what it may know of the rest is what both need.
-CLI_MAY = ("kvfs.cli", "kvfs.config", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
+# The command line talks to the daemon; what it may know of the rest is what both need, and what
+# needs no daemon.
+CLI_MAY = (
+    "kvfs.cli",
+    "kvfs.simulation",
+    "kvfs.config",
+    "kvfs.control",
+    "kvfs.runtime",
+    "kvfs.mounts",
+    "kvfs.errors",
+)
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
 HOMES = {
@@ -41,6 +50,7 @@ HOMES = {
     "xxhash": ("kvfs.movement", "kvfs.layouts"),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
+    "matplotlib": ("kvfs.simulation.curves",),
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck")}

@@ -1,0 +1,162 @@
+"""A trace played against a directory, with real files instead of KV blocks.
+
+Contract: each block of a prompt is looked up by opening its file, read and compared to its last
+byte, in order from the prompt's begin; each one that is missing is written at once, to a name that
+ends in .tmp, and renamed: the lookups of `cache.simulate`, so that both count the same. Nothing is
+timed against the trace's clock unless a speed is asked for. A file's bytes follow from its key: any
+other byte is a ReplayError. That a block cannot be stored (ENOSPC, EDQUOT) is counted, as an engine
+would go on without.
+
+Names are those of prefix paths, HASH-PARENT.kv in 16 hexadecimal digits each, a key being the
+trace's hash id + 1 and the parent of a prompt's first block 0. Not for measuring speed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.simulation.hits import Hits
+from kvfs.simulation.trace import Advance, Request, unheard
+
+SMALLEST_BLOCK = 4096  # bytes: a page, which is what a file takes at least
+_OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.kv(\.tmp)?")
+
+
+class ReplayError(KvfsError):
+    """The directory gave wrong bytes, or failed."""
+
+
+class Replayed(NamedTuple):
+    """What was found, and what came of storing the rest."""
+
+    hits: Hits
+    stored: int  # blocks
+    refused: int  # blocks for which there was no room
+    seconds: float
+
+
+def content(key: int, size: int) -> bytes:
+    """Return the bytes of a block: SHAKE128 of its key, as 8 bytes little-endian."""
+    return hashlib.shake_128(key.to_bytes(8, "little")).digest(size)
+
+
+def name(key: int, parent: int) -> str:
+    """Return the file name of a block."""
+    return f"{key:016x}-{parent:016x}.kv"
+
+
+@contextlib.contextmanager
+def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
+    """Give an empty directory below root; afterwards its blocks go, and it does if it was made.
+
+    One that is there already is used if nothing is in it, so that it may have a quota of its own.
+    Raises ConfigError.
+    """
+    if not namespace or namespace in {".", ".."} or "/" in namespace or "\0" in namespace:
+        raise ConfigError(f"namespace {namespace!r}: expected the name of one directory")
+    path = root / namespace
+    made = True
+    try:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            made = False
+            if next(path.iterdir(), None) is not None:
+                raise ConfigError(
+                    f"{path} is not empty, and what is there would count: give another --namespace"
+                ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    try:
+        yield path
+    finally:
+        if not keep:
+            _remove(path, made=made)
+
+
+def _remove(path: Path, *, made: bool) -> None:
+    try:
+        for found in os.listdir(path):
+            if _OURS.fullmatch(found):
+                with contextlib.suppress(FileNotFoundError):  # it was dropped meanwhile
+                    os.unlink(path / found)
+        if made:
+            path.rmdir()
+    except OSError as error:
+        raise ReplayError(f"{path} could not be removed: {error.strerror or error}") from error
+
+
+def replay(
+    requests: Iterable[Request],
+    folder: Path,
+    block_size: int,
+    *,
+    speed: float | None = None,
+    advance: Advance = unheard,
+) -> Replayed:
+    """Play the requests, at `speed` times the trace's pace or as fast as it goes.
+
+    Raises ReplayError.
+    """
+    hits, stored, refused = Hits(), 0, 0
+    began = time.monotonic()
+    for request in requests:
+        if speed is not None:
+            due = began + request.timestamp_ms / 1000 / speed
+            time.sleep(max(0.0, due - time.monotonic()))
+        parent, found = 0, []
+        for key in request.keys:
+            path = folder / name(key, parent)
+            hit = _found(path, key, block_size)
+            found.append(hit)
+            if not hit:
+                done = _store(path, key, block_size)
+                stored += done
+                refused += not done
+            parent = key
+        hits = hits.and_request(request, found)
+        advance(1)
+    return Replayed(hits, stored, refused, time.monotonic() - began)
+
+
+def _found(path: Path, key: int, size: int) -> bool:
+    try:
+        with path.open("rb") as file:
+            data = file.read(size + 1)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ReplayError(f"{path}: {error.strerror or error}") from error
+    expected = content(key, size)
+    if data == expected:
+        return True
+    if len(data) != size:
+        more = " or more" if len(data) > size else ""
+        raise ReplayError(f"{path} has {len(data)} bytes{more}, expected {size}")
+    at = next(i for i, (one, other) in enumerate(zip(data, expected, strict=True)) if one != other)
+    raise ReplayError(f"{path} has wrong bytes from offset {at}")
+
+
+def _store(path: Path, key: int, size: int) -> bool:
+    """Return whether there was room."""
+    part = path.with_name(f"{path.name}.tmp")
+    try:
+        try:
+            with part.open("xb") as file:
+                file.write(content(key, size))
+            part.rename(path)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            part.unlink(missing_ok=True)
+            return False
+    except OSError as error:
+        raise ReplayError(f"{path}: {error.strerror or error}") from error
+    return True

@@ -1,0 +1,176 @@
+"""Request traces of an inference service, in the format of Mooncake's release.
+
+Contract: JSON lines, one for each request, plain or compressed with xz or gzip:
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+
+timestamp in ms; the lengths in tokens; hash_ids of the prompt's blocks of 512 tokens in order,
+each chained to those before it, so that one id stands for one prefix. The last block may be partly
+filled. Whatever differs from that is a ConfigError which names file, line and reason. Format:
+FAST'25 release of https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less
+Computation". Not for the text of prompts, which no trace has.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kvfs.errors import ConfigError
+
+BLOCK_TOKENS = 512
+LONGEST_LINE = 16 << 20  # bytes; a prompt of a billion tokens, so a larger one is no trace
+LARGEST_ID = (1 << 63) - 2  # its key must fit 63 bits
+_MAGIC = 6  # bytes that tell the compression
+
+Advance = Callable[[int], object]  # hears how many requests more are done
+
+
+def unheard(_requests: int) -> None:
+    """Where nobody wants to hear of progress."""
+
+
+class Request(NamedTuple):
+    """A prompt. `keys` are its blocks': hash id + 1, as 0 stands for no parent."""
+
+    timestamp_ms: float
+    tokens: int
+    keys: list[int]
+
+
+def read(path: str) -> Iterator[Request]:
+    """Yield the requests of the file, `-` for standard input; ConfigError names what is wrong."""
+    name = "standard input" if path == "-" else path
+    number = 0
+    try:
+        with _raw(path) as raw, _unpacked(raw) as lines:
+            while line := lines.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(f"longer than {LONGEST_LINE} bytes")
+                if line.strip():
+                    yield _request(line)
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{name}: damaged after line {number}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}: line {number}: {error}") from error
+
+
+@contextlib.contextmanager
+def _raw(path: str) -> Iterator[io.BufferedReader]:
+    """The file as it is, at its begin; standard input stays open."""
+    if path != "-":
+        with open(path, "rb") as file:
+            yield file
+        return
+    if sys.stdin is None:
+        raise OSError("it is closed")
+    file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[arg-type]  # reads as a raw one does
+    try:
+        yield file
+    finally:
+        file.detach()
+
+
+@contextlib.contextmanager
+def _unpacked(raw: io.BufferedReader) -> Iterator[io.BufferedReader]:
+    begin = raw.peek(_MAGIC)[:_MAGIC]
+    if begin.startswith(b"\xfd7zXZ\0"):
+        with lzma.LZMAFile(raw) as file:
+            yield io.BufferedReader(file)
+    elif begin.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=raw) as file:
+            yield io.BufferedReader(file)
+    elif begin.startswith(b"\x28\xb5\x2f\xfd"):
+        raise OSError("it is compressed with zstd: give it as zstd -dc FILE | kvfs ... -")
+    else:
+        yield raw
+
+
+def _request(line: bytes) -> Request:
+    """Parse one line; ValueError says what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object, found {_short(record)}")  # noqa: TRY004 - one kind
+    timestamp = _field(record, "timestamp")
+    if type(timestamp) not in {int, float} or not 0 <= timestamp < math.inf:
+        raise ValueError(f"timestamp {_short(timestamp)}: expected milliseconds, 0 or more")
+    tokens = _count(record, "input_length")
+    _count(record, "output_length")
+    ids = _field(record, "hash_ids")
+    if not isinstance(ids, list):
+        raise ValueError(f"hash_ids {_short(ids)}: expected a list")  # noqa: TRY004 - one kind
+    for one in ids:
+        if type(one) is not int or not 0 <= one <= LARGEST_ID:
+            raise ValueError(f"hash_ids has {_short(one)}: expected integers from 0 to 2^63-2")
+    blocks = -(-tokens // BLOCK_TOKENS)
+    if len(ids) != blocks:
+        raise ValueError(
+            f"{len(ids)} hash_ids for input_length {tokens}: expected {blocks}, "
+            f"one for each {BLOCK_TOKENS} tokens begun"
+        )
+    return Request(float(timestamp), tokens, [one + 1 for one in ids])
+
+
+def _field(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
+    if name not in record:
+        raise ValueError(f"there is no {name}")
+    return record[name]
+
+
+def _count(record: dict[str, Any], name: str) -> int:
+    value = _field(record, name)
+    if type(value) is not int or not 0 <= value <= LARGEST_ID:
+        raise ValueError(f"{name} {_short(value)}: expected a number of tokens, 0 or more")
+    return value
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."  # noqa: PLR2004 - a line stays readable
+
+
+class Trace:
+    """A trace in memory, to be gone through many times.
+
+    About 8 bytes for each lookup and 24 for each request; while it is read, about 90 more for
+    each block. `lookups` and `unique` count blocks, `tokens` those of all prompts. ConfigError,
+    with that `name`, if there is not one block in it.
+    """
+
+    def __init__(self, requests: Iterable[Request], name: str) -> None:
+        self._keys = array("q")
+        self._ends = array("q")
+        self._tokens = array("q")
+        self._times = array("d")
+        unique: set[int] = set()
+        for request in requests:
+            self._keys.extend(request.keys)
+            unique.update(request.keys)
+            self._ends.append(len(self._keys))
+            self._tokens.append(request.tokens)
+            self._times.append(request.timestamp_ms)
+        self.lookups, self.unique, self.tokens = len(self._keys), len(unique), sum(self._tokens)
+        if not unique:
+            raise ConfigError(f"{name}: the trace is empty: {len(self)} requests without a block")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[Request]:
+        begin = 0
+        for time, tokens, end in zip(self._times, self._tokens, self._ends, strict=True):
+            yield Request(time, tokens, self._keys[begin:end].tolist())
+            begin = end

@@ -1,0 +1,232 @@
+"""A trace played with real files: the same hits as the simulator's, and no wrong byte unseen."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvfs import mounts
+from kvfs.cli import main
+from kvfs.errors import ConfigError
+from kvfs.simulation import replay as module
+from kvfs.simulation.cache import simulate
+from kvfs.simulation.hits import Hits
+from kvfs.simulation.replay import ReplayError, content, directory, name, replay
+from kvfs.simulation.trace import Request, Trace
+
+SIZE = 4096
+PROMPTS = [(1100, [1, 2, 3]), (1024, [1, 2]), (600, [4, 5]), (1100, [1, 2, 3]), (512, [1])]
+FIRST = name(1, 0)
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return Trace((Request(1000.0 * at, *one) for at, one in enumerate(PROMPTS)), "example")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Room for three blocks."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounts.mount("test", path, "tmpfs", 0, f"size={3 * SIZE}")
+    try:
+        yield path
+    finally:
+        mounts.umount(path, mounts.MNT_DETACH)
+
+
+def test_without_a_limit_it_is_the_cache_for_everything(tmp_path: Path, trace: Trace) -> None:
+    played = replay(trace, tmp_path, SIZE)
+    assert played.hits == simulate(trace, "lru", trace.unique)
+    assert (played.stored, played.refused) == (5, 0)
+    expected = {name(1, 0): 1, name(2, 1): 2, name(3, 2): 3, name(4, 0): 4, name(5, 4): 5}
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert found == {file: content(key, SIZE) for file, key in expected.items()}
+
+
+def test_a_full_disk_is_a_cache_that_drops_nothing(small_disk: Path, trace: Trace) -> None:
+    played = replay(trace, small_disk, SIZE)
+    assert played.hits == simulate(trace, "never", 3)
+    assert (played.stored, played.refused) == (3, 2)
+    assert len(list(small_disk.iterdir())) == 3, "nothing half-written is left"
+
+
+def test_names_are_prefix_paths() -> None:
+    assert name(0x1F, 0) == "000000000000001f-0000000000000000.kv"
+    assert name((1 << 63) - 1, 2) == "7fffffffffffffff-0000000000000002.kv"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (content(1, SIZE)[:-1], "has 4095 bytes, expected 4096"),
+        (content(1, SIZE + 1), "has 4097 bytes or more, expected 4096"),
+        (content(1, SIZE)[:-1] + bytes([content(1, SIZE)[-1] ^ 1]), "wrong bytes from offset 4095"),
+        (content(2, SIZE), "wrong bytes from offset 0"),
+        (b"", "has 0 bytes"),
+    ],
+)
+def test_a_wrong_byte_ends_it(tmp_path: Path, trace: Trace, data: bytes, words: str) -> None:
+    (tmp_path / FIRST).write_bytes(data)
+    with pytest.raises(ReplayError, match=words) as raised:
+        replay(trace, tmp_path, SIZE)
+    assert str(raised.value).startswith(str(tmp_path / FIRST))
+
+
+def test_an_error_of_the_file_system_ends_it(tmp_path: Path, trace: Trace) -> None:
+    (tmp_path / FIRST).mkdir()
+    with pytest.raises(ReplayError, match="Is a directory"):
+        replay(trace, tmp_path, SIZE)
+    with pytest.raises(ReplayError, match="No such file or directory"):
+        replay(trace, tmp_path / "none", SIZE)
+
+
+def test_the_pace_of_the_trace(
+    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, slept = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    played = replay(trace, tmp_path, SIZE, speed=2.0)
+    assert slept == [0.0, 0.5, 0.5, 0.5, 0.5]
+    assert played.seconds == 2.0
+
+
+def test_a_directory_of_its_own_is_gone_afterwards(tmp_path: Path, trace: Trace) -> None:
+    with directory(tmp_path, "mine", keep=False) as path:
+        replay(trace, path, SIZE)
+        (path / FIRST).unlink()  # as if it was dropped
+        (path / f"{FIRST}.tmp").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_directory_that_was_there_stays(tmp_path: Path, trace: Trace) -> None:
+    (tmp_path / "quota").mkdir()
+    with directory(tmp_path, "quota", keep=False) as path:
+        replay(trace, path, SIZE)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "quota"]
+
+
+def test_what_others_put_there_is_not_removed(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ReplayError, match="could not be removed: Directory not empty"),
+        directory(tmp_path, "mine", keep=False) as path,
+    ):
+        (path / "precious.kv").touch()
+    assert (tmp_path / "mine" / "precious.kv").exists()
+
+
+@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "a\0b"])
+def test_a_namespace_is_one_name(tmp_path: Path, namespace: str) -> None:
+    with (
+        pytest.raises(ConfigError, match="expected the name of one directory"),
+        directory(tmp_path, namespace, keep=False),
+    ):
+        pytest.fail("it was taken")
+
+
+# the command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": tokens, "output_length": 1, "hash_ids": ids}
+        for tokens, ids in PROMPTS
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "root"
+    path.mkdir()
+    return path
+
+
+def kvfs(*arguments: str | Path) -> Result:
+    texts = ["replay", *map(str, arguments)]
+    return CliRunner().invoke(main, texts, prog_name="kvfs")
+
+
+def test_json(file: Path, root: Path) -> None:
+    result = kvfs(file, root, "--namespace", "a", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found.pop("seconds") >= 0
+    hits = Hits(4336, 2636, 11, 6)
+    assert found == {
+        "namespace": "a",
+        "requests": 5,
+        "tokens": 4336,
+        "objects": 11,
+        "token_hit_ratio": hits.token_ratio,
+        "object_hit_ratio": hits.object_ratio,
+        "stored": 5,
+        "refused": 0,
+    }
+    assert list(root.iterdir()) == []
+
+
+def test_the_first_requests_only_and_files_that_stay(file: Path, root: Path) -> None:
+    result = kvfs(file, root, "--limit", "2", "--keep", "--namespace", "a", "--block-size", "8K")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0].startswith("2 requests, 2124 tokens, 5 blocks looked up")
+    assert result.stdout.splitlines()[1] == "tokens hit 48.21 %, objects hit 40.00 %"
+    assert f"note: {root} is not where a kvfs is mounted" in result.stderr
+    assert {path.stat().st_size for path in (root / "a").iterdir()} == {8192}
+    again = kvfs(file, root, "--namespace", "a")
+    assert again.exit_code == 2
+    assert "a is not empty" in again.stderr
+
+
+def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None:
+    result = kvfs(file, root, "--json", "--keep")
+    assert [path.name for path in root.iterdir()] == [json.loads(result.stdout)["namespace"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{file}"], "Missing argument"),
+        (["{file}", "{root}", "--block-size", "4095"], "block size 4095: expected 4096 bytes"),
+        (["{file}", "{root}", "--block-size", "much"], "block size much: expected a size"),
+        (["{file}", "{root}", "--limit", "0"], "'--limit': 0 is not in the range"),
+        (["{file}", "{root}", "--speed", "0"], "'--speed': 0.0 is not in the range"),
+        (["{file}", "{root}", "--speed", "nan"], "speed nan: expected a number above 0"),
+        (["{file}", "{file}"], "is not a directory"),
+        (["{root}/none", "{root}"], "none: cannot be read: No such file"),
+        (["{file}", "{root}", "--namespace", "../up"], "expected the name of one directory"),
+        (["{file}", "{root}", "--namespace", "x" * 300], "File name too long"),
+    ],
+)
+def test_bad_input_is_one_line(file: Path, root: Path, arguments: list[str], words: str) -> None:
+    result = kvfs(*(text.format(file=file, root=root) for text in arguments))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("kvfs: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert list(root.iterdir()) == []
+
+
+def test_wrong_bytes_are_one_line(file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that gives back other bytes than were written, as far as this program sees."""
+    calls = iter(range(1, 99))
+    monkeypatch.setattr(module, "content", lambda _, size: bytes([next(calls)]) * size)
+    result = kvfs(file, root)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"kvfs: {root}")
+    assert "wrong bytes from offset 0" in result.stderr
+    assert list(root.iterdir()) == []
