@@ -78,6 +78,10 @@ class NoSpaceError(KvfsError):
     """Nothing more fits and nothing may be dropped."""
 
 
+class QuotaError(KvfsError):
+    """A namespace has what it may have, and nothing of it may be dropped."""
+
+
 class TooLargeError(KvfsError):
     """A file size beyond what a file may have."""
 

@@ -12,6 +12,11 @@ Keys (integers big endian, so that they sort):
   c parent cookie    ino, name: the directory in reading order
   x ino name         an extended attribute
   o ino              open for writing, or open without a name: unfinished if found at start
+  n ino              a namespace's settings, by its top-level directory
+  r ino              a tree that was dropped: everything below this directory
+  t ino              a tree that is to be accounted to the namespace of this directory
+  p ino              a file without a name yet: the directory, and the name it gets when closed
+  l model            engine and model, as names of files say them
   q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """
@@ -20,6 +25,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -47,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2  # 1 had no places in inodes; it is read, and becomes 2 with the first of those
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
 RECOVERY_PERIOD = 1.0  # s
@@ -107,6 +113,9 @@ class Batch:
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
+        if inode.key and self._catalog.format != FORMAT:
+            self.set_fact("format", str(FORMAT))
+            self.then(partial(setattr, self._catalog, "format", FORMAT))
         self._put.append(inode)
         self._changes.append((_inode_key(inode.ino), inode.pack()))
 
@@ -147,6 +156,13 @@ class Batch:
 
     def set_fact(self, name: str, value: str) -> None:
         self._changes.append((b"m" + name.encode(), value.encode()))
+
+    def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
+        """One of the kinds that belong to an inode number: n, r, t, p, l."""
+        self._changes.append((kind + _U64.pack(ino), value))
+
+    def unmark(self, kind: bytes, ino: int) -> None:
+        self._changes.append((kind + _U64.pack(ino), None))
 
     def erase(self, kind: bytes, key: bytes) -> None:
         """Remove one key of a kind, whatever it means: for what cannot be decoded."""
@@ -236,6 +252,7 @@ class Catalog:
                 f"catalog {self.path} has format {found}, this kvfs reads up to {FORMAT}: "
                 "mount it with the kvfs that wrote it, or a newer one"
             )
+        self.format = int(found or FORMAT)
 
     def _first_free(self, first_id: int) -> int:
         found = self.fact("next_id")
@@ -458,6 +475,14 @@ class Catalog:
 
     def answer_entries(self) -> list[tuple[bytes, bytes]]:
         return [(b"q" + key, value) for key, value in self._scan(b"q")]
+
+    def marks(self, kind: bytes) -> list[tuple[int, bytes]]:
+        """(inode, value) of all that is marked so, by number."""
+        return [(_U64.unpack(key)[0], value) for key, value in self._scan(kind)]
+
+    def mark(self, kind: bytes, ino: int) -> bytes | None:
+        """What an inode is marked with; None if it is not."""
+        return self._get(kind + _U64.pack(ino))
 
     def unfinished(self) -> list[int]:
         return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]

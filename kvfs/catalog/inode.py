@@ -4,8 +4,9 @@ A record says what an object is and where its copies are. What can be derived (a
 count, whether a copy in RAM survived, how full a tier is) is not in it. Not for names: a dentry
 holds those, and `Inode.links` only says which dentries there are.
 
-Record format 1, little endian: the fixed part `_FIXED`, then `links` pairs of (parent, cookie),
-then the rest: a symbolic link's target.
+Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
+pairs of (parent, cookie), then the rest: a symbolic link's target. Format 1 knew no places: what it
+wrote is in the mount's own namespace, and its name says nothing.
 """
 
 import stat
@@ -16,8 +17,9 @@ ROOT_INO = 1  # FUSE_ROOT_ID
 LINK_MAX = 1000  # names one file may have; each costs 16 bytes in every write of its record
 
 _FIXED = Struct("<IIIIQqqqqQQIIIBB16sH")
+_PLACE = Struct("<QQQI")
 _PAIR = Struct("<QQ")
-_SEALED, _ON_NVME = 1, 2
+_SEALED, _ON_NVME, _PLACED, _KEPT = 1, 2, 4, 8
 
 
 @dataclass(slots=True)
@@ -49,6 +51,13 @@ class Inode:
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
     target: bytes = b""  # of a symbolic link
+    # The namespace that it is accounted to, and what its name said when it was given (layouts):
+    # the group that it goes with, the group before that in its prompt (0: not known), the model.
+    namespace: int = ROOT_INO
+    key: int = 0
+    parent_key: int = 0
+    model: int = 0
+    kept: bool = False  # only its owner unlinks it
 
     @property
     def is_dir(self) -> bool:
@@ -72,6 +81,7 @@ class Inode:
             setattr(self, name, getattr(other, name))
 
     def pack(self) -> bytes:
+        placed = self.key or self.namespace != ROOT_INO
         fixed = _FIXED.pack(
             self.mode,
             self.uid,
@@ -87,23 +97,36 @@ class Inode:
             self.version,
             self.session,
             self.ram_epoch,
-            (_SEALED if self.sealed else 0) | (_ON_NVME if self.on_nvme else 0),
+            (_SEALED if self.sealed else 0)
+            | (_ON_NVME if self.on_nvme else 0)
+            | (_PLACED if placed else 0)
+            | (_KEPT if self.kept else 0),
             len(self.digest),
             self.digest,
             len(self.links),
         )
+        if placed:
+            fixed += _PLACE.pack(self.namespace, self.key, self.parent_key, self.model)
         return b"".join((fixed, *(_PAIR.pack(*link) for link in self.links), self.target))
 
     @classmethod
     def unpack(cls, ino: int, record: bytes) -> "Inode":
         *fields, flags, digest_length, digest, links = _FIXED.unpack_from(record)
-        end = _FIXED.size + links * _PAIR.size
-        return cls(
+        start = _FIXED.size
+        place: tuple[int, ...] = ()
+        if flags & _PLACED:
+            place = _PLACE.unpack_from(record, start)
+            start += _PLACE.size
+        end = start + links * _PAIR.size
+        found = cls(
             ino,
             *fields,  # type: ignore[call-arg]  # as many as the format says
             bool(flags & _SEALED),
             bool(flags & _ON_NVME),
             digest if digest_length else b"",
-            tuple(_PAIR.iter_unpack(record[_FIXED.size : end])),
+            tuple(_PAIR.iter_unpack(record[start:end])),
             record[end:],
+            *place,
         )
+        found.kept = bool(flags & _KEPT)
+        return found

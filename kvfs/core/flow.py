@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import chain
 
 import trio
 
@@ -20,6 +21,7 @@ from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.namespaces import Namespace
 from kvfs.core.residency import Residency, Trash
 from kvfs.core.room import Room
 from kvfs.core.watch import Watch
@@ -112,6 +114,8 @@ class Flow:
             or inode.ram_epoch == residency.ram.epoch
         ):
             return
+        if not residency.namespaces.of(inode).takes(residency.ram):
+            return
         count = self._opens.pop(inode.ino, 0) + 1
         if count < self.promote_after:
             self._opens[inode.ino] = count
@@ -176,7 +180,7 @@ class Flow:
     def _next_job(self) -> tuple[Work, list[int]] | None:
         if self._paused:
             return None
-        if self._behind() and (inos := self._oldest_in_ram()):
+        if inos := self._to_demote():
             return self._demote, inos
         for what, ino in self._wanted:
             if ino not in self._jobs:
@@ -184,11 +188,26 @@ class Flow:
                 return self._promote if what == "promote" else self._settle, [ino]
         return None
 
-    def _oldest_in_ram(self) -> list[int]:
-        """What to demote next: one object, or many small ones that are synced together."""
+    def _to_demote(self) -> list[int]:
+        """What is to be copied to NVMe next: what goes first of who has most, or at once."""
+        if self.residency.ram is None or trio.current_time() < self._pause:
+            return []
+        spaces = self.room.by_urgency(self._demotable)
+        if not self._behind():
+            spaces = [space for space in spaces if space.settings.write == "through"]
+        return next(filter(None, map(self._oldest_in_ram, spaces)), [])
+
+    @property
+    def _demotable(self) -> list[Namespace]:
+        """Those whose objects may be on NVMe."""
+        nvme = self.residency.nvme
+        return [space for space in self.residency.namespaces if nvme and space.takes(nvme)]
+
+    def _oldest_in_ram(self, space: Namespace) -> list[int]:
+        """One object, or many small ones that are synced together."""
         inos: list[int] = []
         size = 0
-        for ino in self.residency.ram_only:
+        for ino in chain(space.ram_only, space.ram_kept):
             if ino in self._jobs or self._written(ino):
                 continue
             inode = self.residency.inode(ino)
@@ -208,7 +227,7 @@ class Flow:
     def _behind(self) -> bool:
         """Whether more of RAM must be on NVMe than is, or is on its way there."""
         residency = self.residency
-        if residency.ram is None or residency.nvme is None or trio.current_time() < self._pause:
+        if residency.ram is None or residency.nvme is None:
             return False
         wanted = residency.ram.capacity * self.reclaimable // 100
         return self.draining or self.room.reclaimable + self._demoting < wanted
@@ -405,9 +424,12 @@ class Flow:
         ram = residency.ram
         if ram is None or residency.nvme is None:
             return 0, 0
-        size, count = ram.used - residency.clean_bytes, ram.objects - residency.clean_objects
+        spaces = self._demotable
+        size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
+        count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
         if count <= FEW:  # look closely: what is open without a name is not worth copying
-            inodes = [residency.inode(ino) for ino in residency.ram_only if not self._written(ino)]
+            inos = chain.from_iterable(chain(space.ram_only, space.ram_kept) for space in spaces)
+            inodes = [residency.inode(ino) for ino in inos if not self._written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         if count:
             self._drain_until = trio.current_time() + DRAIN_PATIENCE

@@ -9,7 +9,7 @@ backing files, which may wait for a disk, is left to whoever empties `trash`.
 Invariants, between any two awaits of the daemon:
 - `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
 - A sealed object without a writer is accounted: its cost is in `used` of each tier that holds it,
-  and it is in exactly one of `ram_only` and `ram_clean` if RAM holds it, in `on_nvme` if NVMe does.
+  and it is in the one order of its namespace that `Namespace.order` says for each of them.
 - An object with a writer has one copy, is in no list, and its room is `reserved`.
 - An unlinked file that nobody has open is in `limbo`, its room reserved, until the kernel forgets
   it: somebody may have looked it up and be about to open it, and must not be told ESTALE. So is a
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
-from kvfs.eviction import LeastRecentlyUsed
+from kvfs.core.namespaces import Namespaces
 from kvfs.tiers import NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
@@ -109,9 +109,7 @@ class Residency:
         self.open: dict[int, OpenObject] = {}
         # Inodes whose backing is being opened or changed, with who waits for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
-        self.ram_only = LeastRecentlyUsed()
-        self.ram_clean = LeastRecentlyUsed()
-        self.on_nvme = LeastRecentlyUsed()
+        self.namespaces = Namespaces(catalog)
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
@@ -194,14 +192,14 @@ class Residency:
             self._counted_early.remove(inode.ino)
         elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._count(inode)
-            hour = inode.atime_ns // HOUR
-            holders = self.holders(inode)
+            namespace, holders = self.namespaces.of(inode), self.holders(inode)
             for tier in holders:
                 tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
-                if tier is self.nvme:
-                    self.on_nvme.add_past(inode.ino, hour)
+                order = namespace.order(inode, tier, holders)
+                if tier.slow:
+                    order.add_past(inode.ino, inode.atime_ns // HOUR)
                 else:
-                    self.list_of(tier, holders).touch(inode.ino)
+                    order.touch(inode)
         self.counted_to = inode.ino
 
     def estimate(self) -> None:
@@ -241,11 +239,7 @@ class Residency:
         if len(holders) > 1:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
             self.clean_objects += sign
-
-    def list_of(self, tier: Tier, holders: list[Tier]) -> LeastRecentlyUsed:
-        if tier is self.nvme:
-            return self.on_nvme
-        return self.ram_clean if len(holders) > 1 else self.ram_only
+        self.namespaces.count(inode, holders, sign)
 
     @property
     def objects(self) -> int:
@@ -261,14 +255,14 @@ class Residency:
         self.wake()
 
     def touch(self, inode: Inode) -> None:
-        holders = self.holders(inode)
+        namespace, holders = self.namespaces.of(inode), self.holders(inode)
         for tier in holders:
-            self.list_of(tier, holders).touch(inode.ino)
+            namespace.order(inode, tier, holders).touch(inode)
 
     def dismiss(self, inode: Inode) -> None:
         """An object leaves the accounts: it is rewritten, unlinked or dropped."""
-        for listed in (self.ram_only, self.ram_clean, self.on_nvme):
-            listed.discard(inode.ino)
+        for order in self.namespaces.of(inode).orders:
+            order.discard(inode)
         if self._counted(inode.ino):
             self._count(inode, -1)
         else:
@@ -340,6 +334,10 @@ class Residency:
         self.counters[f"dropped_{reason}"] += 1
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
+        for ino in self.namespaces.of(inode).members(inode):
+            other = self.inode(ino)
+            if other is not None and ino not in self.open and ino not in self.busy:
+                self.drop(other, "incomplete")  # half a group is a miss
 
     def forget(
         self,

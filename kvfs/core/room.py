@@ -6,22 +6,28 @@ accounts and the reservation nothing else happens. What is dropped goes by `Resi
 first, with its names told to the kernel.
 
 Invariants:
-- What is open, being written, or behind an inode's lock is no victim.
+- What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
+- Who gives is the namespace that has most beyond its share (`Namespace.urgency`); what it gives is
+  said by its policy; what is kept, pinned or never evicted is in no order that anything is taken from.
 - While NVMe is down its copies are no reason to give up those in RAM.
 Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Literal
 
 from kvfs.catalog import Inode
+from kvfs.core.namespaces import Namespace
+from kvfs.core.order import Order, Victim
 from kvfs.core.residency import Residency
 from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import CatalogError, NoSpaceError, TierError
-from kvfs.eviction import LeastRecentlyUsed
+from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import NvmeTier, Tier
 
 Twins = Literal["uncopy", "spare", "lose"]
+Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
@@ -36,21 +42,28 @@ class Room:
         self.nvme = residency.nvme
         self.sizes = ExpectedSizes()
 
-    async def choose(self, parent: int, name: bytes) -> tuple[Tier, int]:
-        """The tier for a new file, with the bytes reserved there. Raises NoSpaceError, TierError.
+    async def choose(
+        self, parent: int, name: bytes, namespace: Namespace | None = None
+    ) -> tuple[Tier, int]:
+        """The tier for a new file, with the bytes reserved there.
 
-        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
+        Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
         the kernel, where kvfs cannot help it any more.
         """
         residency = self.residency
+        namespace = namespace or residency.namespaces.default
         expected = self.sizes.expect(parent, name)
+        self.keep_quota(namespace, 0 if expected is None else expected, objects=1)
+        tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
         while True:
-            order = residency.tiers if expected is not None else residency.tiers[::-1]
+            order = tiers if expected is not None else tiers[::-1]
             order = [tier for tier in order if not tier.health.down]
             if not order:
                 raise TierError(
-                    "no tier takes a new file: " + ", ".join(t.health.why for t in residency.tiers)
+                    "no tier takes a new file: "
+                    + (", ".join(tier.health.why for tier in tiers) or "media are not mounted")
                 )
             for tier in order:
                 least = min(wanted, tier.capacity // 4) if expected is None else wanted
@@ -59,16 +72,16 @@ class Room:
             if residency.census_done.is_set():
                 break
             await residency.census_step.wait()  # the estimate leaves no room, what is counted may
-        if self.ram is not None and self._lose_for(wanted):
-            return self.ram, wanted
+        if ram is not None and self._lose_for(wanted):
+            return ram, wanted
         for tier in order:  # others may expect too much as well: begin, and see how it grows
             if self.reserve(tier, Tier.cost(0)):
                 return tier, Tier.cost(0)
-        if self.ram is not None and self._lose_for(Tier.cost(0)):
-            return self.ram, Tier.cost(0)
+        if ram is not None and self._lose_for(Tier.cost(0)):
+            return ram, Tier.cost(0)
         raise NoSpaceError(
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
-            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in residency.tiers)
+            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
@@ -135,17 +148,52 @@ class Room:
             ):
                 pass
 
+    def keep_quota(self, namespace: Namespace, wanted: int, *, objects: int = 0) -> None:
+        """Drop of a namespace until so much more of it is within its hard quotas.
+
+        Raises QuotaError if nothing of it may go.
+        """
+        settings = namespace.settings
+        if not (settings.quota_hard or settings.quota_objects):
+            return
+        staged = [
+            held.reserved
+            for held in self.residency.staging.values()
+            if self.residency.namespaces.of(held.inode) is namespace
+        ]
+        size, count = wanted + sum(staged), objects + len(staged)
+        while (0 < settings.quota_hard < namespace.bytes + size) or (
+            0 < settings.quota_objects < namespace.objects + count
+        ):
+            if not self._give_one(namespace):
+                raise QuotaError(
+                    f"namespace {namespace.ino} has {namespace.objects} objects of "
+                    f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
+                    f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
+                )
+
+    def _give_one(self, namespace: Namespace) -> bool:
+        """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""
+        nvme, ram = self.nvme, self.ram
+        return (nvme is not None and self._evict_of(namespace, _on_nvme, nvme, "lose")) or (
+            ram is not None and self._evict_of(namespace, _ram_only, ram, "lose")
+        )
+
     def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
         """Make some room at once; False if that would lose something that fits elsewhere."""
         if self._purge_one(tier):
             return True
-        if tier is self.ram:
-            if self.nvme is None:
-                return self._drop_from_ram()
-            if self.nvme.health.down:  # its copies are no reason to give up the only good one
-                return False
-            return self._evict(self.residency.ram_clean, tier, "uncopy")
-        return self._evict(self.residency.on_nvme, tier, twins)
+        if tier is not self.ram:
+            return self._evict(_on_nvme, tier, twins)
+        if self.nvme is None:
+            return self._drop_from_ram()
+        if self.nvme.health.down:  # its copies are no reason to give up the only good one
+            return False
+        nvme = self.nvme
+        stuck = [space for space in self.residency.namespaces if not space.takes(nvme)]
+        return self._evict(_ram_clean, tier, "uncopy") or self._evict(
+            _ram_only, tier, "lose", stuck
+        )
 
     def _purge_one(self, tier: Tier) -> bool:
         """Give up what is unlinked, though the kernel has not forgotten it."""
@@ -162,69 +210,115 @@ class Room:
         What NVMe has as well keeps its name then, and is back when NVMe is.
         """
         assert self.ram is not None
-        clean, only = self.residency.ram_clean, self.residency.ram_only
-        if self.nvme is not None and self.nvme.health.down:
-            twin, alone = self._next(clean), self._next(only)
+        if self.nvme is None or not self.nvme.health.down:
+            return self._evict(_ram_only, self.ram, "lose")
+        for space in self.by_urgency():
+            twin, alone = self._next(space.ram_clean), self._next(space.ram_only)
             if twin is not None and (alone is None or twin.atime_ns <= alone.atime_ns):
-                return self._evict(clean, self.ram, "uncopy")
-        return self._evict(only, self.ram, "lose")
+                return self._evict_of(space, _ram_clean, self.ram, "uncopy")
+            if alone is not None:
+                return self._evict_of(space, _ram_only, self.ram, "lose")
+        return False
 
-    def _next(self, listed: LeastRecentlyUsed) -> Inode | None:
-        """What a list of RAM's would give up next; it stays the next."""
+    def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
+        spaces = self.residency.namespaces if among is None else among
+        return sorted(spaces, key=attrgetter("urgency"), reverse=True)
+
+    def _next(self, order: Order) -> Inode | None:
+        """The first of what an order would give up next; it stays the next."""
         assert self.ram is not None
-        inode = self._victim(listed, self.ram)
-        if inode is not None:
-            listed.put_back(inode.ino)
-        return inode
+        found = self._victim(order, self.ram)
+        if found is None:
+            return None
+        order.put_back(found[0])
+        return found[1][0]
 
-    def _evict(self, listed: LeastRecentlyUsed, tier: Tier, twins: Twins) -> bool:
-        """Drop the oldest object of a list, or only its copy; False if there is none."""
-        inode = self._victim(listed, tier, alone=twins == "spare")
-        if inode is None:
+    def _evict(
+        self, which: Which, tier: Tier, twins: Twins, among: Iterable[Namespace] | None = None
+    ) -> bool:
+        """Drop what goes first, or only its copies; False if nothing may go."""
+        return any(
+            self._evict_of(space, which, tier, twins)
+            for space in self.by_urgency(among)
+            if len(which(space))
+        )
+
+    def _evict_of(self, namespace: Namespace, which: Which, tier: Tier, twins: Twins) -> bool:
+        order = which(namespace)
+        found = self._victim(order, tier, alone=twins == "spare")
+        if found is None:
             return False
-        try:
-            if len(self.residency.holders(inode)) > 1 and twins == "uncopy":
-                self.residency.drop_copy(inode, tier)
-            else:
-                self.residency.drop(inode, "evicted")
-        except CatalogError:
-            listed.touch(inode.ino)  # it stays; who is tried next is another one
-            raise
+        for at, inode in enumerate(found[1]):
+            try:
+                if len(self.residency.holders(inode)) > 1 and twins == "uncopy":
+                    self.residency.drop_copy(inode, tier)
+                elif self.residency.catalog.inode(inode.ino) is not None:  # not with its group
+                    self.residency.drop(inode, "evicted")
+            except CatalogError:
+                for left in found[1][at:]:
+                    order.touch(left)  # it stays; who is tried next is another one
+                raise
         return True
 
     def _victim(
-        self, listed: LeastRecentlyUsed, tier: Tier, *, alone: bool = False
-    ) -> Inode | None:
-        """Take the oldest object of a list that is really there and not in use.
+        self, order: Order, tier: Tier, *, alone: bool = False
+    ) -> tuple[Victim, list[Inode]] | None:
+        """Take the group that goes first, if all of it is really there and not in use.
 
         alone: only one that no other tier holds.
         """
-        residency = self.residency
-        in_use = []
+        passed: list[Inode] = []
         found = None
-        while (ino := listed.take_oldest()) is not None:
-            if ino in residency.open or ino in residency.busy:
-                in_use.append(ino)
+        while (victim := order.take()) is not None:
+            inodes = [inode for ino in victim.inos if (inode := self._resident(ino, order, tier))]
+            if not inodes or (not victim.key and inodes[0] in order):
+                continue  # gone since, or touched since
+            if any(self._held_back(inode, alone=alone) for inode in inodes):
+                passed += inodes
                 continue
-            inode = residency.catalog.inode(ino)
-            if inode is None or not inode.sealed or tier not in residency.holders(inode):
-                continue
-            holders = residency.holders(inode)
-            if residency.list_of(tier, holders) is not listed:
-                continue
-            if alone and len(holders) > 1:
-                in_use.append(ino)
-                continue
-            found = inode
+            found = victim, inodes
             break
-        for ino in in_use:
-            listed.touch(ino)
+        for inode in passed:
+            order.touch(inode)
         return found
+
+    def _resident(self, ino: int, order: Order, tier: Tier) -> Inode | None:
+        """An object if it is still in this order."""
+        residency = self.residency
+        inode = residency.inode(ino)
+        if inode is None or not inode.sealed or not inode.links or ino in residency.staging:
+            return None
+        holders = residency.holders(inode)
+        if tier not in holders:
+            return None
+        return inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
+
+    def _held_back(self, inode: Inode, *, alone: bool) -> bool:
+        residency = self.residency
+        return (
+            inode.ino in residency.open
+            or inode.ino in residency.busy
+            or (alone and len(residency.holders(inode)) > 1)
+        )
 
     @property
     def reclaimable(self) -> int:
         """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
         if self.ram is None:
             return 0
-        clean = 0 if self.nvme is not None and self.nvme.health.down else self.residency.clean_bytes
-        return max(0, self.ram.free - self.headroom) + clean
+        free = max(0, self.ram.free - self.headroom)
+        if self.nvme is None or self.nvme.health.down:
+            return free
+        return free + sum(
+            0
+            if space.settings.pin
+            else space.clean_bytes
+            if space.takes(self.nvme)
+            else space.held[self.ram.name]
+            for space in self.residency.namespaces
+        )
+
+
+_ram_only: Which = attrgetter("ram_only")
+_ram_clean: Which = attrgetter("ram_clean")
+_on_nvme: Which = attrgetter("on_nvme")

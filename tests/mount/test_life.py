@@ -308,7 +308,7 @@ def test_a_catalog_of_a_newer_format_is_refused(kv: Mounted) -> None:
     catalog.close()
     objects = sorted(nvme.rglob("objects/*/*"))
     reason = refused("mount", str(kv.path), "-o", f"{kv.options},log={kv.log}")
-    assert "has format 99, this kvfs reads up to 1" in reason
+    assert "has format 99, this kvfs reads up to 2" in reason
     assert sorted(nvme.rglob("objects/*/*")) == objects
 
 

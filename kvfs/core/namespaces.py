@@ -1,0 +1,270 @@
+"""Namespaces: what each was told to be, what it holds, and in which order that goes.
+
+Contract: a top-level directory that was given a setting is a namespace, and so is the mount itself
+for everything else. An inode says to which one it is accounted (`Inode.namespace`, the number of
+the directory); what is made below a directory is accounted to the directory's. Settings are in the
+catalog; what a namespace holds is counted from the inodes. Dropped trees are here until nothing
+of them is left: whatever is accounted to one is not there any more for anybody who asks.
+All methods are synchronous. Not for walking trees (`Walks`), nor for choosing victims (`Room`).
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from kvfs import eviction, layouts
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
+from kvfs.core.order import Order, key_of
+from kvfs.core.limits import Limits
+from kvfs.errors import ConfigError
+from kvfs.settings import Settings
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
+MODELS_MAX = (1 << 32) - 1
+SECOND = 10**9
+
+
+class Namespace:
+    """`ino` is its directory. Bytes are physical, each object counted once."""
+
+    def __init__(self, ino: int, settings: Settings) -> None:
+        self.ino = ino
+        self.settings = settings
+        self.bytes = self.objects = 0
+        self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
+        self.held: Counter[str] = Counter()  # bytes by tier
+        self.held_objects: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter()
+        self.limits = Limits(settings)
+        self._make_orders()
+
+    def _make_orders(self) -> None:
+        settings = self.settings
+        goes = "never" if settings.pin else settings.eviction
+        moves = "never" if settings.pin else "lru" if goes in {"never", "ttl"} else goes
+        self.ram_only = _order(goes)
+        self.ram_clean = _order(moves)
+        self.on_nvme = _order(goes)
+        self.ram_kept = _order("never")  # what only its owner unlinks, and only RAM holds
+        self.nvme_kept = _order("never")
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        return self.ram_only, self.ram_clean, self.on_nvme, self.ram_kept, self.nvme_kept
+
+    def order(self, inode: Inode, tier: Tier, holders: list[Tier]) -> Order:
+        """Where a copy of an object has its place."""
+        if tier.slow:
+            return self.nvme_kept if inode.kept else self.on_nvme
+        if len(holders) > 1:
+            return self.ram_clean
+        return self.ram_kept if inode.kept else self.ram_only
+
+    def change(self, settings: Settings) -> None:
+        before, self.settings = self.settings, settings
+        self.limits.change(settings)
+        if (before.eviction, before.pin) != (settings.eviction, settings.pin):
+            old = self.orders
+            self._make_orders()
+            for order, fresh in zip(old, self.orders, strict=True):
+                fresh.take_over(order)
+
+    def members(self, inode: Inode) -> set[int]:
+        """What is here of an object's group."""
+        key = key_of(inode)
+        return {ino for order in self.orders for ino in order.members(key)}
+
+    def takes(self, tier: Tier) -> bool:
+        """Whether its objects may be there."""
+        return not self.settings.media or tier.name in self.settings.media
+
+    @property
+    def urgency(self) -> tuple[bool, float]:
+        """Who has most beyond what is his gives first: by soft quota, then by share."""
+        soft = self.settings.quota_soft
+        return 0 < soft < self.bytes, self.bytes / self.settings.weight
+
+    def expired(self, inode: Inode) -> bool:
+        """Whether its time to live is over."""
+        ttl = self.settings.ttl
+        if not ttl or not inode.sealed or not inode.is_file:
+            return False
+        at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
+        return time.time_ns() - at > ttl * SECOND
+
+
+def _order(policy: str) -> Order:
+    return Order(eviction.make(policy, 1), goes=policy != "never")
+
+
+class Namespaces:
+    """All of a mount. `default` is the mount's own."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.default = Namespace(ROOT_INO, Settings())
+        self._all: dict[int, Namespace] = {ROOT_INO: self.default}
+        self.dropped: dict[int, Namespace] = {}  # by top-level directory
+        self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
+        self._numbers: dict[tuple[str, str], int] = {}
+        self.model_objects: Counter[int] = Counter()
+        self.model_bytes: Counter[int] = Counter()
+        self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
+        for ino, text in catalog.marks(b"n"):
+            self._load(ino, text.decode())
+        for ino, _ in catalog.marks(b"r"):
+            self.dropped[ino] = self._all.pop(ino, None) or Namespace(ino, Settings())
+        for number, value in catalog.marks(b"l"):
+            engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
+            self._know(number, engine, model)
+
+    def _load(self, ino: int, text: str) -> None:
+        try:
+            settings = Settings.from_json(text)
+        except ConfigError as error:
+            log.error("the settings of namespace %d are not used: %s", ino, error)
+            settings = Settings()
+        if ino == ROOT_INO:
+            self.default.change(settings)
+        else:
+            self._all[ino] = Namespace(ino, settings)
+
+    def __iter__(self) -> Iterator[Namespace]:
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, inode: Inode) -> Namespace:
+        """The one that it is accounted to, be it dropped."""
+        ino = inode.namespace
+        found = self._all.get(ino)
+        if found is None:
+            found = self.dropped.get(ino, self.default)
+        return found
+
+    def own(self, ino: int) -> Namespace | None:
+        """What a directory is the namespace of; None if of none."""
+        return self._all.get(ino)
+
+    def is_gone(self, inode: Inode) -> bool:
+        """Whether nobody may find it any more, although it is still there."""
+        return inode.namespace in self.dropped or self.of(inode).expired(inode)
+
+    # Settings
+
+    def set(self, ino: int, settings: Settings, batch: Batch) -> None:
+        """Give a top-level directory, or the mount itself, settings."""
+        batch.mark(b"n", ino, settings.to_json().encode())
+        batch.then(lambda: self._changed(ino, settings))
+
+    def _changed(self, ino: int, settings: Settings) -> None:
+        found = self._all.get(ino)
+        if found is None:
+            self._all[ino] = Namespace(ino, settings)
+        else:
+            found.change(settings)
+
+    def forget(self, ino: int, batch: Batch) -> None:
+        """Its directory is removed, and was empty."""
+        batch.unmark(b"n", ino)
+        batch.then(lambda: self._all.pop(ino, None))
+
+    def drop(self, ino: int, batch: Batch) -> None:
+        """All below this directory is gone from now on; its space follows."""
+        batch.unmark(b"n", ino)
+        batch.mark(b"r", ino)
+        batch.then(lambda: self._dropped(ino))
+
+    def _dropped(self, ino: int) -> None:
+        self.dropped[ino] = self._all.pop(ino, None) or Namespace(ino, Settings())
+        self._paths.clear()
+
+    def end_drop(self, ino: int, batch: Batch) -> None:
+        """Nothing of it is left."""
+        batch.unmark(b"r", ino)
+        batch.then(lambda: self.dropped.pop(ino, None))
+
+    # Places
+
+    def place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+        """Account an inode to its directory's namespace, and read what its name says."""
+        inode.namespace = directory.namespace
+        if not inode.is_file:
+            return
+        block = layouts.recognise(self._path(directory), name)
+        if block is None or block.temporary:
+            inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
+            inode.model, inode.kept = 0, False
+            return
+        inode.key, inode.parent_key = block.key, block.parent_key
+        inode.model = self._number(block.engine, block.model, batch)
+        default = self.of(inode).settings.eviction == Settings().eviction
+        inode.kept = default and not layouts.LIVES[block.layout].droppable
+
+    def _path(self, directory: Inode) -> layouts.Directory:
+        """Names from the namespace's directory down to this one."""
+        ino = directory.ino
+        found = self._paths.get(ino)
+        if found is None:
+            found = self._find_path(directory)
+            self._paths[ino] = found
+            if len(self._paths) > PATHS_REMEMBERED:
+                self._paths.popitem(last=False)
+        return found
+
+    def _find_path(self, directory: Inode) -> layouts.Directory:
+        names: list[bytes] = []
+        current: Inode | None = directory
+        while current is not None and current.ino not in (ROOT_INO, directory.namespace):
+            if not current.links:
+                break
+            parent, cookie = current.links[0]
+            entry = self.catalog.dentry(parent, cookie)
+            if entry is None:
+                break
+            names.append(entry.name)
+            current = self.catalog.inode(parent)
+        return tuple(reversed(names))
+
+    def paths_changed(self) -> None:
+        """A directory got another name: nothing is remembered."""
+        self._paths.clear()
+
+    def _number(self, engine: str, model: str, batch: Batch) -> int:
+        known = self._numbers.get((engine, model))
+        if known is not None:
+            return known
+        number = len(self._numbers) + 1
+        if number > MODELS_MAX:
+            return 0
+        value = f"{engine}\0{model}".encode("utf-8", "surrogateescape")
+        batch.mark(b"l", number, value)
+        batch.then(lambda: self._know(number, engine, model))
+        return number
+
+    def _know(self, number: int, engine: str, model: str) -> None:
+        self.models[number] = engine, model
+        self._numbers[engine, model] = number
+
+    # Accounts
+
+    def count(self, inode: Inode, holders: list[Tier], sign: int) -> None:
+        """A sealed object comes (1) or goes (-1)."""
+        found = self.of(inode)
+        cost = Tier.cost(inode.blocks)
+        found.bytes += sign * cost
+        found.objects += sign
+        for tier in holders:
+            found.held[tier.name] += sign * cost
+            found.held_objects[tier.name] += sign
+        if len(holders) > 1:
+            found.clean_bytes += sign * cost
+            found.clean_objects += sign
+        if inode.model:
+            self.model_objects[inode.model] += sign
+            self.model_bytes[inode.model] += sign * cost
