@@ -42,6 +42,8 @@ class Shares:
         """Wait until `cost` bytes, or their first piece, are charged."""
         if not self.total.rate:
             return
+        if not self._charging and cost <= PIECE and self.total.try_take(cost):
+            return  # nothing is owed, nobody waits: there is nobody to be fair to
         request = self._queue.add(namespace, cost, weight, bulk=bulk)
         if not self._charging:
             self._charging = True
