@@ -25,7 +25,8 @@ class Failed(click.ClickException):
     """The benchmark cannot go on: one line, exit code 1."""
 
 
-def _kvfs(*arguments: str) -> str:
+def command(*arguments: str) -> str:
+    """Run `kvfs` with these arguments; its output, or Failed."""
     done = subprocess.run([*KVFS, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip()
@@ -41,13 +42,13 @@ class Mounted:
         self.options = options
 
     def mount(self) -> None:
-        _kvfs("mount", str(self.path), "-o", self.options)
+        command("mount", str(self.path), "-o", self.options)
 
     def umount(self, *, now: bool = False) -> None:
-        _kvfs("umount", str(self.path), *(["--now"] if now else []))
+        command("umount", str(self.path), *(["--now"] if now else []))
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(_kvfs("status", str(self.path), "--json"))
+        found: dict[str, Any] = json.loads(command("status", str(self.path), "--json"))
         return found
 
     @property

@@ -1,0 +1,90 @@
+"""A limit on a rate, charged for whole objects.
+
+Contract: something passes when no debt is left, and is charged then, whatever it costs. So one
+object may be larger than any burst: under 10 MiB/s, 64 MiB pass at once, and what comes next waits
+6.4 s. Whoever waits passes in the order of arrival, and loses nothing but its place when it is
+cancelled. For one trio run. Not for sharing between competitors: `kvfs.fairness.fair_queue`.
+
+Kept is not a level of tokens but the time at which the debt is paid, as in the virtual scheduling
+form of the generic cell rate algorithm (ITU-T I.371, annex A): there is nothing to refill, and no
+rounding decides whether one more wait is needed.
+"""
+
+import math
+
+import trio
+
+
+class TokenBucket:
+    """`rate` a second, 0 for no limit; `burst` is what an idle time saves up at most.
+
+    Both in what is charged: bytes, or operations. Raises ValueError for a negative one.
+    """
+
+    def __init__(self, rate: float, burst: float = 0.0) -> None:
+        _check(rate=rate, burst=burst)
+        self._rate = float(rate)
+        self._burst = float(burst)
+        self._paid_at = -math.inf  # on trio's clock
+        self._turn = trio.Lock()  # passes from waiter to waiter in the order of arrival
+        self._changed = trio.Event()
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        """Those who wait go on at the new rate: the debt stays, the time to pay it changes.
+
+        With 0 everybody passes, and the debt is forgotten.
+        """
+        _check(rate=rate)
+        if rate == self._rate:
+            return
+        if self._rate:
+            now = trio.current_time()
+            debt = max((self._paid_at - now) * self._rate, -self._burst)  # below 0: saved up
+            self._paid_at = now + debt / rate if rate else -math.inf
+        self._rate = float(rate)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def try_take(self, cost: float) -> bool:
+        """Pass now and be charged, or return False, and `take` waits.
+
+        Without a limit this is all there is to do, for next to nothing.
+        """
+        if not self._rate:
+            return True
+        if self._paid_at > trio.current_time() or self._turn.locked():
+            return False
+        self.charge(cost)
+        return True
+
+    async def take(self, cost: float) -> None:
+        """Wait until all debt is paid and all who came before have passed; then be charged."""
+        async with self._turn:
+            while self._rate and self._paid_at > trio.current_time():
+                with trio.move_on_at(self._paid_at):
+                    await self._changed.wait()
+            self.charge(cost)
+
+    async def wait(self) -> None:
+        """Wait as `take` does, for what will be charged when its size is known.
+
+        Nobody waits for what was not charged yet: writers may begin together, and pay afterwards.
+        """
+        await self.take(0.0)
+
+    def charge(self, cost: float) -> None:
+        """Make it debt at once, whoever waits: for what cannot be put off, as a close."""
+        if self._rate:
+            saved_up = trio.current_time() - self._burst / self._rate
+            self._paid_at = max(self._paid_at, saved_up) + cost / self._rate
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} {value}: expected 0 or more")

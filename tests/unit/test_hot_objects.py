@@ -1,0 +1,92 @@
+"""The hot objects among many, held against exact counts."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.fairness.hot_objects import Hot, HotObjects
+
+# A key is touched; -1 halves, and -2 - key takes the key out.
+EVENTS = st.lists(st.integers(0, 12) | st.just(-1) | st.integers(-14, -2), max_size=200)
+
+
+def touched(hot: HotObjects, keys: Iterable[int]) -> HotObjects:
+    for key in keys:
+        hot.touch(key)
+    return hot
+
+
+@given(st.lists(st.integers(0, 30), max_size=300), st.integers(1, 10))
+def test_counts_are_never_too_low_and_errors_are_bounded(keys: list[int], counters: int) -> None:
+    exact = Counter(keys)
+    found = touched(HotObjects(counters), keys).top(counters)
+    for one in found:
+        assert one.opens - one.error <= exact[one.key] <= one.opens
+        assert one.error <= len(keys) / counters
+    there = {one.key for one in found}
+    assert all(key in there for key, opens in exact.items() if opens > len(keys) / counters)
+    assert len(found) == min(counters, len(exact))
+
+
+@given(EVENTS, st.integers(1, 5))
+def test_halving_and_deaths_keep_the_bounds(events: list[int], counters: int) -> None:
+    hot = HotObjects(counters)
+    exact: dict[int, float] = {}
+    for event in events:
+        if event >= 0:
+            hot.touch(event)
+            exact[event] = exact.get(event, 0) + 1
+        elif event == -1:
+            hot.decay()
+            exact = {key: opens / 2 for key, opens in exact.items()}
+        else:
+            hot.discard(-2 - event)
+            exact.pop(-2 - event, None)
+        for one in hot.top(counters):
+            assert 0 <= one.error <= one.opens
+            assert exact.get(one.key, 0) < one.opens + 1
+            assert one.opens - one.error <= exact.get(one.key, 0)
+
+
+def test_within_the_counters_everything_is_exact() -> None:
+    hot = touched(HotObjects(4), [1, 2, 2, 3, 3, 3])
+    assert hot.top(2) == [Hot(3, 3, 0), Hot(2, 2, 0)]
+    assert len(hot.top(10)) == 3
+
+
+def test_what_was_hot_cools_down() -> None:
+    hot = touched(HotObjects(), [1] * 100)
+    for _ in range(7):
+        assert hot.top(1)
+        hot.decay()
+    assert hot.top(1) == []
+
+
+def test_an_object_that_is_gone_is_not_shown() -> None:
+    hot = touched(HotObjects(2), [1, 1, 2])
+    hot.discard(1)
+    hot.discard(99)
+    assert hot.top(2) == [Hot(2, 1, 0)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_hottest_of_many_are_found(seed: int) -> None:
+    """Of 100,000 objects that are opened by Zipf's law, all of the first ten."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    weights = [1 / (rank + 1) for rank in range(100_000)]
+    keys = rng.choices(range(100_000), weights, k=200_000)
+    hot = touched(HotObjects(), keys)
+    exact = Counter(keys)
+    for one, (key, opens) in zip(hot.top(10), exact.most_common(10), strict=True):
+        assert one.key == key
+        assert opens <= one.opens <= opens * 1.2
+
+
+def test_one_counter_at_least() -> None:
+    with pytest.raises(ValueError, match="0 counters: expected 1 or more"):
+        HotObjects(0)
