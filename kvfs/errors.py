@@ -78,6 +78,10 @@ class NoSpaceError(KvfsError):
     """Nothing more fits and nothing may be dropped."""
 
 
+class OtherNamespaceError(KvfsError):
+    """What is asked for would have one object in two namespaces: make a copy."""
+
+
 class QuotaError(KvfsError):
     """A namespace has what it may have, and nothing of it may be dropped."""
 

@@ -12,17 +12,20 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from functools import partial
+from typing import TypeVar
 
 from kvfs import eviction, layouts
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
-from kvfs.core.order import Order, key_of
 from kvfs.core.limits import Limits
+from kvfs.core.order import Order, key_of
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 MODELS_MAX = (1 << 32) - 1
 SECOND = 10**9
@@ -97,6 +100,10 @@ class Namespace:
         return time.time_ns() - at > ttl * SECOND
 
 
+def _discard(known: dict[int, T], ino: int) -> None:
+    known.pop(ino, None)
+
+
 def _order(policy: str) -> Order:
     return Order(eviction.make(policy, 1), goes=policy != "never")
 
@@ -109,6 +116,7 @@ class Namespaces:
         self.default = Namespace(ROOT_INO, Settings())
         self._all: dict[int, Namespace] = {ROOT_INO: self.default}
         self.dropped: dict[int, Namespace] = {}  # by top-level directory
+        self.unaccounted: dict[int, None] = {}  # directories to be walked, oldest first
         self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
         self._numbers: dict[tuple[str, str], int] = {}
         self.model_objects: Counter[int] = Counter()
@@ -117,7 +125,8 @@ class Namespaces:
         for ino, text in catalog.marks(b"n"):
             self._load(ino, text.decode())
         for ino, _ in catalog.marks(b"r"):
-            self.dropped[ino] = self._all.pop(ino, None) or Namespace(ino, Settings())
+            self._dropped(ino)
+        self.unaccounted.update((ino, None) for ino, _ in catalog.marks(b"t"))
         for number, value in catalog.marks(b"l"):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
             self._know(number, engine, model)
@@ -151,10 +160,6 @@ class Namespaces:
         """What a directory is the namespace of; None if of none."""
         return self._all.get(ino)
 
-    def is_gone(self, inode: Inode) -> bool:
-        """Whether nobody may find it any more, although it is still there."""
-        return inode.namespace in self.dropped or self.of(inode).expired(inode)
-
     # Settings
 
     def set(self, ino: int, settings: Settings, batch: Batch) -> None:
@@ -172,7 +177,7 @@ class Namespaces:
     def forget(self, ino: int, batch: Batch) -> None:
         """Its directory is removed, and was empty."""
         batch.unmark(b"n", ino)
-        batch.then(lambda: self._all.pop(ino, None))
+        batch.then(partial(_discard, self._all, ino))
 
     def drop(self, ino: int, batch: Batch) -> None:
         """All below this directory is gone from now on; its space follows."""
@@ -181,13 +186,23 @@ class Namespaces:
         batch.then(lambda: self._dropped(ino))
 
     def _dropped(self, ino: int) -> None:
-        self.dropped[ino] = self._all.pop(ino, None) or Namespace(ino, Settings())
+        found = self._all.pop(ino, None)
+        self.dropped[ino] = Namespace(ino, Settings()) if found is None else found
         self._paths.clear()
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
         batch.unmark(b"r", ino)
-        batch.then(lambda: self.dropped.pop(ino, None))
+        batch.then(partial(_discard, self.dropped, ino))
+
+    def account_anew(self, ino: int, batch: Batch) -> None:
+        """All below this directory is to be accounted as it is itself."""
+        batch.mark(b"t", ino)
+        batch.then(lambda: self.unaccounted.setdefault(ino))
+
+    def end_account_anew(self, ino: int, batch: Batch) -> None:
+        batch.unmark(b"t", ino)
+        batch.then(partial(_discard, self.unaccounted, ino))
 
     # Places
 

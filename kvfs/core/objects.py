@@ -92,12 +92,13 @@ class Objects:
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
         """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
-        await self.residency.lock(ino)
+        residency = self.residency
+        await residency.lock(ino)
         try:
-            held = self.residency.open.get(ino)
+            held = residency.open.get(ino)
             if held is None:
                 inode = self.catalog.inode(ino)
-                if inode is None:
+                if inode is None or residency.is_gone(inode):
                     raise StaleError(f"inode {ino} is gone")
                 if writable and truncate and inode.links:
                     held = await self._replace(inode)
@@ -118,7 +119,7 @@ class Objects:
                     await self._empty(held)
             return held
         finally:
-            self.residency.unlock(ino)
+            residency.unlock(ino)
 
     async def _empty(self, held: OpenObject) -> None:
         try:
@@ -147,6 +148,9 @@ class Objects:
             inode = self.catalog.inode(ino)
             found = None if inode is None else self.copies.open_at_once(inode)
             if inode is None or found is None:
+                return None
+            if residency.is_gone(inode):
+                os.close(found[1])
                 return None
             held = self._opened(inode, *found, writable=False)
         held.readers += 1
@@ -182,7 +186,8 @@ class Objects:
         """
         catalog, residency = self.catalog, self.residency
         ino = catalog.next_id()
-        tier, reserved = await self.room.choose(parent, name)
+        namespace = residency.namespaces.of(self._directory(parent))
+        tier, reserved = await self.room.choose(parent, name, namespace)
         try:
             try:
                 fd = await self._make(tier, ino, 1)
@@ -202,10 +207,10 @@ class Objects:
                 inode.version = 1
                 inode.links = ((parent, ino),)
                 residency.set_holder(inode, tier, holds=True)
-                directory = residency.inode(parent)
-                assert directory is not None  # make() has looked
+                directory = self._directory(parent)
                 directory.mtime_ns = directory.ctime_ns = inode.ctime_ns
                 with catalog.batch() as batch:
+                    residency.namespaces.place(inode, directory, name, batch)
                     batch.put(inode)
                     batch.link(parent, Dentry(name, ino, ino))
                     batch.mark_unfinished(ino)
@@ -229,7 +234,7 @@ class Objects:
         """Nobody has it open and its content is to go: begin a new one where there is room."""
         residency = self.residency
         parent, name = self._some_name(inode)
-        tier, reserved = await self.room.choose(parent, name)
+        tier, reserved = await self.room.choose(parent, name, residency.namespaces.of(inode))
         version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
         try:
             fd = await self._make(tier, inode.ino, version)
@@ -255,6 +260,12 @@ class Objects:
         residency.open[current.ino] = held
         residency.stage(held)
         return held
+
+    def _directory(self, ino: int) -> Inode:
+        found = self.residency.inode(ino)
+        if found is None:
+            raise StaleError(f"directory {ino} is gone")
+        return found
 
     def _some_name(self, inode: Inode) -> tuple[int, bytes]:
         for parent, cookie in inode.links:

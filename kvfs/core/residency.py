@@ -176,7 +176,28 @@ class Residency:
         """Whether nothing holds the bytes of this file any more: the RAM tier went away."""
         return inode.is_file and inode.ino not in self.open and not self.holders(inode)
 
+    def is_gone(self, inode: Inode) -> bool:
+        """Whether nobody may find it any more: its namespace was dropped, or its time is over.
+
+        What has expired is dropped, unless it is in use.
+        """
+        namespaces = self.namespaces
+        if inode.namespace in namespaces.dropped:
+            return True
+        if not namespaces.of(inode).expired(inode):
+            return False
+        if inode.ino not in self.open and inode.ino not in self.busy:
+            self.drop(inode, "expired")
+        return True
+
     # Accounts
+
+    def accounted(self, inode: Inode) -> bool:
+        """Whether it is in the accounts of its tiers and its namespace."""
+        held = self.open.get(inode.ino)
+        if held is not None:
+            return held.accounted
+        return inode.is_file and inode.sealed and bool(inode.links) and bool(self.holders(inode))
 
     def _counted(self, ino: int) -> bool:
         return (

@@ -8,8 +8,8 @@ first, with its names told to the kernel.
 Invariants:
 - What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
-- Who gives is the namespace that has most beyond its share (`Namespace.urgency`); what it gives is
-  said by its policy; what is kept, pinned or never evicted is in no order that anything is taken from.
+- Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
+  gives is said by its policy. What is kept, pinned or never evicted is never given.
 - While NVMe is down its copies are no reason to give up those in RAM.
 Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
@@ -47,8 +47,8 @@ class Room:
     ) -> tuple[Tier, int]:
         """The tier for a new file, with the bytes reserved there.
 
-        Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
-        the kernel, where kvfs cannot help it any more.
+        Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that
+        outgrows the RAM tier would get ENOSPC from the kernel, where kvfs cannot help it any more.
         """
         residency = self.residency
         namespace = namespace or residency.namespaces.default
@@ -286,12 +286,14 @@ class Room:
         """An object if it is still in this order."""
         residency = self.residency
         inode = residency.inode(ino)
-        if inode is None or not inode.sealed or not inode.links or ino in residency.staging:
+        if inode is None or not inode.sealed or ino in residency.staging:
             return None
         holders = residency.holders(inode)
         if tier not in holders:
             return None
-        return inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
+        return (
+            inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
+        )
 
     def _held_back(self, inode: Inode, *, alone: bool) -> bool:
         residency = self.residency

@@ -1,12 +1,14 @@
 """Names: directories, links, renames, attributes that are not content.
 
 Contract: every method is synchronous and is one catalog batch; what it checks still holds when it
-commits. Permissions are the kernel's business (default_permissions). Not for content.
+commits. Permissions are the kernel's business (default_permissions). What is made or moved is
+accounted to the namespace of its directory. Not for content, nor for what namespaces are told.
 """
 
 import stat
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
 from kvfs.core.residency import Residency
@@ -21,10 +23,12 @@ from kvfs.errors import (
     NotEmptyError,
     NotFoundError,
     NotPermittedError,
+    OtherNamespaceError,
     StaleError,
     TooManyLinksError,
     UnsupportedError,
 )
+from kvfs.settings import Settings
 
 NAME_MAX = 255
 TARGET_MAX = 4095
@@ -35,10 +39,18 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 
 
 class Tree:
-    """`gone(parent, name, ino)` is called for names found to have lost their bytes."""
+    """`templates` says which settings a new top-level directory of a name gets, None for none."""
 
-    def __init__(self, residency: Residency, *, now: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        *,
+        templates: Callable[[str], Settings | None] = lambda _: None,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.residency = residency
+        self.namespaces = residency.namespaces
+        self.templates = templates
         self.catalog: Catalog = residency.catalog
         self.now = now
 
@@ -98,6 +110,8 @@ class Tree:
         if self.residency.is_lost(inode):
             self.residency.drop(inode, "lost")
             raise NotFoundError(f"the bytes of {entry.name!r} went away with the RAM tier")
+        if self.residency.is_gone(inode):
+            raise NotFoundError(f"{entry.name!r} is expired, or its namespace was dropped")
         return inode
 
     def _entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
@@ -144,6 +158,8 @@ class Tree:
                 if self.residency.is_lost(inode):
                     self.residency.drop(inode, "lost")
                     continue
+                if self.residency.is_gone(inode):
+                    continue
                 found.append((entry.name, inode, entry.cookie))
             if len(entries) < wanted:
                 break
@@ -154,19 +170,31 @@ class Tree:
     def check_new(self, parent: int, name: bytes) -> Inode:
         """The directory that a new name may be made in."""
         directory = self.directory(parent)
-        if not directory.links:
+        if not directory.links or directory.namespace in self.namespaces.dropped:
             raise NotFoundError(f"directory {parent} was removed")
         if name in {b".", b".."} or self._entry(parent, name) is not None:
             raise ExistsError(f"{name!r} exists in directory {parent}")
         return directory
 
     def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
-        """A new inode as `directory` wants it: a setgid directory passes its group on."""
+        """A new inode as `directory` wants it: a setgid directory passes its group on.
+
+        Its namespace may say who owns what is made, and the mode of files.
+        """
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
             if stat.S_ISDIR(mode):
                 mode |= stat.S_ISGID
-        return self.new(mode, uid, gid)
+        wanted = self.namespaces.of(directory).settings
+        if stat.S_ISREG(mode) and wanted.mode is not None:
+            mode = stat.S_IFREG | wanted.mode
+        inode = self.new(
+            mode,
+            uid if wanted.uid is None else wanted.uid,
+            gid if wanted.gid is None else wanted.gid,
+        )
+        inode.namespace = directory.namespace
+        return inode
 
     def make(
         self,
@@ -189,6 +217,11 @@ class Tree:
         inode.rdev, inode.target, inode.size = rdev, target, len(target)
         directory.subdirs += inode.is_dir
         with self.catalog.batch() as batch:
+            if parent == ROOT_INO and inode.is_dir:
+                settings = self.templates(name.decode("utf-8", "surrogateescape"))
+                if settings is not None:
+                    inode.namespace = inode.ino
+                    self.namespaces.set(inode.ino, settings, batch)
             batch.put(inode)
             batch.link(parent, Dentry(name, inode.ino, inode.ino))
             self._changed(directory, batch)
@@ -204,6 +237,8 @@ class Tree:
         if len(inode.links) >= LINK_MAX:
             raise TooManyLinksError(f"inode {ino} has {LINK_MAX} names, which is the most")
         directory = self.check_new(parent, name)
+        if inode.namespace != directory.namespace:
+            raise OtherNamespaceError(f"inode {ino} cannot have a name in another namespace")
         entry = Dentry(name, ino, self.catalog.next_id())
         inode.links = (*inode.links, (parent, entry.cookie))
         inode.ctime_ns = self.now()
@@ -267,6 +302,8 @@ class Tree:
         inode.ctime_ns = self.now()
         self.residency.to_limbo(inode, batch)
         directory.subdirs -= 1
+        if self.namespaces.own(inode.ino):
+            self.namespaces.forget(inode.ino, batch)
 
     # Renaming
 
@@ -284,6 +321,7 @@ class Tree:
         target = self._entry(parent2, name2)
         if inode.is_dir:
             self._check_descent(inode.ino, parent2)
+        self._check_namespace(inode, target_dir)
         if flags == RENAME_EXCHANGE:
             self._exchange(source_dir, entry, inode, target_dir, name2)
             return
@@ -310,6 +348,7 @@ class Tree:
             return
         if inode2.is_dir:
             self._check_descent(inode2.ino, source_dir.ino)
+        self._check_namespace(inode2, source_dir)
         with self.catalog.batch() as batch:
             batch.unlink(source_dir.ino, entry)  # both before either is made again
             batch.unlink(target_dir.ino, entry2)
@@ -333,13 +372,36 @@ class Tree:
 
         A name that was there before keeps its cookie, so that a listing shows it once.
         """
+        before = inode.copy()
         old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
         inode.links = tuple(new if link == old else link for link in inode.links)
         inode.ctime_ns = self.now()
         source_dir.subdirs -= inode.is_dir
         target_dir.subdirs += inode.is_dir
         batch.link(target_dir.ino, moved)
+        if inode.is_dir:
+            self._move_directory(inode, target_dir, batch)
+        else:
+            self.namespaces.place(inode, target_dir, moved.name, batch)
+            if self.residency.accounted(inode):
+                batch.then(partial(self.residency.dismiss, before))
+                batch.then(partial(self.residency.admit, inode))
         batch.put(inode)
+
+    def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
+        """All below it is accounted to where it is now, in the background."""
+        batch.then(self.namespaces.paths_changed)
+        if inode.namespace not in (inode.ino, target_dir.namespace):
+            inode.namespace = target_dir.namespace
+            self.namespaces.account_anew(inode.ino, batch)
+
+    def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:
+        if self.namespaces.own(inode.ino) and target_dir.ino != ROOT_INO:
+            raise OtherNamespaceError(f"directory {inode.ino} is a namespace: it stays at the top")
+        if len(inode.links) > 1 and not inode.is_dir and inode.namespace != target_dir.namespace:
+            raise OtherNamespaceError(
+                f"inode {inode.ino} has other names: it cannot move to another namespace"
+            )
 
     def _replace(
         self, directory: Inode, entry: Dentry, old: Inode, new: Inode, batch: Batch

@@ -1,5 +1,12 @@
 """Which object goes first. Pure: no I/O, no clock."""
 
-from kvfs.eviction.lru import LeastRecentlyUsed
+from kvfs.eviction.policy import Policy
+from kvfs.eviction.queues import Lru, Never
 
-__all__ = ["LeastRecentlyUsed"]
+
+def make(name: str, capacity: int) -> Policy:
+    return Never(capacity) if name == "never" else Lru(capacity)
+
+
+NAMES = ("lru", "never")
+__all__ = ["NAMES", "Policy", "make"]

@@ -22,6 +22,7 @@ ERRNO: dict[type[errors.KvfsError], int] = {
     errors.UnsupportedError: errno.EOPNOTSUPP,
     errors.NotPermittedError: errno.EPERM,
     errors.NoSpaceError: errno.ENOSPC,
+    errors.OtherNamespaceError: errno.EXDEV,
     errors.QuotaError: errno.EDQUOT,
     errors.TooLargeError: errno.EFBIG,
     errors.NoAttributeError: errno.ENODATA,

@@ -1,9 +1,9 @@
 """kvfs against this machine's disk: the same random calls on both, and everything compared.
 
 KVFS_EXAMPLES makes more than the usual number of walks. A failure prints its calls, and a line
-(@reproduce_failure) that repeats it; with KVFS_SHRINK=1 as few as it takes, which takes minutes. What
-SEMANTICS.md says to be different is not asked for, or allowed where it is: O_TMPFILE and fallocate,
-set-id bits, O_DIRECT, the order of listings.
+(@reproduce_failure) that repeats it; with KVFS_SHRINK=1 as few as it takes, which takes minutes.
+What SEMANTICS.md says to be different is not asked for, or allowed where it is: O_TMPFILE and
+fallocate, set-id bits, O_DIRECT, the order of listings.
 """
 
 import ctypes

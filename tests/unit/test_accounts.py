@@ -285,20 +285,19 @@ class Walk:
             await self.random.choice(self.meanwhile)()
 
     async def demote(self) -> None:
-        residency = self.world.residency
         await self._job(
             self.world.demote,
-            [ino for ino in residency.ram_only if not self.world.flow._written(ino)],
+            [ino for ino in self.world.listed("ram_only") if not self.world.flow._written(ino)],
         )
 
     async def promote(self) -> None:
-        on_nvme = self.world.residency.on_nvme
+        on_nvme = self.world.listed("on_nvme")
         await self._job(
             self.world.promote, [ino for ino in on_nvme if not self.world.flow._written(ino)]
         )
 
     async def settle(self) -> None:
-        await self._job(self.world.settle, list(self.world.residency.on_nvme))
+        await self._job(self.world.settle, self.world.listed("on_nvme"))
 
     async def make_room(self) -> None:
         tier = self.random.choice(self.world.tiers)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvfs import failpoints
-from kvfs.catalog import Catalog, Dentry, Inode, audit
+from kvfs.catalog import FORMAT, Catalog, Dentry, Inode, audit
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError, ConfigError
 

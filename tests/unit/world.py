@@ -292,7 +292,8 @@ class World:
             return  # what it has not reached is not in the accounts
         used, objects = Counter[str](), Counter[str]()
         clean = clean_objects = 0
-        ram_only, ram_clean, on_nvme = set[int](), set[int](), set[int]()
+        found: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
+        spaces = {space: [0, 0] for space in residency.namespaces}
         for inode in self.inodes():
             held = residency.open.get(inode.ino)
             if not inode.is_file or inode.ino in residency.limbo:
@@ -308,18 +309,26 @@ class World:
             if len(holders) > 1:
                 clean += Tier.cost(inode.blocks)
                 clean_objects += 1
-            if self.ram in holders:
-                (ram_clean if len(holders) > 1 else ram_only).add(inode.ino)
-            if self.nvme in holders:
-                on_nvme.add(inode.ino)
+            space = residency.namespaces.of(inode)
+            spaces[space][0] += Tier.cost(inode.blocks)
+            spaces[space][1] += 1
+            for tier in holders:
+                found[tier].add(inode.ino)
+                assert inode.ino in set(space.order(inode, tier, holders))
         for tier in self.tiers:
-            found, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])
-            assert found == wanted, f"{tier.name}: {found}, should be {wanted}"
+            has, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])
+            assert has == wanted, f"{tier.name}: {has}, should be {wanted}"
+        for space, counted in spaces.items():
+            assert [space.bytes, space.objects] == counted, f"namespace {space.ino}"
         assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
-        assert set(residency.ram_only) == ram_only
-        assert set(residency.ram_clean) == ram_clean
-        assert on_nvme <= set(residency.on_nvme), "keys of the past may be there in vain"
-        assert residency.objects == len(ram_only | on_nvme) + len(residency.staging)
+        # Those of NVMe may be there in vain, from the past.
+        in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
+        assert sorted(in_ram) == sorted(found[self.ram] if self.ram else ())
+        assert residency.objects == len(set().union(*found.values())) + len(residency.staging)
+
+    def listed(self, which: str) -> list[int]:
+        """What the orders of that name hold."""
+        return [ino for space in self.residency.namespaces for ino in getattr(space, which)]
 
     def check(self) -> None:
         """What holds between any two operations."""
