@@ -20,7 +20,7 @@ LAYERS = (
     ("kvfs.fuse",),
     ("kvfs.core",),
     ("kvfs.movement",),
-    ("kvfs.eviction", "kvfs.layouts"),
+    ("kvfs.eviction", "kvfs.layouts", "kvfs.connectors"),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
     ("kvfs.config",),
@@ -29,7 +29,10 @@ LAYERS = (
     ("kvfs.errors", "kvfs.failpoints", "kvfs.units"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need.
-CLI_MAY = ("kvfs.cli", "kvfs.config", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
+CLI_MAY = (
+    *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
+    *("kvfs.mounts", "kvfs.errors"),
+)
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
 HOMES = {
