@@ -135,6 +135,8 @@ NOT_NAMES = (
     "",
     ".",
     "notes.txt",
+    "notes.tmp",
+    "notes.meta",
     "slot7.bin",
     "model.safetensors",
     f"{MD5}/notes.txt",
