@@ -26,7 +26,7 @@ _READERS: dict[bytes, tuple[Reader, ...]] = {
     b"meta": (scratch.bucket,),
     b"metadata": (lmcache.gds,),
     b"pt": (lmcache.local_disk,),
-    b"safetensors": (lmcache.gds, vua.block, vllm.example),
+    b"safetensors": (vua.block, vllm.example, lmcache.gds, vua.layer),
     b"tmp": (vllm.fs, sglang.unfinished, lmcache.unfinished, prefix.block, vllm.probe),
     b"weka1": (lmcache.gds,),
 }

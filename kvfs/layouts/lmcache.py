@@ -17,7 +17,8 @@ with HASH in hexadecimal, negative where Python's own hash made it. Around it:
 
 RANKS packs, a byte each, world size, rank, local world size and local rank
 (`ObjectKey.ComputeKVRank`, distributed/api.py). A chunk's parent is in none of them: HASH is that
-of the whole prefix. Not for the contents.
+of the whole prefix. With LMCache's `relative_tmp_dir` an unfinished file has its final name, in
+another directory, and is not known as temporary. Not for the contents.
 """
 
 import re

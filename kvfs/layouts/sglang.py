@@ -24,6 +24,7 @@ _POOLS = (
     "deepseek_v4_c1_indexer_scale",
     "deepseek_v4_c2_indexer_scale",
     "deepseek_v4_c4_indexer_scale",
+    "deepseek_v4_c4_indexer_state",
     "deepseek_v4_c1_indexer",
     "deepseek_v4_c2_indexer",
     "deepseek_v4_c4_indexer",

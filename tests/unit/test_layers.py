@@ -21,7 +21,7 @@ LAYERS = (
     ("kvfs.core",),
     ("kvfs.movement",),
     ("kvfs.fairness", "kvfs.simulation"),
-    ("kvfs.eviction", "kvfs.layouts"),
+    ("kvfs.eviction", "kvfs.layouts", "kvfs.connectors"),
     ("kvfs.tiers",),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
@@ -33,13 +33,8 @@ LAYERS = (
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
 CLI_MAY = (
-    "kvfs.cli",
-    "kvfs.simulation",
-    "kvfs.config",
-    "kvfs.control",
-    "kvfs.runtime",
-    "kvfs.mounts",
-    "kvfs.errors",
+    *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
+    *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.errors"),
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.

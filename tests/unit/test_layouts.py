@@ -114,6 +114,10 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
         {"layout": "vua", "block": SHA1, "shard": "tokens", "temporary": True},
     ),
     (
+        f"3%{SHA1}/model.layers.0.self_attn.attn.safetensors",
+        {"layout": "vua-vllm", "rank": 3, "shard": "model.layers.0.self_attn.attn"},
+    ),
+    (
         "m/000000000000000b-000000000000000a.kv",
         {"layout": "kvfs-prefix", "block": "000000000000000b", "parent": "000000000000000a"},
     ),
@@ -131,6 +135,8 @@ NOT_NAMES = (
     "",
     ".",
     "notes.txt",
+    "notes.tmp",
+    "notes.meta",
     "slot7.bin",
     "model.safetensors",
     f"{MD5}/notes.txt",
@@ -193,6 +199,7 @@ ONE_GROUP = (
     (f"{SHA256}_m_0_2.bin", f"{SHA256}_m_1_2.bin", f"{SHA256}.mamba_m_1_2.bin"),
     (f"{SHA256}_m.bin", f"{SHA256}.mamba_m_0_8.bin", f"{SHA256}.mamba_m_7_8.bin"),
     (f"{SHA1}/_data.safetensors", f"{SHA1}/_tokens.safetensors", f"{SHA1}.tmp/_data.safetensors"),
+    (f"0%{SHA1}/a.safetensors", f"0%{SHA1}/b.safetensors", f"1%{SHA1}/a.safetensors"),
     (
         "000000000000000b-000000000000000a.kv",
         "000000000000000b-000000000000000a.r1.kv",
@@ -275,6 +282,7 @@ def test_what_only_its_owner_finds_is_never_dropped() -> None:
         "lmcache-nixl-pool",
         "vllm-disk",
         "vllm-example",
+        "vua-vllm",
         "dynamo-kvbm",
         "mooncake-bucket",
         "tensorrt-llm",

@@ -1,0 +1,51 @@
+"""Connectors by name: the right life for a namespace, and what to paste into the engine.
+
+Contract: pure. `settings` gives a namespace's settings as `kvfs ns create` takes them, only those
+that the connector needs: quotas, weights and limits stay the user's. `configuration` prints for
+people and parses as what it is: YAML, a shell's commands or Python, with comments. Not for reading
+file names (`kvfs.layouts`).
+"""
+
+import difflib
+
+from kvfs.connectors import lmcache, others, vllm
+from kvfs.connectors.connector import Connector, Place
+from kvfs.errors import ConfigError
+
+__all__ = ["CONNECTORS", "NAMES", "configuration", "settings"]
+
+CONNECTORS: dict[str, Connector] = {
+    **lmcache.CONNECTORS,
+    **vllm.CONNECTORS,
+    **others.CONNECTORS,
+}
+NAMES = tuple(sorted(CONNECTORS))
+
+
+def _connector(name: str) -> Connector:
+    try:
+        return CONNECTORS[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        cure = f"did you mean {near[0]}?" if near else "expected one of " + ", ".join(NAMES)
+        raise ConfigError(f"unknown connector {name!r}: {cure}") from None
+
+
+def settings(name: str) -> dict[str, str]:
+    """Return the namespace settings for a connector, as text. Raises ConfigError."""
+    return dict(_connector(name).settings)
+
+
+def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: int | None) -> str:
+    """Return the engine's configuration, with the reasons of the settings above it.
+
+    `capacity_bytes` is the namespace's hard quota; engines that count by themselves are told less.
+    Raises ConfigError for an unknown connector, and for a path that an engine could not read.
+    """
+    connector = _connector(name)
+    place = Place.of(mountpoint, namespace, capacity_bytes)
+    reasons = [
+        f"# {setting}={connector.settings[setting]}: {why}\n"
+        for setting, why in connector.why.items()
+    ]
+    return "".join(reasons) + connector.write(place)

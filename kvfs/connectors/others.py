@@ -1,0 +1,55 @@
+"""SGLang, the VUA library and llama.cpp's slots.
+
+Checked against SGLang 0.5.23; VUA is vast-data/VUA 3eb853e, llama.cpp of 2026. Not for tuning: what
+is not said keeps the engine's default.
+"""
+
+import shlex
+
+from kvfs.connectors.connector import Connector, Place
+
+_SHARED = {"media": "ram+nvme", "eviction": "adaptive"}
+
+
+def _sglang(place: Place) -> str:
+    own = (
+        "# With one more variable SGLang itself unlinks above a size, in bytes or as 200G, 200Gi\n"
+        "# (200GB is refused and turns it off). kvfs, which sees all processes, does it better.\n"
+        f"# export SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE={place.share(0)}\n"
+        if place.capacity
+        else ""
+    )
+    return f"""\
+# SGLang. One namespace for each dtype and memory layout: its file names do not tell them apart.
+{own}export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={shlex.quote(place.path)}
+python -m sglang.launch_server --model-path "$MODEL" \\
+  --enable-hierarchical-cache --hicache-storage-backend file
+"""
+
+
+def _vua(place: Place) -> str:
+    return f"""\
+# VUA as a library. One namespace for each model: its directory names do not tell them apart.
+from vua.core import VUA, VUAConfig
+
+vua = VUA(VUAConfig, {place.path!r})
+"""
+
+
+def _slots(place: Place) -> str:
+    return f"""\
+# llama.cpp. Requests choose the names of slots: one namespace for each model keeps them apart.
+llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
+"""
+
+
+CONNECTORS = {
+    "sglang-file": Connector(layout="sglang-file", settings=_SHARED, why={}, write=_sglang),
+    "vua": Connector(layout="vua", settings=_SHARED, why={}, write=_vua),
+    "llamacpp-slots": Connector(
+        layout=None,
+        settings={**_SHARED, "publish": "close"},
+        why={"publish": "it writes under the final name: others would read half a slot"},
+        write=_slots,
+    ),
+}
