@@ -262,6 +262,13 @@ def test_without_a_policy_it_is_the_adaptive_one() -> None:
     assert [row["policy"] for row in json.loads(result.stdout)] == ["adaptive"]
 
 
+def test_the_first_requests_only(example: str) -> None:
+    result = kvfs(example, "--capacity", "100%", "--policy", "lru", "--limit", "2", "--json")
+    [row] = json.loads(result.stdout)
+    assert row["capacity_blocks"] == 3
+    assert row["token_hit_ratio"] == 1024 / 2124
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> None:
     picture = tmp_path / "curves.png"
