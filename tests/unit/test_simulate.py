@@ -321,6 +321,13 @@ def test_a_plot_without_matplotlib_names_the_extra(
     assert "pip install 'kvfs[plot]'" in result.stderr
 
 
+def test_a_plot_that_cannot_be_written(example: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to("/dev/full")
+    result = kvfs(example, "--capacity", "3", "--plot", str(tmp_path / "a.png"))
+    assert result.exit_code == 1
+    assert result.stderr == f"kvfs: --plot {tmp_path}/a.png: No space left on device\n"
+
+
 def test_help_says_where_the_bound_is() -> None:
     text = " ".join(kvfs("--help").stdout.split())
     assert "Belady's bound" in text
