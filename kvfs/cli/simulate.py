@@ -4,6 +4,7 @@ No mount is needed. Everything is refused before the first simulation begins; re
 part of that, as only then a share of its blocks is known.
 """
 
+import itertools
 import json
 
 import click
@@ -51,6 +52,7 @@ Results = dict[Case, Hits]
     help="Bytes of a block of 512 tokens. The default is Llama-3.1-8B in bf16: 128 KiB a token "
     "(32 layers x 8 KV heads x 128 x 2 bytes, keys and values).",
 )
+@click.option("--limit", type=click.IntRange(min=1), help="Take the first so many requests only.")
 @json_option
 @click.option("--plot", metavar="FILE.png", help="Draw the curves, and the bound, to this file.")
 def command(
@@ -59,6 +61,7 @@ def command(
     capacities: tuple[str, ...],
     policies: tuple[str, ...],
     block_size: str,
+    limit: int | None,
     as_json: bool,
     plot: str | None,
 ) -> None:
@@ -79,8 +82,9 @@ def command(
     if plot is not None:
         curves.check(plot)
     with progress() as bar:
-        task = bar.add_task("reading requests", total=None)
-        loaded = Trace(bar.track(read(trace), task_id=task), trace)
+        task = bar.add_task("reading requests", total=limit)
+        requests = itertools.islice(read(trace), limit)
+        loaded = Trace(bar.track(requests, total=limit, task_id=task), trace)
         sizes = {one.text: one.blocks(loaded.unique) for one in wanted}
         names = chosen if as_json and plot is None else [*chosen, None]
         cases = list(dict.fromkeys(Case(name, sizes[text]) for text in sizes for name in names))

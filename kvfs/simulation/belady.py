@@ -3,15 +3,16 @@
 Contract: an upper bound of object and token hits for any cache that holds at most `capacity`
 blocks in the pause between two requests. It is Belady's MIN (1966) at the grain of requests, and
 free to keep nothing of what it has seen: of the blocks in sight those are held whose next use is
-soonest, of the same next use the ones nearest to their prompt's begin. A block's next use is never
-sooner than its parent's, so what is held is closed under prefixes and each hit is one of a
-contiguous prefix.
+soonest.
 
-Objects: exact for such a cache, as a block held from one use to the next is an interval, and
-to drop the interval that ends last is optimal where too many overlap. Tokens: no policy has more
-than those h hits, so no more tokens than the h largest lookups of blocks seen before have. That
-exceeds what MIN itself gets by the partly filled last blocks only (0.1 points at most on the
-traces of Mooncake).
+Objects: exact for such a cache, as a block held from one use to the next is an interval, and to
+drop the interval that ends last is optimal where too many overlap. A block is never used sooner
+than its parent, so that the one nearer to its prompt's begin can be held of two whose next use is
+the same: the bound can be had with hits in contiguous prefixes only.
+
+Tokens: no policy has more than those hits, so no more tokens than the as many largest lookups of
+blocks seen before. That exceeds what MIN itself gets by the partly filled last blocks only, 0.1
+points at most on the traces of Mooncake.
 """
 
 import heapq
@@ -27,7 +28,7 @@ def bound(trace: Trace, capacity: int, advance: Advance = unheard) -> Hits:
     """Return the most that a cache of that many blocks can find."""
     next_use = _next_uses(trace)
     held: dict[int, int] = {}  # a block's key: the request of its next use
-    order: list[tuple[int, int, int]] = []  # what goes first; entries outlive their block
+    order: list[tuple[int, int]] = []  # what goes first; entries outlive their block
     seen: set[int] = set()
     partial: list[int] = []  # tokens of lookups of blocks seen before, where less than 512
     position = repeated = hits = 0
@@ -42,11 +43,11 @@ def bound(trace: Trace, capacity: int, advance: Advance = unheard) -> Hits:
             use = next_use[position]
             if use != _NEVER:
                 held[key] = use
-                heapq.heappush(order, (-use, -depth, key))
+                heapq.heappush(order, (-use, key))
             seen.add(key)
             position += 1
         while len(held) > capacity:
-            use, _, key = heapq.heappop(order)
+            use, key = heapq.heappop(order)
             if held.get(key) == -use:
                 del held[key]
         advance(1)

@@ -262,6 +262,13 @@ def test_without_a_policy_it_is_the_adaptive_one() -> None:
     assert [row["policy"] for row in json.loads(result.stdout)] == ["adaptive"]
 
 
+def test_the_first_requests_only(example: str) -> None:
+    result = kvfs(example, "--capacity", "100%", "--policy", "lru", "--limit", "2", "--json")
+    [row] = json.loads(result.stdout)
+    assert row["capacity_blocks"] == 3
+    assert row["token_hit_ratio"] == 1024 / 2124
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> None:
     picture = tmp_path / "curves.png"
@@ -312,6 +319,13 @@ def test_a_plot_without_matplotlib_names_the_extra(
     result = kvfs(example, "--capacity", "3", "--plot", str(tmp_path / "a.png"))
     assert result.exit_code == 2
     assert "pip install 'kvfs[plot]'" in result.stderr
+
+
+def test_a_plot_that_cannot_be_written(example: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to("/dev/full")
+    result = kvfs(example, "--capacity", "3", "--plot", str(tmp_path / "a.png"))
+    assert result.exit_code == 1
+    assert result.stderr == f"kvfs: --plot {tmp_path}/a.png: No space left on device\n"
 
 
 def test_help_says_where_the_bound_is() -> None:
