@@ -27,7 +27,7 @@ TABLE = "namespace"
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Settings by pattern, in the order of the file. `Templates()` gives everybody the defaults."""
+    """Settings by pattern, in the order of the file. `Templates()` gives nobody any."""
 
     by_pattern: tuple[tuple[str, Settings], ...] = ()
 
@@ -48,12 +48,12 @@ class Templates:
             raise ConfigError(f'{path}: {TABLE} = {tables!r}: expected tables [{TABLE}."PATTERN"]')
         return cls(tuple((name, _settings(path, name, table)) for name, table in tables.items()))
 
-    def for_name(self, name: str) -> Settings:
-        """Return the settings for a new namespace of this name."""
+    def for_name(self, name: str) -> Settings | None:
+        """Return the settings for a new namespace of this name; None: no pattern is for it."""
         for pattern, settings in self.by_pattern:
             if fnmatchcase(name, pattern):
                 return settings
-        return Settings()
+        return None
 
 
 def _settings(path: Path, pattern: str, table: object) -> Settings:

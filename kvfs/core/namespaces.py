@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
 
+import trio
+
 from kvfs import eviction, layouts
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
 from kvfs.core.limits import Limits
@@ -121,6 +123,7 @@ class Namespaces:
         self._numbers: dict[tuple[str, str], int] = {}
         self.model_objects: Counter[int] = Counter()
         self.model_bytes: Counter[int] = Counter()
+        self.changed = trio.Event()  # something to walk, or other settings
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
             self._load(ino, text.decode())
@@ -167,7 +170,12 @@ class Namespaces:
         batch.mark(b"n", ino, settings.to_json().encode())
         batch.then(lambda: self._changed(ino, settings))
 
+    def _wake(self) -> None:
+        done, self.changed = self.changed, trio.Event()
+        done.set()
+
     def _changed(self, ino: int, settings: Settings) -> None:
+        self._wake()
         found = self._all.get(ino)
         if found is None:
             self._all[ino] = Namespace(ino, settings)
@@ -189,6 +197,7 @@ class Namespaces:
         found = self._all.pop(ino, None)
         self.dropped[ino] = Namespace(ino, Settings()) if found is None else found
         self._paths.clear()
+        self._wake()
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
@@ -198,7 +207,8 @@ class Namespaces:
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""
         batch.mark(b"t", ino)
-        batch.then(lambda: self.unaccounted.setdefault(ino))
+        batch.then(partial(self.unaccounted.setdefault, ino))
+        batch.then(self._wake)
 
     def end_account_anew(self, ino: int, batch: Batch) -> None:
         batch.unmark(b"t", ino)

@@ -7,6 +7,9 @@ its descriptor may still write. A handle whose release the catalog refuses stays
 when it takes writes again (`Residency.late`). The record goes first, as `Residency` has it; the one
 exception is in `versions`.
 
+Where a namespace publishes at close, a new file has no name until then; it keeps what it is to be
+called (`OpenObject.publish`), and gets it unless somebody else was the first to be complete.
+
 Concurrency: a backing file is opened or replaced under the inode's lock, the only one there
 is; it is held across awaits of worker threads, never across another inode's lock. Names may
 change meanwhile, so what an await may have made untrue is looked at again after it. Everything
@@ -20,10 +23,11 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from struct import Struct
 from typing import TypeVar
 
 from kvfs import failpoints
-from kvfs.catalog import Dentry, Inode
+from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
 from kvfs.core.copies import Copies, Verifier
 from kvfs.core.mappings import Mappings
@@ -44,6 +48,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SIZE_MAX = (1 << 63) - 4096
+_PARENT = Struct(">Q")
 
 
 class Objects:
@@ -60,6 +65,7 @@ class Objects:
         settle: Callable[[Inode], None],
     ) -> None:
         self.residency = residency
+        self.shares = residency.namespaces.shares
         self.room = room
         self.catalog = residency.catalog
         self.backings = backings
@@ -159,10 +165,15 @@ class Objects:
     def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
+        if not inode.links:
+            held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
         tier.hits += 1
         if not writable and inode.links:
+            namespace = self.residency.namespaces.of(inode)
+            namespace.counters[f"read_{tier.name}"] += 1
+            namespace.counters["read_bytes"] += inode.size
             self.residency.touch(inode)
             self.promote(inode)
         if not writable and held.backing_id:
@@ -187,6 +198,7 @@ class Objects:
         catalog, residency = self.catalog, self.residency
         ino = catalog.next_id()
         namespace = residency.namespaces.of(self._directory(parent))
+        publish = (parent, name) if namespace.settings.publish == "close" else None
         tier, reserved = await self.room.choose(parent, name, namespace)
         try:
             try:
@@ -205,16 +217,16 @@ class Objects:
                 inode = make()
                 inode.ino = ino
                 inode.version = 1
-                inode.links = ((parent, ino),)
                 residency.set_holder(inode, tier, holds=True)
                 directory = self._directory(parent)
-                directory.mtime_ns = directory.ctime_ns = inode.ctime_ns
                 with catalog.batch() as batch:
                     residency.namespaces.place(inode, directory, name, batch)
+                    if publish is None:
+                        self._name(inode, directory, name, batch)
+                    else:
+                        batch.mark(b"p", ino, _PARENT.pack(parent) + name)
                     batch.put(inode)
-                    batch.link(parent, Dentry(name, ino, ino))
                     batch.mark_unfinished(ino)
-                    batch.put(directory)
                     batch.answers(ino)
             except BaseException:
                 os.close(fd)
@@ -223,12 +235,48 @@ class Objects:
         except BaseException:
             tier.reserved -= reserved
             raise
-        held = OpenObject(inode, tier, fd, writable=True, writers=1, reserved=reserved)
+        held = OpenObject(
+            inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
+        )
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
         residency.counters["created"] += 1
         return held
+
+    @staticmethod
+    def _name(inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+        """Its first name."""
+        inode.links = ((directory.ino, inode.ino),)
+        directory.mtime_ns = directory.ctime_ns = inode.ctime_ns
+        batch.link(directory.ino, Dentry(name, inode.ino, inode.ino))
+        batch.put(directory)
+
+    def to_publish(self, ino: int) -> tuple[int, bytes] | None:
+        """The name that an inode without one is to get; None if it has lost its last."""
+        value = self.catalog.mark(b"p", ino)
+        if value is None:
+            return None
+        return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
+
+    def _publish(self, held: OpenObject) -> None:
+        """It is complete: give it its name. Another one that has the name was complete before."""
+        assert held.publish is not None
+        parent, name = held.publish
+        inode, directory = held.inode, self.residency.inode(parent)
+        with self.catalog.batch() as batch:
+            batch.unmark(b"p", inode.ino)
+            if (
+                directory is not None
+                and directory.links
+                and directory.namespace not in self.residency.namespaces.dropped
+                and self.catalog.lookup(parent, name) is None
+            ):
+                self._name(inode, directory, name, batch)
+                batch.put(inode)
+            else:
+                batch.then(partial(self.residency.counters.update, outrun=1))
+        held.publish = None
 
     async def _replace(self, inode: Inode) -> OpenObject:
         """Nobody has it open and its content is to go: begin a new one where there is room."""
@@ -335,7 +383,11 @@ class Objects:
 
     def flush(self, held: OpenObject, *, writable: bool) -> None:
         """A descriptor was closed; if it was the only writer's the object is sealed."""
-        if writable and held.writers - held.mapped == 1 and held.inode.links:
+        if not writable or held.writers - held.mapped != 1:
+            return
+        if held.publish is not None:
+            self._publish(held)
+        if held.inode.links:
             self._seal(held)
 
     def _seal(self, held: OpenObject) -> None:
@@ -413,6 +465,12 @@ class Objects:
         held.reserved = 0
         residency.admit(inode)
         held.accounted = True
+        namespace = residency.namespaces.of(inode)
+        namespace.counters["written"] += 1
+        namespace.counters["written_bytes"] += inode.size
+        namespace.limits.written(inode.size)
+        self.shares.total.charge(inode.size)
+        self.room.trim(namespace)
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -69,6 +69,7 @@ class OpenObject:
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
+    publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
 
 
 class Trash(NamedTuple):
@@ -212,16 +213,27 @@ class Residency:
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
         elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
-            self._count(inode)
-            namespace, holders = self.namespaces.of(inode), self.holders(inode)
-            for tier in holders:
+            self._add_past(inode)
+            for tier in self.holders(inode):
                 tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
-                order = namespace.order(inode, tier, holders)
-                if tier.slow:
-                    order.add_past(inode.ino, inode.atime_ns // HOUR)
-                else:
-                    order.touch(inode)
         self.counted_to = inode.ino
+
+    def _add_past(self, inode: Inode) -> None:
+        """A sealed object enters the accounts, as old as it is."""
+        self._count(inode)
+        namespace, holders = self.namespaces.of(inode), self.holders(inode)
+        for tier in holders:
+            order = namespace.order(inode, tier, holders)
+            if tier.slow:
+                order.add_past(inode.ino, inode.atime_ns // HOUR)
+            else:
+                order.touch(inode)
+
+    def count_anew(self, inode: Inode) -> None:
+        """It was dismissed, and is accounted to another namespace now."""
+        if not self._counted(inode.ino):
+            self._counted_early.add(inode.ino)
+        self._add_past(inode)
 
     def estimate(self) -> None:
         """Say what the tiers hold before that is counted. Call with reservations made."""
@@ -371,6 +383,8 @@ class Residency:
         """Remove the record and all copies of an inode; its names are the caller's."""
         batch.delete(inode)
         batch.mark_finished(inode.ino)
+        if not inode.links:
+            batch.unmark(b"p", inode.ino)
         known = inode.is_file and (inode.sealed if accounted is None else accounted)
         batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
 

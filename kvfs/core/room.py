@@ -15,6 +15,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Literal
 
@@ -171,6 +172,11 @@ class Room:
                     f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
                     f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
                 )
+
+    def trim(self, namespace: Namespace) -> None:
+        """One more object of it was written: bring it within its hard quotas, if that can be."""
+        with suppress(QuotaError):  # nothing may go: the next create says so
+            self.keep_quota(namespace, 0)
 
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""

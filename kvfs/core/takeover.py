@@ -101,6 +101,8 @@ def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject
         accounted=bool(inode.links) and not writers,
         reopened=backing_id > 0,
     )
+    if not inode.links:
+        held.publish = objects.to_publish(ino)
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns)
     residency.open[ino] = held

@@ -127,7 +127,8 @@ class Operations(pyfuse3.Operations):
         entry = EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode.ino)
         entry.st_mode = pyfuse3.ModeT(inode.mode)
-        entry.st_nlink = inode.nlink
+        hidden = held is not None and held.publish is not None
+        entry.st_nlink = inode.nlink + hidden
         entry.st_uid = inode.uid
         entry.st_gid = inode.gid
         entry.st_rdev = inode.rdev
@@ -138,7 +139,7 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = inode.ctime_ns
         # Set-id bits go when the file is written: nobody may act on an older mode.
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
-        entry.entry_timeout = self.timeout if lasting else 0
+        entry.entry_timeout = self.timeout if lasting and not hidden else 0
         entry.attr_timeout = self.timeout if lasting and held is None else 0
         return entry
 
@@ -283,7 +284,24 @@ class Operations(pyfuse3.Operations):
             return self.tree.born(directory, mode, ctx.uid, ctx.gid)
 
         make()  # fail before anything is set aside; it is called again after that
+        if self.residency.namespaces.limited:
+            await self._wait_turn(self.tree.directory(parent), writable=True)
         return await self.objects.create(parent, name, make)
+
+    async def _wait_turn(self, inode: Inode, *, writable: bool) -> None:
+        """By the limits of its namespace, and its share of what the mount may move at all."""
+        namespaces = self.residency.namespaces
+        namespace = namespaces.of(inode)
+        if namespace.limits.on:
+            await namespace.limits.open(inode.size, writable=writable)
+        if namespaces.shares.total.rate and not writable:
+            settings = namespace.settings
+            await namespaces.shares.take(
+                namespace.ino,
+                inode.size,
+                weight=settings.weight,
+                bulk=settings.priority == "bulk",
+            )
 
     async def _handle(self, held: OpenObject, *, writable: bool, request: int) -> FileInfo:
         try:
@@ -296,6 +314,8 @@ class Operations(pyfuse3.Operations):
     async def _open(self, inode: int, flags: int, request: int) -> FileInfo:
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
+        if self.residency.namespaces.limited:
+            await self._wait_turn(self.tree.inode(inode), writable=writable)
         if truncate and not writable:
             await self.objects.truncate(inode, 0)
         held = None if writable else self.objects.open_at_once(inode)

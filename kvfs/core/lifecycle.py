@@ -1,0 +1,207 @@
+"""The life of namespaces: made, told, switched to another version, dropped.
+
+Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds.
+A switch or a drop takes the top-level directory's name away from its inode: what was below is not
+found any more, by path at once, by whoever is still inside because it is accounted to something
+that was dropped (`Residency.is_gone`). Settings are validated here against the tiers of the mount.
+All methods are synchronous. Not for the space that follows: `Walks`.
+"""
+
+import logging
+import stat
+from collections.abc import Callable, Mapping
+
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.core.namespaces import Namespace
+from kvfs.core.residency import Residency
+from kvfs.core.tree import Tree
+from kvfs.errors import ConfigError, ExistsError, NotFoundError
+from kvfs.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MOUNT = "."  # the name of the mount's own namespace
+PREFIX = b"user.kvfs."  # attributes of a namespace's directory
+
+
+class Lifecycle:
+    """`gone(parent, name, ino)` is told of each name that is taken away."""
+
+    def __init__(self, tree: Tree, *, gone: Callable[[int, bytes, int], None]) -> None:
+        self.tree = tree
+        self.residency: Residency = tree.residency
+        self.namespaces = tree.namespaces
+        self.catalog = tree.catalog
+        self.gone = gone
+
+    # By name
+
+    def directory(self, name: str) -> Inode:
+        """A top-level directory, or the root for `.`. Raises NotFoundError."""
+        if name == MOUNT:
+            return self.tree.directory(ROOT_INO)
+        found = self.tree.lookup(ROOT_INO, name.encode("utf-8", "surrogateescape"))
+        if not found.is_dir:
+            raise NotFoundError(f"{name!r} is a file, expected a top-level directory")
+        return found
+
+    def name(self, ino: int) -> str:
+        if ino == ROOT_INO:
+            return MOUNT
+        inode = self.residency.inode(ino)
+        entry = self.catalog.dentry(*inode.links[0]) if inode is not None and inode.links else None
+        return "" if entry is None else entry.name.decode("utf-8", "surrogateescape")
+
+    def settings(self, directory: Inode) -> Settings:
+        """What a directory's namespace is told; of one that is none: what the mount is."""
+        return self.namespaces.of(directory).settings
+
+    # Changes
+
+    def make(self, name: str, texts: Mapping[str, str], *, uid: int, gid: int) -> Namespace:
+        """A new namespace, or one made of a directory that has no settings yet.
+
+        Raises ConfigError, ExistsError for one that has.
+        """
+        raw = name.encode("utf-8", "surrogateescape")
+        if not raw or b"/" in raw or raw in {b".", b".."}:
+            raise ConfigError(f"namespace {name!r}: expected the name of a top-level directory")
+        settings = self._valid(Settings.parse(texts))
+        try:
+            directory = self.directory(name)
+        except NotFoundError:
+            if self.catalog.lookup(ROOT_INO, raw) is not None:
+                raise
+            directory = self.tree.make(ROOT_INO, raw, stat.S_IFDIR | 0o755, uid, gid)
+            return self._set(directory, self._templated(directory, texts) or settings)
+        if self.namespaces.own(directory.ino):
+            raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
+        return self._set(directory, settings)
+
+    def _templated(self, directory: Inode, texts: Mapping[str, str]) -> Settings | None:
+        """A template has given it settings; what is asked for goes on top of them."""
+        if not self.namespaces.own(directory.ino):
+            return None
+        return self._valid(self.settings(directory).changed(texts))
+
+    def change(self, directory: Inode, texts: Mapping[str, str]) -> Namespace:
+        """Tell a namespace something else; a directory without settings becomes one.
+
+        Raises ConfigError and changes nothing. A greater version drops all that is there.
+        """
+        before = self.settings(directory)
+        settings = self._valid(before.changed(texts))
+        if settings.version < before.version:
+            raise ConfigError(
+                f"setting version={settings.version}: expected at least {before.version}, what it "
+                "has: entries of an earlier version do not come back"
+            )
+        if settings.version > before.version:
+            if directory.ino == ROOT_INO:
+                raise ConfigError(
+                    "setting version: the mount itself has none; its top-level directories have"
+                )
+            return self._switch(directory, settings)
+        return self._set(directory, settings)
+
+    def _valid(self, settings: Settings) -> Settings:
+        mounted = {tier.name for tier in self.residency.tiers}
+        missing = set(settings.media) - mounted
+        if missing:
+            raise ConfigError(
+                f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
+                f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
+            )
+        return settings
+
+    def _set(self, directory: Inode, settings: Settings) -> Namespace:
+        ino = directory.ino
+        with self.catalog.batch() as batch:
+            if directory.namespace != ino:  # what is below is walked, and accounted to it
+                directory.namespace = ino
+                batch.put(directory)
+                self.namespaces.account_anew(ino, batch)
+            self.namespaces.set(ino, settings, batch)
+        self.residency.wake()
+        return self.namespaces.of(directory)
+
+    def _switch(self, directory: Inode, settings: Settings) -> Namespace:
+        """An empty directory takes the name, with all that the old one was but its content."""
+        name = self._entry(directory)
+        fresh = directory.copy()
+        fresh.ino = fresh.namespace = self.catalog.next_id()
+        fresh.links = ((ROOT_INO, fresh.ino),)
+        fresh.subdirs = 0
+        fresh.mtime_ns = fresh.ctime_ns = self.tree.now()
+        with self.catalog.batch() as batch:
+            self._detach(directory, name, batch)
+            batch.link(ROOT_INO, Dentry(name.name, fresh.ino, fresh.ino))
+            batch.put(fresh)
+            for attribute in self.catalog.xattr_names(directory.ino):
+                value = self.catalog.xattr(directory.ino, attribute) or b""
+                batch.set_xattr(fresh.ino, attribute, value)
+            self.namespaces.set(fresh.ino, settings, batch)
+        self.gone(ROOT_INO, name.name, directory.ino)
+        return self.namespaces.of(fresh)
+
+    def drop(self, directory: Inode) -> None:
+        """The namespace goes with everything in it. Raises ConfigError for the mount's own."""
+        if directory.ino == ROOT_INO:
+            raise ConfigError("the mount's own namespace cannot be dropped: unmount, or rm -r")
+        name = self._entry(directory)
+        root = self.tree.directory(ROOT_INO)
+        root.subdirs -= 1
+        root.mtime_ns = root.ctime_ns = self.tree.now()
+        with self.catalog.batch() as batch:
+            self._detach(directory, name, batch)
+            batch.put(root)
+        self.gone(ROOT_INO, name.name, directory.ino)
+
+    def _entry(self, directory: Inode) -> Dentry:
+        parent, cookie = directory.links[0]
+        entry = self.catalog.dentry(parent, cookie)
+        if parent != ROOT_INO or entry is None:
+            raise ConfigError(f"directory {directory.ino}: expected a top-level directory")
+        return entry
+
+    def _detach(self, directory: Inode, name: Dentry, batch: Batch) -> None:
+        directory.links = ()
+        batch.unlink(ROOT_INO, name)
+        batch.put(directory)
+        self.namespaces.drop(directory.ino, batch)
+        batch.then(self.residency.wake)
+
+    # Attributes
+
+    def attribute(self, directory: Inode, name: bytes) -> bytes | None:
+        """A setting as `user.kvfs.NAME` has it; None if it is none."""
+        texts = self.settings(directory).to_text()
+        text = texts.get(name.removeprefix(PREFIX).decode("ascii", "replace"))
+        return None if text is None else text.encode()
+
+    def attributes(self, directory: Inode) -> list[bytes]:
+        """Those that a namespace was told, not those that it has by default."""
+        own = self.namespaces.own(directory.ino)
+        if own is None:
+            return []
+        default, texts = Settings().to_text(), own.settings.to_text()
+        return [PREFIX + name.encode() for name, text in texts.items() if text != default[name]]
+
+    def set_attribute(self, inode: Inode, name: bytes, value: bytes) -> None:
+        """Raises ConfigError, also for what is not a namespace's directory."""
+        top = inode.ino == ROOT_INO or (inode.links and inode.links[0][0] == ROOT_INO)
+        if not inode.is_dir or not top:
+            raise ConfigError(
+                f"attribute {name.decode('ascii', 'replace')}: expected on the mount point or on a "
+                "top-level directory, which are namespaces"
+            )
+        field = name.removeprefix(PREFIX).decode("ascii", "replace")
+        self.change(inode, {field: value.decode("utf-8", "replace").removesuffix("\0")})
+
+    def reset_attribute(self, inode: Inode, name: bytes) -> None:
+        """Back to the default."""
+        default = Settings().to_text()
+        field = name.removeprefix(PREFIX).decode("ascii", "replace")
+        if field not in default or field == "version":
+            raise ConfigError(f"setting {field}: there is no such default to go back to")
+        self.set_attribute(inode, name, default[field].encode())

@@ -1,0 +1,163 @@
+"""Walks over what is there, in the background: to drop it, to account it anew, to end its time.
+
+Contract: one step of a walk is synchronous, one batch and some 0.5 ms long, and the loop has its
+turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it has
+done is not there to be done again. What somebody has open goes when it is closed.
+Not for what eviction drops (`Room`).
+"""
+
+import logging
+from functools import partial
+
+import trio
+
+from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.core.residency import Residency
+from kvfs.core.tree import Tree
+from kvfs.errors import CatalogError
+
+log = logging.getLogger(__name__)
+
+STEP = 16  # objects; each costs about 30 us
+TRASH_MAX = 4096  # files that wait for their unlink before a walk goes on
+SHORTEST, LONGEST = 1.0, 60.0  # s between two looks for what has expired
+
+
+class Walks:
+    """Call `run` once."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.residency: Residency = tree.residency
+        self.namespaces = tree.namespaces
+        self.catalog = tree.catalog
+
+    async def run(self) -> None:
+        """Follow the marks, for ever."""
+        await self.residency.census_done.wait()
+        while True:
+            changed = self.namespaces.changed
+            for ino in list(self.namespaces.dropped):
+                await self._clear(ino)
+            for ino in list(self.namespaces.unaccounted):
+                await self._account_anew(ino)
+            await changed.wait()
+
+    # Dropped
+
+    async def _clear(self, top: int) -> None:
+        """Remove all below a directory that was dropped, deepest first, and the directory."""
+        way = [top]
+        while way:
+            ino = way[-1]
+            entries = self.catalog.entries_after(ino, 0, STEP)
+            deeper = self._clear_files(entries, ino)
+            if deeper:
+                way.append(deeper)
+            elif not entries:
+                way.pop()
+                self._remove(ino, top=ino == top, parent=way[-1] if way else 0)
+            await self._pause()
+        log.info("namespace %d was dropped, and nothing of it is left", top)
+
+    def _clear_files(self, entries: list[Dentry], parent: int) -> int:
+        """Unlink the files among some entries; a directory to be cleared first, or 0."""
+        deeper = 0
+        with self.catalog.batch() as batch:
+            for entry in entries:
+                inode = self.residency.inode(entry.ino)
+                if inode is None:
+                    batch.unlink(parent, entry)
+                elif inode.is_dir:
+                    deeper = inode.ino
+                elif inode.ino not in self.residency.busy:
+                    self._unlink(parent, entry, inode, batch)
+        return deeper
+
+    def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        batch.unlink(parent, entry)
+        inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
+        if inode.links:
+            batch.put(inode)
+        elif inode.ino in self.residency.open:
+            batch.put(inode)
+            batch.mark_unfinished(inode.ino)
+        else:
+            self.residency.forget(inode, batch)
+
+    def _remove(self, ino: int, *, top: bool, parent: int) -> None:
+        inode = self.catalog.inode(ino)
+        with self.catalog.batch() as batch:
+            if inode is not None:
+                for above, cookie in inode.links:
+                    entry = self.catalog.dentry(above, cookie)
+                    if entry is not None and above == parent:
+                        batch.unlink(above, entry)
+                batch.delete(inode)
+            if top:
+                self.namespaces.end_drop(ino, batch)
+
+    async def _pause(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while len(self.residency.trash) > TRASH_MAX:  # noqa: ASYNC110 (it shrinks in steps)
+            await trio.sleep(0.01)
+
+    # Accounted anew
+
+    async def _account_anew(self, top: int) -> None:
+        """Give all below a directory the namespace that the directory has."""
+        way = [(top, 0)]
+        while way:
+            ino, cookie = way.pop()
+            directory = self.catalog.inode(ino)
+            if directory is None or not directory.links:
+                continue
+            entries = self.catalog.entries_after(ino, cookie, STEP)
+            if entries:
+                way.append((ino, entries[-1].cookie))
+            with self.catalog.batch() as batch:
+                for entry in entries:
+                    inode = self.residency.inode(entry.ino)
+                    if inode is None or self.namespaces.own(inode.ino):
+                        continue
+                    if inode.is_dir:
+                        way.append((inode.ino, 0))
+                    if inode.namespace != directory.namespace:
+                        self._move(inode, directory, entry.name, batch)
+            await self._pause()
+        with self.catalog.batch() as batch:
+            self.namespaces.end_account_anew(top, batch)
+
+    def _move(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+        before = inode.copy()
+        self.namespaces.place(inode, directory, name, batch)
+        batch.put(inode)
+        if self.residency.accounted(inode):
+            batch.then(partial(self.residency.dismiss, before))
+            batch.then(partial(self.residency.count_anew, inode))
+
+    # Expired
+
+    async def expire(self) -> None:
+        """Drop what nobody asks for any more, for ever; who asks does not find it before either."""
+        await self.residency.census_done.wait()
+        while True:
+            lives = [space.settings.ttl for space in self.namespaces if space.settings.ttl]
+            if lives:
+                await self._expire()
+            with trio.move_on_after(max(SHORTEST, min(LONGEST, min(lives, default=0) / 10))):
+                await self.namespaces.changed.wait()
+
+    async def _expire(self) -> None:
+        at, end = 0, self.catalog.counter
+        while inodes := self.catalog.inodes_after(at, 4 * STEP):
+            for inode in inodes:
+                if inode.is_file and inode.links:
+                    try:
+                        self.residency.is_gone(inode)
+                    except CatalogError as error:
+                        log.debug("inode %d expires later: %s", inode.ino, error)
+            at = inodes[-1].ino
+            if at >= end:
+                break
+            await trio.lowlevel.checkpoint()
