@@ -71,7 +71,6 @@ class HotObjects:
             if key in self._counts
         }
         self._floor //= 2
-        self._least.clear()
 
     def _make_room(self) -> None:
         """Take the counter of a key with the least count."""

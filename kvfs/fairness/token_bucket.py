@@ -44,7 +44,7 @@ class TokenBucket:
             return
         if self._rate:
             now = trio.current_time()
-            debt = max((self._paid_at - now) * self._rate, -self._burst)  # below 0: saved up
+            debt = (self._paid_at - now) * self._rate  # below 0: saved up
             self._paid_at = now + debt / rate if rate else -math.inf
         self._rate = float(rate)
         self._changed.set()

@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from queue import Empty
 
 import click
 
 from scripts.bench.measure import Bar, size, size_name
-from scripts.bench.mounted import Mounted, command, kvfs, scratch
+from scripts.bench.mounted import Failed, Mounted, command, kvfs, scratch
 from scripts.bench.report import Report, note
 
 MiB = 1 << 20
@@ -70,8 +71,12 @@ def turn(mounted: Mounted, objects: int, readers: int, seconds: float) -> dict[s
                 reader.start()
                 started.append(reader)
         rates = dict.fromkeys(NAMES, 0.0)
+        limit = WARM_UP + seconds + PATIENCE
         for _ in started:
-            name, total = found.get(timeout=WARM_UP + seconds + PATIENCE)
+            try:
+                name, total = found.get(timeout=limit)
+            except Empty:
+                raise Failed(f"a reader of {mounted.path} has no result in {limit:.0f} s") from None
             rates[name] += total / seconds
         return rates
     finally:

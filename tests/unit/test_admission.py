@@ -60,6 +60,15 @@ def test_the_ghosts_of_those_refused_last_are_kept() -> None:
     assert admission.decide(GHOSTS, 1, MIDNIGHT, touched=False)
 
 
+def test_a_ghost_that_comes_again_is_remembered_longer() -> None:
+    admission = Admission(BUDGET, spent=(20_000, BUDGET))
+    for key in [*range(GHOSTS), 0, GHOSTS]:
+        assert not admission.decide(key, 1, MIDNIGHT, touched=False)
+    admission.budget = 2 * BUDGET
+    assert not admission.decide(1, 1, MIDNIGHT, touched=False)
+    assert admission.decide(0, 1, MIDNIGHT, touched=False)
+
+
 def test_what_must_not_be_lost_is_written_whatever_it_costs() -> None:
     admission = Admission(10)
     assert admission.decide(1, 100, NOON, touched=False, obliged=True)

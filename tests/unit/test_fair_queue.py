@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.fairness.fair_queue import FairQueue
 from kvfs.fairness.shares import PIECE, Shares
-from kvfs.fairness.start_time import BULK_SHARE
+from kvfs.fairness.start_time import BULK_SHARE, StartTimeFair
 from kvfs.fairness.token_bucket import TokenBucket
 
 MIB = 1 << 20
@@ -111,6 +111,35 @@ def test_who_was_idle_has_saved_up_nothing() -> None:
         assert [name for name, _ in await order.run()] == ["busy", "idle"] * 4
 
     run(case)
+
+
+def test_who_comes_late_has_saved_up_nothing() -> None:
+    queue = StartTimeFair()
+    for _ in range(50):
+        queue.add("busy", 1, 100, bulk=False)
+    for _ in range(25):
+        assert queue.begin() is not None
+    late = [queue.add("late", 1, 100, bulk=False) for _ in range(10)]
+    pieces = [queue.begin() for _ in range(20)]
+    turns = [number for number, piece in enumerate(pieces) if piece and piece.request in late]
+    assert [later - sooner for sooner, later in pairwise(turns)] == [2] * 9
+
+
+def test_a_large_request_begins_in_pieces_between_those_of_others() -> None:
+    queue = StartTimeFair()
+    large = queue.add("large", 10, 100, bulk=False)
+    small = [queue.add("small", 4, 100, bulk=False) for _ in range(2)]
+    pieces = [queue.begin(most=4) for _ in range(5)]
+    assert pieces == [(large, 4), (small[0], 4), (large, 4), (small[1], 4), (large, 2)]
+    assert queue.begin() is None
+    assert queue.waiting == 0
+
+
+def test_without_bulk_only_normal_requests_begin() -> None:
+    queue = StartTimeFair()
+    queue.add("weights", 1, 100, bulk=True)
+    assert queue.begin(bulk=False) is None
+    assert queue.begin() is not None
 
 
 def test_no_more_are_in_flight_than_there_are_places() -> None:
@@ -321,6 +350,7 @@ def test_loading_weights_does_not_starve_reads_nor_they_it() -> None:
                     loaded += 512 << 20
 
             nursery.start_soon(load)
+            await wait_all_tasks_blocked()
             for _ in range(1000):
                 begin = trio.current_time()
                 await shares.take("kv", MIB // 4)
@@ -344,6 +374,21 @@ def test_a_bandwidth_that_nobody_competes_for_is_all_for_one() -> None:
             passed = await shares_after({"alone": alone}, MIB)
             nursery.cancel_scope.cancel()
         assert passed["alone"] / 20 == pytest.approx(100 * MIB, rel=0.01)
+
+    run(case)
+
+
+def test_an_open_that_is_cancelled_while_it_waits_is_not_charged() -> None:
+    async def case() -> None:
+        async with trio.open_nursery() as nursery:
+            shares = Shares(nursery, rate=1)
+            await shares.take("a", 10)
+            with trio.move_on_after(1):
+                await shares.take("a", 1000)
+            assert shares.waiting == 0
+            begin = trio.current_time()
+            await shares.take("b", 1)
+            assert trio.current_time() - begin == pytest.approx(9)
 
     run(case)
 

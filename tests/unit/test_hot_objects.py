@@ -36,13 +36,16 @@ def test_counts_are_never_too_low_and_errors_are_bounded(keys: list[int], counte
 def test_halving_and_deaths_keep_the_bounds(events: list[int], counters: int) -> None:
     hot = HotObjects(counters)
     exact: dict[int, float] = {}
+    opens = 0.0
     for event in events:
         if event >= 0:
             hot.touch(event)
             exact[event] = exact.get(event, 0) + 1
+            opens += 1
         elif event == -1:
             hot.decay()
-            exact = {key: opens / 2 for key, opens in exact.items()}
+            exact = {key: count / 2 for key, count in exact.items()}
+            opens /= 2
         else:
             hot.discard(-2 - event)
             exact.pop(-2 - event, None)
@@ -50,6 +53,7 @@ def test_halving_and_deaths_keep_the_bounds(events: list[int], counters: int) ->
             assert 0 <= one.error <= one.opens
             assert exact.get(one.key, 0) < one.opens + 1
             assert one.opens - one.error <= exact.get(one.key, 0)
+            assert one.error <= opens / counters + 1
 
 
 def test_within_the_counters_everything_is_exact() -> None:
@@ -64,6 +68,15 @@ def test_what_was_hot_cools_down() -> None:
         assert hot.top(1)
         hot.decay()
     assert hot.top(1) == []
+
+
+def test_what_is_not_known_of_the_past_is_halved_too() -> None:
+    hot = touched(HotObjects(2), [1] * 8 + [2] * 9 + [3])
+    assert hot.top(2) == [Hot(2, 9, 0), Hot(3, 9, 8)]
+    hot.decay()
+    hot.discard(2)
+    hot.touch(4)  # it may have been opened as often as what went for 3
+    assert hot.top(2) == [Hot(4, 5, 4), Hot(3, 4, 4)]
 
 
 def test_an_object_that_is_gone_is_not_shown() -> None:
