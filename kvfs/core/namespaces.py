@@ -22,6 +22,7 @@ from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
 from kvfs.core.limits import Limits
 from kvfs.core.order import Order, key_of
 from kvfs.errors import ConfigError
+from kvfs.fairness.shares import Shares
 from kvfs.settings import Settings
 from kvfs.tiers import Tier
 
@@ -123,6 +124,8 @@ class Namespaces:
         self._numbers: dict[tuple[str, str], int] = {}
         self.model_objects: Counter[int] = Counter()
         self.model_bytes: Counter[int] = Counter()
+        self.shares: Shares | None = None  # of what the mount may read in a second, when served
+        self.limited = False  # whether anybody may have to wait at an open
         self.changed = trio.Event()  # something to walk, or other settings
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
@@ -133,6 +136,7 @@ class Namespaces:
         for number, value in catalog.marks(b"l"):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
             self._know(number, engine, model)
+        self._look_for_limits()
 
     def _load(self, ino: int, text: str) -> None:
         try:
@@ -174,6 +178,24 @@ class Namespaces:
         done, self.changed = self.changed, trio.Event()
         done.set()
 
+    def share(self, shares: Shares) -> None:
+        """Of what namespaces compete for their parts from now on; call again when its rate is."""
+        self.shares = shares
+        self._look_for_limits()
+
+    def _look_for_limits(self) -> None:
+        shared = self.shares is not None and self.shares.total.rate > 0
+        self.limited = shared or any(namespace.limits.on for namespace in self)
+
+    def written(self, inode: Inode) -> None:
+        """An object is complete: it is charged now."""
+        found = self.of(inode)
+        found.counters["written"] += 1
+        found.counters["written_bytes"] += inode.size
+        found.limits.written(inode.size)
+        if self.shares is not None:
+            self.shares.total.charge(inode.size)
+
     def _changed(self, ino: int, settings: Settings) -> None:
         self._wake()
         found = self._all.get(ino)
@@ -181,6 +203,7 @@ class Namespaces:
             self._all[ino] = Namespace(ino, settings)
         else:
             found.change(settings)
+        self._look_for_limits()
 
     def forget(self, ino: int, batch: Batch) -> None:
         """Its directory is removed, and was empty."""

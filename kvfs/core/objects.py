@@ -65,7 +65,6 @@ class Objects:
         settle: Callable[[Inode], None],
     ) -> None:
         self.residency = residency
-        self.shares = residency.namespaces.shares
         self.room = room
         self.catalog = residency.catalog
         self.backings = backings
@@ -465,12 +464,8 @@ class Objects:
         held.reserved = 0
         residency.admit(inode)
         held.accounted = True
-        namespace = residency.namespaces.of(inode)
-        namespace.counters["written"] += 1
-        namespace.counters["written_bytes"] += inode.size
-        namespace.limits.written(inode.size)
-        self.shares.total.charge(inode.size)
-        self.room.trim(namespace)
+        residency.namespaces.written(inode)
+        self.room.trim(residency.namespaces.of(inode))
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -51,7 +51,7 @@ def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
         if inode is not None:  # else its release was nearly done
             last = _last_opened(residency, inode, lefts)
             if last:
-                held = _reopen(residency, inode, last)
+                held = _reopen(objects, inode, last)
                 found.update({left.handle: held for left in last})
     for ino in marked:
         _finish(objects, ino)
@@ -83,7 +83,8 @@ def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[
     return [left for left in lefts if (left.tier, left.backing_id) == shared]
 
 
-def _reopen(residency: Residency, inode: Inode, lefts: list[Left]) -> OpenObject:
+def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
+    residency = objects.residency
     ino, backing_id = inode.ino, lefts[0].backing_id
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)

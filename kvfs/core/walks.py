@@ -1,8 +1,8 @@
 """Walks over what is there, in the background: to drop it, to account it anew, to end its time.
 
-Contract: one step of a walk is synchronous, one batch and some 0.5 ms long, and the loop has its
-turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it has
-done is not there to be done again. What somebody has open goes when it is closed.
+Contract: a step of a walk is synchronous, one batch and some 0.5 ms long, and the loop has its
+turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it
+has done is not there to be done again. What somebody has open goes when it is closed.
 Not for what eviction drops (`Room`).
 """
 

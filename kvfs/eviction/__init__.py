@@ -1,12 +1,58 @@
-"""Which object goes first. Pure: no I/O, no clock."""
+"""Which object goes first. Pure: no I/O, no clock.
 
+Contract: `make` gives a policy by its name; `kvfs.eviction.policy` says what a policy is, and
+`adaptive` follows the best of several. `LeastRecentlyUsed` is an order with a cheap past.
+"""
+
+from collections.abc import Callable
+
+from kvfs.errors import ConfigError
+from kvfs.eviction.adaptive import Adaptive
+from kvfs.eviction.arc import Arc
+from kvfs.eviction.leaffirst import LeafFirst
+from kvfs.eviction.lfu import Lfu
+from kvfs.eviction.lru import LeastRecentlyUsed
 from kvfs.eviction.policy import Policy
-from kvfs.eviction.queues import Lru, Never
+from kvfs.eviction.queues import Bimodal, Fifo, Lru, Never
+from kvfs.eviction.s3fifo import S3Fifo
+from kvfs.eviction.sieve import Sieve
+from kvfs.eviction.wouldbe import WouldBe
+
+__all__ = [
+    "NAMES",
+    "Adaptive",
+    "LeafFirst",
+    "LeastRecentlyUsed",
+    "Policy",
+    "WouldBe",
+    "make",
+]
+
+_POLICIES: dict[str, Callable[[int], Policy]] = {
+    "adaptive": Adaptive,
+    "lru": Lru,
+    "lfu": Lfu,
+    "fifo": Fifo,
+    "arc": Arc,
+    "s3fifo": lambda capacity: S3Fifo(capacity, admit=True),
+    "sieve": Sieve,
+    "bimodal": Bimodal,
+    "ttl": Fifo,
+    "never": Never,
+}
+NAMES = tuple(_POLICIES)
+_AS_THEY_ARE = ("adaptive", "never")  # leaf-first within, or without victims
 
 
-def make(name: str, capacity: int) -> Policy:
-    return Never(capacity) if name == "never" else Lru(capacity)
+def make(name: str, capacity: int, *, leaf_first: bool = False) -> Policy:
+    """A new policy, for a cache of `capacity` entries.
 
-
-NAMES = ("lru", "never")
-__all__ = ["NAMES", "Policy", "make"]
+    `leaf_first`: the deepest block of a prefix goes first; without it the textbook's policy, which
+    pays no regard to parents. ConfigError: no such policy, or a capacity below 1.
+    """
+    if name not in _POLICIES:
+        raise ConfigError(f"eviction {name!r} is not known: expected {', '.join(NAMES)}")
+    if capacity < 1:
+        raise ConfigError(f"a cache of {capacity} entries: expected 1 at least")
+    policy = _POLICIES[name](capacity)
+    return LeafFirst(policy) if leaf_first and name not in _AS_THEY_ARE else policy

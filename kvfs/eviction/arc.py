@@ -1,9 +1,9 @@
 """ARC: recent and frequent entries, and a history of each that moves the border between them.
 
-N. Megiddo and D. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003. The names
-are the paper's: T1 was used once, T2 more often, B1 and B2 are what went from them, p is the size that T1
-ought to have. Contract: `kvfs.eviction.policy`. About 130 bytes for each entry and for each of the
-history, of which there are as many.
+N. Megiddo and D. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003. The
+names are the paper's: T1 was used once, T2 more often, B1 and B2 are what went from them, p is the
+size that T1 ought to have. Contract: `kvfs.eviction.policy`. The history has as many keys as there
+are entries.
 """
 
 from collections import OrderedDict
@@ -39,9 +39,9 @@ class Arc:
         else:
             self._t2.move_to_end(key)
 
-    def discard(self, key: int) -> None:
-        self._t1.pop(key, None)
-        self._t2.pop(key, None)
+    def discard(self, key: int) -> int | None:
+        value = self._t1.pop(key, None)
+        return self._t2.pop(key, None) if value is None else value
 
     def _learn(self, key: int) -> bool:
         """Whether the key is in the history; then it leaves it, and p has moved."""

@@ -53,11 +53,13 @@ class Lfu:
         self._insert(old.after(old.count + 1), key, old.queue.pop(key))
         self._tidy(old)
 
-    def discard(self, key: int) -> None:
+    def discard(self, key: int) -> int | None:
         frequency = self._of.pop(key, None)
-        if frequency is not None:
-            del frequency.queue[key]
-            self._tidy(frequency)
+        if frequency is None:
+            return None
+        value = frequency.queue.pop(key)
+        self._tidy(frequency)
+        return value
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:  # noqa: ARG002
         least = self._head if self._head.queue else self._head.more

@@ -11,9 +11,9 @@ caller's own and come back with the key. A cache is driven by
             policy.take(key)
         policy.add(key, value)
 
-yet every call may come at any time: a file system makes room when it must, not when a count says so.
-Every call is amortised O(1). Not for saying what may go: who gets a victim that cannot go now gives
-it back with `put_back`. Not safe for threads.
+yet every call may come at any time: a file system makes room when it must, not when a count says
+so. Every call is amortised O(1). Not for saying what may go: who gets a victim that cannot go now
+gives it back with `put_back`. Not safe for threads.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,9 @@ class Policy(Protocol):
     capacity: int  # entries; may be changed at any time; not every policy needs it
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:
-        """A new entry. What is remembered of it from earlier is found by its key.
+        """A new entry; what is remembered of it from earlier is found by its key.
+
+        A key that is present begins anew, as if it had been discarded before.
 
         `parent` is the key of the block before it in its prefix, 0 where that is not known. Only
         `LeafFirst` and `Adaptive` make use of it.
@@ -35,8 +37,8 @@ class Policy(Protocol):
     def touch(self, key: int) -> None:
         """A hit on a key that is present; any other key is a KeyError or changes nothing."""
 
-    def discard(self, key: int) -> None:
-        """It left for another reason than eviction; a key that is absent changes nothing."""
+    def discard(self, key: int) -> int | None:
+        """It left for another reason than eviction; its value. None: it was absent."""
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:
         """The next victim, removed, with its value; None: nothing may go.

@@ -23,12 +23,13 @@ class Fifo:
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002 (the protocol's)
         self._queue[key] = value
+        self._queue.move_to_end(key)
 
     def touch(self, key: int) -> None:
         pass
 
-    def discard(self, key: int) -> None:
-        self._queue.pop(key, None)
+    def discard(self, key: int) -> int | None:
+        return self._queue.pop(key, None)
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:  # noqa: ARG002
         return self._queue.popitem(last=False) if self._queue else None
@@ -74,8 +75,7 @@ class Bimodal(Lru):
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002
         self._queue[key] = value
         self._count += 1
-        if self._count % self.ONE_IN:
-            self._queue.move_to_end(key, last=False)
+        self._queue.move_to_end(key, last=not self._count % self.ONE_IN)
 
 
 class Never(Fifo):

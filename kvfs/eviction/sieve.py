@@ -22,17 +22,20 @@ class Sieve:
         self._visited: set[int] = set()
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002
-        self._passed.pop(key, None)
+        self.discard(key)
         self._ahead[key] = value
 
     def touch(self, key: int) -> None:
         self._visited.add(key)
 
-    def discard(self, key: int) -> None:
-        self._passed.pop(key, None)
+    def discard(self, key: int) -> int | None:
         self._visited.discard(key)
-        if self._ahead.pop(key, None) is not None and not self._ahead:
+        value = self._ahead.pop(key, None)
+        if value is None:
+            return self._passed.pop(key, None)
+        if not self._ahead:
             self._ahead, self._passed = self._passed, self._ahead
+        return value
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:  # noqa: ARG002
         visited = self._visited

@@ -294,7 +294,7 @@ class Operations(pyfuse3.Operations):
         namespace = namespaces.of(inode)
         if namespace.limits.on:
             await namespace.limits.open(inode.size, writable=writable)
-        if namespaces.shares.total.rate and not writable:
+        if namespaces.shares is not None and not writable:
             settings = namespace.settings
             await namespaces.shares.take(
                 namespace.ino,

@@ -1,0 +1,140 @@
+"""The policy that follows the best of several.
+
+Ghost caches of leaf-first LRU, S3-FIFO, ARC and BIP see a sample of all accesses, and the cache is
+kept in the order of the one that hits most. With leaf-first a hit is nearly always part of a
+contiguous prefix, so that hits are counted as they come. Counts decay: of a hit 1/e is left after
+four capacities' worth of accesses. A kind becomes the winner when it leads by 1 % of the winner's
+hits and by two standard deviations of what chance would make of those accesses that only one of the
+two hits. Its order takes over as `kvfs.eviction.succession` says, and there is no further change
+before nothing of the old order is left.
+
+Contract: `kvfs.eviction.policy`; `add` is an access as well, one that missed. Beside the order itself
+an access costs one multiplication, and some microseconds for a key of the sample. The ghosts have at
+most 2048 entries each, and their histories, whatever the size of the cache; of a cache of fewer all
+keys are in the sample. `capacity` is what the ghosts stand for: it must be near the number of entries
+that there is really room for. docs/eviction.md has the figures.
+"""
+
+from collections.abc import Iterator
+
+from kvfs.eviction.ghosts import KINDS, Ghost, Sample
+from kvfs.eviction.leaffirst import LeafFirst
+from kvfs.eviction.succession import Succession
+from kvfs.eviction.wouldbe import WouldBe
+
+ENTRIES = 2048  # of a ghost at most
+_WINDOW = 4  # capacities' worth of accesses: 2 changed too often, 8 too late
+_STEPS = 8  # looks at the scores in a capacity's worth of accesses
+_FEWEST = 64  # accesses between two looks
+_LEAD = 0.01
+_DEVIATIONS = 2
+
+
+class Adaptive:
+    """The order of one cache. `switches` counts the changes of the winner."""
+
+    def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
+        """`entries`: of each ghost at most."""
+        self._capacity = capacity
+        self._sample = Sample(capacity, entries)
+        self._ghosts = {kind: Ghost(kind, self._ghost_entries()) for kind in KINDS}
+        self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
+        self._seen = 0.0
+        self._due = 0
+        self._order = LeafFirst(KINDS["lru"](capacity))
+        self._past: Succession | None = None
+        self.winner = "lru"
+        self.switches = 0
+        self.would_be = WouldBe(capacity)
+
+    def _ghost_entries(self) -> int:
+        return max(1, self._capacity >> self._sample.shift)
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, entries: int) -> None:
+        self._capacity = self._order.capacity = self.would_be.capacity = entries
+        self._sample.fit(entries)
+        for ghost in self._ghosts.values():
+            ghost.resize(self._ghost_entries(), self._sample)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The share of accesses (0 to 1) that each kind would have hit lately."""
+        return {kind: ghost.hits / max(self._seen, 1) for kind, ghost in self._ghosts.items()}
+
+    def add(self, key: int, value: int = 0, parent: int = 0) -> None:
+        self._order.add(key, value, parent)
+        if key in self._sample:
+            self._see(key, parent)
+
+    def touch(self, key: int) -> None:
+        self._order.touch(key)
+        if key in self._sample:
+            self._see(key, self._order.parent(key))
+
+    def discard(self, key: int) -> int | None:
+        """The ghosts keep it: it may be stored again."""
+        return self._order.discard(key)
+
+    def take(self, incoming: int | None = None) -> tuple[int, int] | None:
+        taken = self._order.take(incoming)
+        if self._past is not None and not len(self._past.past):
+            self._order.inner = self._past.new
+            self._past = None
+        return taken
+
+    def put_back(self, key: int, value: int) -> None:
+        self._order.put_back(key, value)
+
+    def _see(self, key: int, parent: int) -> None:
+        winner_hits = key in self._ghosts[self.winner].policy
+        ancestor: int | None = None
+        for kind, ghost in self._ghosts.items():
+            hits = ghost.hit(key)
+            if hits is not winner_hits:
+                self._apart[kind] += 1
+            if not hits:
+                if ancestor is None:
+                    ancestor = self._sample.ancestor(parent, self._order.parent)
+                ghost.miss(key, ancestor)
+        self.would_be.see(key, parent, self._order.parent)
+        self._seen += 1
+        self._due += 1
+        if self._due >= max(_FEWEST, self._ghost_entries() // _STEPS):
+            self._judge()
+
+    def _judge(self) -> None:
+        """Follow the best, if it is better beyond chance; let the counts decay."""
+        best = max(self._ghosts, key=lambda kind: self._ghosts[kind].hits)
+        hits = self._ghosts[self.winner].hits
+        lead = self._ghosts[best].hits - hits
+        chance = _DEVIATIONS * self._apart[best] ** 0.5
+        if self._past is None and lead > hits * _LEAD + chance:
+            self._switch(best)
+        self._due = 0
+        keep = 1 - 1 / (_WINDOW * _STEPS)
+        self._seen *= keep
+        for kind, ghost in self._ghosts.items():
+            ghost.hits *= keep
+            self._apart[kind] *= keep
+
+    def _switch(self, kind: str) -> None:
+        self._past = Succession(KINDS[kind](self._capacity), self._order.inner)
+        self._order.inner = self._past
+        self._apart = dict.fromkeys(KINDS, 0.0)
+        self.winner = kind
+        self.switches += 1
+        self.would_be.follow(kind)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)

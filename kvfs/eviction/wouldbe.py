@@ -1,0 +1,81 @@
+"""What hit ratio a larger or a smaller cache would have.
+
+Contract: every access of the cache goes to `see`; `answers` gives, for each multiple of its
+capacity, the share of accesses (0 to 1) that would have been hits, over a window that decays: of an
+access 1/e is left after eight capacities' worth of others. All from ghosts of one kind of policy,
+leaf-first, and of a sample (`kvfs.eviction.ghosts`). An access is an object opened or stored: opens
+of what is nowhere and is never stored are not counted. Not for choosing a policy.
+"""
+
+from collections.abc import Callable
+
+from kvfs.eviction.ghosts import Ghost, Sample
+
+TIMES = (0.5, 1.0, 2.0, 4.0)
+ENTRIES = 1024  # of the ghost of the cache's own size: seven and a half times as many in all
+_WINDOW = 8  # capacities' worth of accesses
+_STEPS = 8  # a capacity's worth of accesses: the decay goes in steps
+
+
+class WouldBe:
+    """The answers for one cache."""
+
+    def __init__(self, capacity: int, kind: str = "lru", *, entries: int = ENTRIES) -> None:
+        """`capacity` in entries, as a policy's; `kind`: one of `kvfs.eviction.ghosts.KINDS`."""
+        self._sample = Sample(capacity, entries)
+        self._capacity = capacity
+        self._seen = 0.0
+        self._due = 0
+        self._ghosts = self._make(kind)
+
+    def _entries(self, times: float) -> int:
+        return max(1, int(self._capacity * times) >> self._sample.shift)
+
+    def _make(self, kind: str) -> dict[float, Ghost]:
+        return {times: Ghost(kind, self._entries(times)) for times in TIMES}
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, entries: int) -> None:
+        self._capacity = entries
+        self._sample.fit(entries)
+        for times, ghost in self._ghosts.items():
+            ghost.resize(self._entries(times), self._sample)
+
+    def follow(self, kind: str) -> None:
+        """Another kind of policy answers from now on, with the keys that the old one kept."""
+        old = self._ghosts
+        self._ghosts = self._make(kind)
+        for times, ghost in self._ghosts.items():
+            ghost.hits = old[times].hits
+            policy = old[times].policy
+            for key in list(policy):
+                ghost.policy.add(key, 0, policy.parent(key))
+
+    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
+        if key not in self._sample:
+            return
+        ancestor: int | None = None
+        for ghost in self._ghosts.values():
+            if not ghost.hit(key):
+                if ancestor is None:
+                    ancestor = self._sample.ancestor(parent, parent_of)
+                ghost.miss(key, ancestor)
+        self._seen += 1
+        self._due += 1
+        if self._due * _STEPS >= self._entries(1.0):
+            self._due = 0
+            keep = 1 - 1 / (_WINDOW * _STEPS)
+            self._seen *= keep
+            for ghost in self._ghosts.values():
+                ghost.hits *= keep
+
+    def answers(self) -> dict[float, float]:
+        """Times the capacity: hit ratio. Empty until something was seen."""
+        if not self._seen:
+            return {}
+        return {times: ghost.hits / self._seen for times, ghost in self._ghosts.items()}
