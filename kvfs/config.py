@@ -168,6 +168,36 @@ class Config:
             hot=True,
         ),
     )
+    namespaces: Path | None = field(
+        default=None,
+        metadata=_option(
+            _path,
+            unit="file",
+            default="none",
+            meaning="TOML with the settings that new top-level directories get, by their names",
+            upgrade=True,
+        ),
+    )
+    bandwidth: int = field(
+        default=0,
+        metadata=_option(
+            parse_size,
+            unit="size",
+            default="0",
+            meaning="bytes a second for which namespaces compete by weight; 0: no limit",
+            hot=True,
+        ),
+    )
+    nvme_writes: int = field(
+        default=0,
+        metadata=_option(
+            parse_size,
+            unit="size",
+            default="0",
+            meaning="bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
+            hot=True,
+        ),
+    )
     entry_timeout: float = field(
         default=3600.0,
         metadata=_option(

@@ -22,6 +22,7 @@ from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
 from kvfs.core.limits import Limits
 from kvfs.core.order import Order, key_of
 from kvfs.errors import ConfigError
+from kvfs.fairness.hot_objects import HotObjects
 from kvfs.fairness.shares import Shares
 from kvfs.settings import Settings
 from kvfs.tiers import Tier
@@ -32,6 +33,7 @@ T = TypeVar("T")
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 MODELS_MAX = (1 << 32) - 1
 SECOND = 10**9
+SMALLEST = 16  # entries
 
 
 class Namespace:
@@ -46,6 +48,7 @@ class Namespace:
         self.held_objects: Counter[str] = Counter()
         self.counters: Counter[str] = Counter()
         self.limits = Limits(settings)
+        self.would_be = eviction.WouldBe(SMALLEST)
         self._make_orders()
 
     def _make_orders(self) -> None:
@@ -69,6 +72,35 @@ class Namespace:
         if len(holders) > 1:
             return self.ram_clean
         return self.ram_kept if inode.kept else self.ram_only
+
+    def see(self, inode: Inode) -> None:
+        """It was opened or stored: what another capacity would have made of that is known later."""
+        self.would_be.see(key_of(inode), inode.parent_key, self._parent)
+
+    def _parent(self, key: int) -> int:
+        return next(filter(None, (order.parent(key) for order in self.orders)), 0)
+
+    def fit(self, tiers: list[Tier]) -> None:
+        """Tell its policies how many objects there is room for, at their mean size.
+
+        What others have is not counted as room, but neither is what they may have to give.
+        """
+        rooms = []
+        for tier in tiers:
+            bytes_, objects = self.held[tier.name], self.held_objects[tier.name]
+            if not self.takes(tier) or not objects:
+                continue
+            room = bytes_ + max(0, tier.free)
+            if self.settings.quota_hard:
+                room = min(room, self.settings.quota_hard)
+            entries = max(SMALLEST, room * objects // max(1, bytes_))
+            if self.settings.quota_objects:
+                entries = min(entries, self.settings.quota_objects)
+            rooms.append(entries)
+            for order in (self.on_nvme,) if tier.slow else (self.ram_only, self.ram_clean):
+                order.give_room_for(entries)
+        if rooms:
+            self.would_be.capacity = max(rooms)
 
     def change(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
@@ -108,7 +140,7 @@ def _discard(known: dict[int, T], ino: int) -> None:
 
 
 def _order(policy: str) -> Order:
-    return Order(eviction.make(policy, 1), goes=policy != "never")
+    return Order(eviction.make(policy, 1, leaf_first=True), goes=policy != "never")
 
 
 class Namespaces:
@@ -125,6 +157,7 @@ class Namespaces:
         self.model_objects: Counter[int] = Counter()
         self.model_bytes: Counter[int] = Counter()
         self.shares: Shares | None = None  # of what the mount may read in a second, when served
+        self.hot = HotObjects()  # by inode
         self.limited = False  # whether anybody may have to wait at an open
         self.changed = trio.Event()  # something to walk, or other settings
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
@@ -187,11 +220,20 @@ class Namespaces:
         shared = self.shares is not None and self.shares.total.rate > 0
         self.limited = shared or any(namespace.limits.on for namespace in self)
 
+    def read(self, inode: Inode, tier: Tier) -> None:
+        """An object was opened to read."""
+        found = self.of(inode)
+        found.counters[f"read_{tier.name}"] += 1
+        found.counters["read_bytes"] += inode.size
+        found.see(inode)
+        self.hot.touch(inode.ino)
+
     def written(self, inode: Inode) -> None:
         """An object is complete: it is charged now."""
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
+        found.see(inode)
         found.limits.written(inode.size)
         if self.shares is not None:
             self.shares.total.charge(inode.size)

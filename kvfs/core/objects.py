@@ -170,9 +170,7 @@ class Objects:
         self.residency.open[inode.ino] = held
         tier.hits += 1
         if not writable and inode.links:
-            namespace = self.residency.namespaces.of(inode)
-            namespace.counters[f"read_{tier.name}"] += 1
-            namespace.counters["read_bytes"] += inode.size
+            self.residency.namespaces.read(inode, tier)
             self.residency.touch(inode)
             self.promote(inode)
         if not writable and held.backing_id:

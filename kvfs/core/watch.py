@@ -61,6 +61,8 @@ class Watch:
             if nvme is not None:
                 await self._measure_space(nvme)
             residency.note_used()
+            for namespace in residency.namespaces:
+                namespace.fit(residency.tiers)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 

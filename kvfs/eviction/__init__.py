@@ -1,7 +1,7 @@
 """Which object goes first. Pure: no I/O, no clock.
 
 Contract: `make` gives a policy by its name; `kvfs.eviction.policy` says what a policy is, and
-`adaptive` follows the best of several. `LeastRecentlyUsed` is an order with a cheap past.
+`adaptive` follows the best of several.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from kvfs.eviction.adaptive import Adaptive
 from kvfs.eviction.arc import Arc
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.lfu import Lfu
-from kvfs.eviction.lru import LeastRecentlyUsed
 from kvfs.eviction.policy import Policy
 from kvfs.eviction.queues import Bimodal, Fifo, Lru, Never
 from kvfs.eviction.s3fifo import S3Fifo
@@ -22,7 +21,6 @@ __all__ = [
     "NAMES",
     "Adaptive",
     "LeafFirst",
-    "LeastRecentlyUsed",
     "Policy",
     "WouldBe",
     "make",

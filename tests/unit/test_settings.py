@@ -259,10 +259,10 @@ def test_the_first_pattern_that_matches_wins(file: Path) -> None:
     assert templates.for_name("VLLM-a") == Settings(ttl=7 * 86400)
 
 
-def test_without_a_match_there_are_the_defaults(file: Path) -> None:
+def test_without_a_match_there_is_nothing(file: Path) -> None:
     file.write_text("")
     assert Templates.read(file) == Templates()
-    assert Templates().for_name("any") == Settings()
+    assert Templates().for_name("any") is None
 
 
 @pytest.mark.parametrize(
