@@ -171,7 +171,7 @@ class Config:
     namespaces: Path | None = field(
         default=None,
         metadata=_option(
-            _path,
+            path,
             unit="file",
             default="none",
             meaning="TOML with the settings that new top-level directories get, by their names",
@@ -326,7 +326,7 @@ class Config:
                 f"a configuration of another version of kvfs, with {unknown}; this one knows "
                 f"{', '.join(sorted(known))}"
             )
-        for name in {"mountpoint", "nvme", "log"} & values.keys():
+        for name in {"mountpoint", "nvme", "log", "namespaces"} & values.keys():
             values[name] = None if values[name] is None else Path(values[name])
         for name in {"mount_flags", "fitted"} & values.keys():
             values[name] = tuple(values[name])

@@ -31,17 +31,21 @@ from kvfs.catalog import FORMAT, Catalog
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
-from kvfs.core import recovery, takeover
+from kvfs.core import administration, recovery, takeover
 from kvfs.core.flow import Flow
+from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.core.sessions import mounted_as, past_sessions
 from kvfs.core.tree import Tree
+from kvfs.core.walks import Walks
 from kvfs.errors import ConfigError, KvfsError
+from kvfs.fairness.shares import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.movement.movers import Movers
+from kvfs.templates import Templates
 from kvfs.tiers import NvmeTier, RamTier
 
 from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3
@@ -69,6 +73,7 @@ class Mount:
         self.takeover = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
+        self.templates = Templates.read(config.namespaces) if config.namespaces else Templates()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self.nvme: NvmeTier | None = None
         self.ram: RamTier | None = None
@@ -187,9 +192,13 @@ class Mount:
                 promote=self.flow.opened,
                 settle=self.flow.settle,
             )
+            tree = Tree(self.residency, templates=self.templates.for_name)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.gone)
+            self.walks = Walks(tree)
             self.operations = operations.Operations(
-                Tree(self.residency),
+                tree,
                 objects,
+                self.lifecycle,
                 self.backings,
                 slots=SLOTS,
                 timeout=config.entry_timeout,
@@ -227,10 +236,13 @@ class Mount:
 
     async def _serve_mounted(self) -> None:
         async with trio.open_nursery() as nursery:
+            self.shares = Shares(nursery, self.config.bandwidth)
+            self.residency.namespaces.share(self.shares)
             await nursery.start(
                 server.serve,
                 self.directory / "control.sock",
                 {
+                    **administration.handlers(self.lifecycle),
                     "status": self._status,
                     "set": self._set,
                     "write_back": self._write_back,
@@ -242,6 +254,8 @@ class Mount:
             )
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.flow.run)
+            nursery.start_soon(self.flow.keep_up, self.walks.run)
+            nursery.start_soon(self.flow.keep_up, self.walks.expire)
             nursery.start_soon(self.operations.objects.mappings.watch)
             nursery.start_soon(self._announce)
             if self.takeover:
@@ -346,6 +360,8 @@ class Mount:
             "trash": self.flow.trash,
             "reclaimable_bytes": self.room.reclaimable,
             "counters": dict(residency.counters),
+            "nvme_writes": dict(self.flow.admission.counters),
+            **administration.summary(self.lifecycle),
             "options": config.as_options(),
         }
 
@@ -358,6 +374,9 @@ class Mount:
         fresh = self.directory / "config.new"  # on a tmpfs: no disk is waited for
         fresh.write_text(config.to_json())
         fresh.rename(self.directory / "config")
+        self.shares.total.rate = self.config.bandwidth
+        self.residency.namespaces.share(self.shares)
+        self.flow.admission.budget = self.config.nvme_writes
         self.flow.promote_after = self.config.promote_after
         self.flow.reclaimable = self.config.reclaimable
         self.operations.timeout = self.config.entry_timeout

@@ -10,7 +10,7 @@ Not for choosing victims, nor for copying.
 import errno
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import chain
@@ -22,10 +22,13 @@ from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.namespaces import Namespace
+from kvfs.core.order import key_of
 from kvfs.core.residency import Residency, Trash
 from kvfs.core.room import Room
 from kvfs.core.watch import Watch
 from kvfs.errors import CatalogError, KvfsError
+from kvfs.fairness.admission import Admission
+from kvfs.fairness.fair_queue import FairQueue
 from kvfs.movement.movers import (
     LostError,
     Moved,
@@ -76,6 +79,9 @@ class Flow:
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
         self._pause = 0.0  # no demotion before this time
+        self.admission = Admission(0)
+        self._fair = FairQueue(movers.workers)
+        self._in_flight: Counter[int] = Counter()  # jobs by namespace
         self._undeleted: list[Trash] = []  # thrown away, but the disk failed
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room)
@@ -90,11 +96,11 @@ class Flow:
             watch = self.watch
             tasks = (self.census.run, watch.growth, watch.space, watch.health, self.checks.run)
             for task in tasks:
-                nursery.start_soon(self._keep_up, task)
-            nursery.start_soon(self._keep_up, partial(self._dispatch, nursery))
+                nursery.start_soon(self.keep_up, task)
+            nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod
-    async def _keep_up(task: Callable[[], Awaitable[None]]) -> None:
+    async def keep_up(task: Callable[[], Awaitable[None]]) -> None:
         """A disk that fails must not end the mount: say so, and go on after a while."""
         while True:
             try:
@@ -193,6 +199,8 @@ class Flow:
         if self.residency.ram is None or trio.current_time() < self._pause:
             return []
         spaces = self.room.by_urgency(self._demotable)
+        # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
+        spaces.sort(key=lambda space: self._in_flight[space.ino] / space.settings.weight)
         if not self._behind():
             spaces = [space for space in spaces if space.settings.write == "through"]
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
@@ -207,7 +215,8 @@ class Flow:
         """One object, or many small ones that are synced together."""
         inos: list[int] = []
         size = 0
-        for ino in chain(space.ram_only, space.ram_kept):
+        spare = space.ram_spare if self.draining else ()
+        for ino in chain(space.ram_only, space.ram_kept, spare):
             if ino in self._jobs or self._written(ino):
                 continue
             inode = self.residency.inode(ino)
@@ -294,6 +303,9 @@ class Flow:
         ram, nvme = self.residency.ram, self.residency.nvme
         if ram is None or nvme is None:
             return
+        inodes = [inode for inode in inodes if self._admitted(inode)]
+        if not inodes:
+            return
         total, taken = 0, 0
         for inode in inodes:
             cost = nvme.cost(inode.blocks)
@@ -311,6 +323,22 @@ class Flow:
         finally:
             nvme.reserved -= total
             self._demoting -= total
+
+    def _admitted(self, inode: Inode) -> bool:
+        """Whether it is worth its write to NVMe; what is not is lost when RAM is needed."""
+        space = self.residency.namespaces.of(inode)
+        settings = space.settings
+        obliged = inode.kept or settings.pin or settings.eviction == "never"
+        if self.admission.decide(
+            key_of(inode),
+            Tier.cost(inode.blocks),
+            time.time(),
+            touched=inode.atime_ns > inode.mtime_ns,
+            obliged=obliged or self.draining,
+        ):
+            return True
+        space.refuse(inode)
+        return False
 
     async def _promote(self, inodes: list[Inode]) -> None:
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
@@ -334,15 +362,26 @@ class Flow:
             for ino, version, _, size in jobs
         ]
         results: list[Moved | OSError | SourceChangedError]
+        space = self.residency.namespaces.of(inodes[0])
+        settings = space.settings
+        self._in_flight[space.ino] += 1
         try:
-            if len(paths) == 1:
-                results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
-            else:
-                results = await self.movers.copy_all(paths)
+            async with self._fair.turn(
+                space.ino,
+                sum(size for _, _, size in paths),
+                weight=settings.weight,
+                bulk=settings.priority == "bulk",
+            ):
+                if len(paths) == 1:
+                    results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
+                else:
+                    results = await self.movers.copy_all(paths)
         except (MoverFailedError, MoverOverdueError):
             for ino, version, _, _ in jobs:  # the last act of a mover may have been its rename
                 self.residency.throw_away(target, ino, version)
             raise
+        finally:
+            self._in_flight[space.ino] -= 1
         for (ino, version, digest, _), moved in zip(jobs, results, strict=True):
             current = self._fit(ino, version)
             if isinstance(moved, Exception):
@@ -428,7 +467,8 @@ class Flow:
         size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
         count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
         if count <= FEW:  # look closely: what is open without a name is not worth copying
-            inos = chain.from_iterable(chain(space.ram_only, space.ram_kept) for space in spaces)
+            orders = ((space.ram_only, space.ram_kept, space.ram_spare) for space in spaces)
+            inos = chain.from_iterable(chain.from_iterable(orders))
             inodes = [residency.inode(ino) for ino in inos if not self._written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         if count:

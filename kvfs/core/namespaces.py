@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -47,8 +47,10 @@ class Namespace:
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
         self.counters: Counter[str] = Counter()
+        self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
         self.would_be = eviction.WouldBe(SMALLEST)
+        self._following = "lru"  # what `would_be` begins with
         self._make_orders()
 
     def _make_orders(self) -> None:
@@ -60,10 +62,14 @@ class Namespace:
         self.on_nvme = _order(goes)
         self.ram_kept = _order("never")  # what only its owner unlinks, and only RAM holds
         self.nvme_kept = _order("never")
+        self.ram_spare = _order(goes)  # in RAM only, and not worth a write to NVMe
 
     @property
     def orders(self) -> tuple[Order, ...]:
-        return self.ram_only, self.ram_clean, self.on_nvme, self.ram_kept, self.nvme_kept
+        return (
+            *(self.ram_only, self.ram_clean, self.ram_spare, self.on_nvme),
+            *(self.ram_kept, self.nvme_kept),
+        )
 
     def order(self, inode: Inode, tier: Tier, holders: list[Tier]) -> Order:
         """Where a copy of an object has its place."""
@@ -71,11 +77,40 @@ class Namespace:
             return self.nvme_kept if inode.kept else self.on_nvme
         if len(holders) > 1:
             return self.ram_clean
-        return self.ram_kept if inode.kept else self.ram_only
+        if inode.kept:
+            return self.ram_kept
+        return self.ram_spare if inode.ino in self.spare else self.ram_only
+
+    def refuse(self, inode: Inode) -> None:
+        """What only RAM has is not worth a write to NVMe, until it is touched."""
+        self.ram_only.discard(inode)
+        self.spare[inode.ino] = Tier.cost(inode.blocks)
+        self.ram_spare.touch(inode)
+
+    def take_back(self, inode: Inode) -> None:
+        """It is worth that after all, or leaves."""
+        if self.spare and self.spare.pop(inode.ino, None) is not None:
+            self.ram_spare.discard(inode)
 
     def see(self, inode: Inode) -> None:
         """It was opened or stored: what another capacity would have made of that is known later."""
         self.would_be.see(key_of(inode), inode.parent_key, self._parent)
+
+    def describe(self) -> dict[str, Any]:
+        """What it holds and what became of what was asked of it, for people; bytes and counts."""
+        return {
+            "settings": self.settings.to_text(),
+            "bytes": self.bytes,
+            "objects": self.objects,
+            "tiers": {
+                name: {"bytes": size, "objects": self.held_objects[name]}
+                for name, size in self.held.items()
+            },
+            "counters": dict(self.counters),
+            "following": self.winner,
+            "capacity_objects": self.would_be.capacity,
+            "hit_ratio_at": {f"{at:g}": share for at, share in self.would_be.answers().items()},
+        }
 
     def _parent(self, key: int) -> int:
         return next(filter(None, (order.parent(key) for order in self.orders)), 0)
@@ -99,8 +134,20 @@ class Namespace:
             rooms.append(entries)
             for order in (self.on_nvme,) if tier.slow else (self.ram_only, self.ram_clean):
                 order.give_room_for(entries)
+        self._follow()
         if rooms:
             self.would_be.capacity = max(rooms)
+
+    @property
+    def winner(self) -> str:
+        """The policy that its adaptive one follows at the moment; "" if it has another."""
+        best = self.on_nvme.policy if len(self.on_nvme) else self.ram_only.policy
+        return best.winner if isinstance(best, eviction.Adaptive) else ""
+
+    def _follow(self) -> None:
+        if self.winner not in {"", self._following}:
+            self._following = self.winner
+            self.would_be.follow(self.winner)
 
     def change(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings

@@ -289,12 +289,15 @@ class Residency:
 
     def touch(self, inode: Inode) -> None:
         namespace, holders = self.namespaces.of(inode), self.holders(inode)
+        namespace.take_back(inode)
         for tier in holders:
             namespace.order(inode, tier, holders).touch(inode)
 
     def dismiss(self, inode: Inode) -> None:
         """An object leaves the accounts: it is rewritten, unlinked or dropped."""
-        for order in self.namespaces.of(inode).orders:
+        namespace = self.namespaces.of(inode)
+        namespace.take_back(inode)
+        for order in namespace.orders:
             order.discard(inode)
         if self._counted(inode.ino):
             self._count(inode, -1)
@@ -340,8 +343,26 @@ class Residency:
         inode.blocks = max(inode.blocks, blocks)
         with self.catalog.batch() as batch:
             batch.put(inode)
-            batch.then(partial(self.dismiss, before))
-            batch.then(partial(self.admit, inode))
+            batch.then(partial(self._held_otherwise, before, inode))
+
+    def _held_otherwise(self, before: Inode, inode: Inode) -> None:
+        """A sealed object has other copies than before. In orders that both share it stays."""
+        if not self._counted(inode.ino):
+            self._counted_early.add(inode.ino)
+        else:
+            self._count(before, -1)
+        self._count(inode)
+        namespace = self.namespaces.of(inode)
+        held, holds = self.holders(before), self.holders(inode)
+        left = [namespace.order(before, tier, held) for tier in held]
+        orders = [namespace.order(inode, tier, holds) for tier in holds]
+        for order in left:
+            if order not in orders:
+                order.discard(before)
+        for order in orders:
+            if order not in left:
+                order.touch(inode)
+        self.wake()
 
     def drop_copy(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
         """One copy goes, another one stays."""
@@ -349,9 +370,8 @@ class Residency:
         self.set_holder(inode, tier, holds=False)
         with self.catalog.batch() as batch:
             batch.put(inode)
-            batch.then(partial(self.dismiss, before))
             batch.then(partial(self.throw_away, tier, inode.ino, inode.version, keep=quarantine))
-            batch.then(partial(self.admit, inode))
+            batch.then(partial(self._held_otherwise, before, inode))
 
     def drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
         """The object goes with all its names; kernel entries are invalidated."""

@@ -182,7 +182,11 @@ class Room:
         """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""
         nvme, ram = self.nvme, self.ram
         return (nvme is not None and self._evict_of(namespace, _on_nvme, nvme, "lose")) or (
-            ram is not None and self._evict_of(namespace, _ram_only, ram, "lose")
+            ram is not None
+            and (
+                self._evict_of(namespace, _ram_spare, ram, "lose")
+                or self._evict_of(namespace, _ram_only, ram, "lose")
+            )
         )
 
     def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
@@ -197,8 +201,10 @@ class Room:
             return False
         nvme = self.nvme
         stuck = [space for space in self.residency.namespaces if not space.takes(nvme)]
-        return self._evict(_ram_clean, tier, "uncopy") or self._evict(
-            _ram_only, tier, "lose", stuck
+        return (
+            self._evict(_ram_clean, tier, "uncopy")
+            or self._evict(_ram_spare, tier, "lose")
+            or self._evict(_ram_only, tier, "lose", stuck)
         )
 
     def _purge_one(self, tier: Tier) -> bool:
@@ -320,7 +326,7 @@ class Room:
         return free + sum(
             0
             if space.settings.pin
-            else space.clean_bytes
+            else space.clean_bytes + sum(space.spare.values())
             if space.takes(self.nvme)
             else space.held[self.ram.name]
             for space in self.residency.namespaces
@@ -328,5 +334,6 @@ class Room:
 
 
 _ram_only: Which = attrgetter("ram_only")
+_ram_spare: Which = attrgetter("ram_spare")
 _ram_clean: Which = attrgetter("ram_clean")
 _on_nvme: Which = attrgetter("on_nvme")

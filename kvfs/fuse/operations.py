@@ -14,7 +14,8 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
@@ -24,10 +25,19 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
 from kvfs.core.backings import Backings
+from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
-from kvfs.errors import CatalogError, ExistsError, IsADirError, KvfsError, UnsupportedError
+from kvfs.errors import (
+    CatalogError,
+    ConfigError,
+    ExistsError,
+    IsADirError,
+    KvfsError,
+    NoAttributeError,
+    UnsupportedError,
+)
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
 from kvfs.tiers import sync_patience
@@ -98,10 +108,18 @@ class Operations(pyfuse3.Operations):
     enable_writeback_cache = False  # excludes passthrough
 
     def __init__(
-        self, tree: Tree, objects: Objects, kernel: Kernel, *, slots: int, timeout: float
+        self,
+        tree: Tree,
+        objects: Objects,
+        lifecycle: Lifecycle,
+        kernel: Kernel,
+        *,
+        slots: int,
+        timeout: float,
     ) -> None:
         super().__init__()
         self.tree = tree
+        self.lifecycle = lifecycle
         self.objects = objects
         self.residency = objects.residency
         self.answers = tree.catalog.answers
@@ -432,21 +450,44 @@ class Operations(pyfuse3.Operations):
 
     @_answer
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        if name.startswith(PREFIX):
+            with self._told(name):
+                self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
+            return
         self.tree.set_xattr(inode, name, value)
 
     @_answer
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
         if name.startswith(b"system."):
             raise UnsupportedError(f"attribute {name!r}: no access control lists")
+        if name.startswith(PREFIX):
+            value = self.lifecycle.attribute(self.tree.inode(inode), name)
+            if value is None:
+                raise NoAttributeError(f"inode {inode} has no attribute {name!r}")
+            return value
         return self.tree.xattr(inode, name)
 
     @_answer
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self.tree.xattrs(inode)
+        return self.tree.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
 
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        if name.startswith(PREFIX):
+            with self._told(name):
+                self.lifecycle.reset_attribute(self.tree.inode(inode), name)
+            return
         self.tree.remove_xattr(inode, name)
+
+    @staticmethod
+    @contextmanager
+    def _told(name: bytes) -> Iterator[None]:
+        """The caller gets no more than EINVAL: the log says why."""
+        try:
+            yield
+        except ConfigError as error:
+            log.warning("attribute %s is refused: %s", name.decode("ascii", "replace"), error)
+            raise
 
     def stacktrace(self) -> None:
         """pyfuse3's debugging attribute is not offered."""

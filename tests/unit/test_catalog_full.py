@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import failpoints, mounts
-from kvfs.catalog import Catalog
+from kvfs.catalog import FORMAT, Catalog
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError
 

@@ -323,6 +323,7 @@ class World:
         assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
         # Those of NVMe may be there in vain, from the past.
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
+        in_ram += self.listed("ram_spare")
         assert sorted(in_ram) == sorted(found[self.ram] if self.ram else ())
         assert residency.objects == len(set().union(*found.values())) + len(residency.staging)
 
