@@ -1,11 +1,12 @@
 """How many hits do the eviction policies get, and what does their bookkeeping cost?
 
-    .venv/bin/python -m scripts.bench.eviction [--traces DIRECTORY] [--entries 10000]... [--json FILE]
+    .venv/bin/python -m scripts.bench.eviction [--traces DIRECTORY] [--entries 10000] [--json FILE]
 
-Hit ratios are of tokens, in contiguous prefixes: of a request the blocks count up to the first that is
-missing, and what is missing is stored. Each single policy runs as in the textbook and leaf-first, and the
-better of the two is what `adaptive` is held against. Belady drops what is used furthest in the
-future. Traces are Mooncake's: DIRECTORY/*.jsonl.xz, lines of {"input_length": tokens, "hash_ids": [...]}.
+Hit ratios are of tokens, in contiguous prefixes: of a request the blocks count up to the first that
+is missing, and what is missing is stored. Each single policy runs as in the textbook and
+leaf-first, and the better of the two is what `adaptive` is held against. Belady drops what is used
+furthest in the future. Traces are Mooncake's: DIRECTORY/*.jsonl.xz, of lines such as
+{"input_length": tokens, "hash_ids": [...]}.
 
 Costs are processor time of the calls alone, best round of several: the rest is other processes.
 """
@@ -41,11 +42,14 @@ GHOSTS = Bar("ghosts of adaptive, bytes for each entry", 200, at_least=False)
 
 @dataclass(frozen=True)
 class Request:
+    """A prompt, and the keys of its blocks."""
+
     tokens: int
     blocks: list[int]
 
 
 def mooncake(path: Path) -> list[Request]:
+    """The requests of a trace file."""
     with lzma.open(path, "rt") as lines:
         parsed = [json.loads(line) for line in lines]
     return [
@@ -90,6 +94,7 @@ def hit_ratio(policy: Policy, requests: list[Request]) -> float:
 
 
 def belady(requests: list[Request], capacity: int) -> float:
+    """The same as `hit_ratio`, for who knows the future."""
     flat = [key for request in requests for key in request.blocks]
     upcoming, seen = [0] * len(flat), dict[int, int]()
     for place in reversed(range(len(flat))):
@@ -165,6 +170,7 @@ def chains(entries: int, first: int) -> list[list[int]]:
 
 
 def store(policy: Policy, prompts: list[list[int]]) -> None:
+    """Each block after the one before it, none of them there yet."""
     for blocks in prompts:
         previous = 0
         for key in blocks:
@@ -175,6 +181,7 @@ def store(policy: Policy, prompts: list[list[int]]) -> None:
 
 
 def touches(policy: Policy, prompts: list[list[int]]) -> None:
+    """Each block is a hit."""
     touch = policy.touch
     for blocks in prompts:
         for key in blocks:
@@ -187,7 +194,7 @@ def microseconds(policy: Policy, entries: int) -> tuple[float, float]:
     store(policy, first)
     hits, misses = [], []
     count = max(1, min(entries, 100_000) // DEPTH)
-    drawn = random.Random(SEED)
+    drawn = random.Random(SEED)  # noqa: S311 (it is to be the same again)
     for turn in range(ROUNDS):
         there = [blocks for blocks in drawn.sample(first, count) if blocks[-1] in policy]
         start = time.thread_time()
@@ -201,7 +208,7 @@ def microseconds(policy: Policy, entries: int) -> tuple[float, float]:
 
 
 def bytes_each(policy: Policy, entries: int) -> float:
-    """With one and a half times as many entries stored as there is room for, and half used again."""
+    """Of a full cache, with half as many victims remembered as it has entries."""
     gc.collect()
     tracemalloc.start()
     store(policy, chains(entries, 1))

@@ -23,7 +23,7 @@ class Lists:
     def touch(self, key: int) -> None:
         pass
 
-    def take(self, incoming: int) -> int:
+    def take(self, incoming: int) -> int:  # noqa: ARG002
         return self.queue.pop(0)
 
 
@@ -59,7 +59,7 @@ class Lfu(Lists):
         self.queue.remove(key)  # the queue is in the order in which the counts were reached
         self.queue.append(key)
 
-    def take(self, incoming: int) -> int:
+    def take(self, incoming: int) -> int:  # noqa: ARG002
         victim = min(self.queue, key=lambda key: self.uses[key])
         self.queue.remove(victim)
         return victim
@@ -76,7 +76,7 @@ class Sieve(Lists):
     def touch(self, key: int) -> None:
         self.visited.add(key)
 
-    def take(self, incoming: int) -> int:
+    def take(self, incoming: int) -> int:  # noqa: ARG002
         at = 0 if self.hand is None else self.queue.index(self.hand)
         while self.queue[at] in self.visited:
             self.visited.remove(self.queue[at])

@@ -183,7 +183,7 @@ def test_another_capacity_leaves_the_ghosts_what_fits() -> None:
     hits(policy, [[key] for key in zipf(3000, 5000, 8)])
     for capacity in (10, 100_000, 1000):
         policy.capacity = capacity
-        for ghost in policy._ghosts.values():
+        for ghost in policy._ghosts:
             assert len(ghost.policy) <= max(1, capacity >> policy._sample.shift)
             assert all(key in policy._sample for key in ghost.policy)
         while len(policy) > capacity:

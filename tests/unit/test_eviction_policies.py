@@ -1,4 +1,4 @@
-"""The textbook policies against plain references, against libcachesim, and as a file system calls."""
+"""The textbook policies: against plain references, libcachesim, and calls in any order."""
 
 import bisect
 import itertools
@@ -9,14 +9,14 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import libcachesim
+import libcachesim  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvfs.errors import ConfigError
-from kvfs.eviction import NAMES, LeafFirst, Policy, make
+from kvfs.eviction import NAMES, Policy, make
 from kvfs.eviction.s3fifo import S3Fifo
 from kvfs.eviction.succession import Succession
 from tests.unit import eviction_reference as reference
@@ -143,7 +143,11 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        self.policy.touch(data.draw(st.sampled_from(sorted(self.model))))
+        assert self.policy.touch(data.draw(st.sampled_from(sorted(self.model))))
+
+    @rule(key=KEYS)
+    def touch_any(self, key: int) -> None:
+        assert self.policy.touch(key) == (key in self.model)
 
     @rule(key=KEYS)
     def discard(self, key: int) -> None:
