@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
-from kvfs.eviction import Policy
+from kvfs.eviction import Adaptive, LeafFirst, Policy
 
 EPSILON = 16  # entries, the least that a policy is told to have room for
 
@@ -64,7 +64,7 @@ class Order:
 
     def parent(self, key: int) -> int:
         """Of the block before it in its prompt; 0: not known."""
-        return self.policy.parent(key)
+        return self.policy.parent(key) if isinstance(self.policy, LeafFirst | Adaptive) else 0
 
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""

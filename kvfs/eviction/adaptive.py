@@ -8,11 +8,11 @@ hits and by two standard deviations of what chance would make of those accesses 
 two hits. Its order takes over as `kvfs.eviction.succession` says, and there is no further change
 before nothing of the old order is left.
 
-Contract: `kvfs.eviction.policy`; `add` is an access as well, one that missed. Beside the order itself
-an access costs one multiplication, and some microseconds for a key of the sample. The ghosts have at
-most 2048 entries each, and their histories, whatever the size of the cache; of a cache of fewer all
-keys are in the sample. `capacity` is what the ghosts stand for: it must be near the number of entries
-that there is really room for. docs/eviction.md has the figures.
+Contract: `kvfs.eviction.policy`; `add` is an access as well, one that missed. Beside the order
+itself an access costs one multiplication, and some microseconds for a key of the sample. The ghosts
+have at most 2048 entries each, and their histories, whatever the size of the cache; of a cache of
+fewer all keys are in the sample. `capacity` is what the ghosts stand for: it must be near the
+number of entries that there is really room for. docs/eviction.md has the figures.
 """
 
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from kvfs.eviction.wouldbe import WouldBe
 ENTRIES = 2048  # of a ghost at most
 _WINDOW = 4  # capacities' worth of accesses: 2 changed too often, 8 too late
 _STEPS = 8  # looks at the scores in a capacity's worth of accesses
+_KEEP = 1 - 1 / (_WINDOW * _STEPS)
 _FEWEST = 64  # accesses between two looks
 _LEAD = 0.01
 _DEVIATIONS = 2
@@ -37,18 +38,23 @@ class Adaptive:
         """`entries`: of each ghost at most."""
         self._capacity = capacity
         self._sample = Sample(capacity, entries)
-        self._ghosts = {kind: Ghost(kind, self._ghost_entries()) for kind in KINDS}
+        self._ghosts = tuple(Ghost(kind, self._ghost_entries()) for kind in KINDS)
+        self._best = self._ghosts[0]  # the winner's
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
         self._seen = 0.0
         self._due = 0
-        self._order = LeafFirst(KINDS["lru"](capacity))
+        self._order = LeafFirst(KINDS[self.winner](capacity))
         self._past: Succession | None = None
-        self.winner = "lru"
         self.switches = 0
-        self.would_be = WouldBe(capacity)
+        self.would_be = WouldBe(capacity, self.winner)
 
     def _ghost_entries(self) -> int:
         return max(1, self._capacity >> self._sample.shift)
+
+    @property
+    def winner(self) -> str:
+        """The kind whose order is followed."""
+        return self._best.kind
 
     @property
     def capacity(self) -> int:
@@ -58,23 +64,26 @@ class Adaptive:
     def capacity(self, entries: int) -> None:
         self._capacity = self._order.capacity = self.would_be.capacity = entries
         self._sample.fit(entries)
-        for ghost in self._ghosts.values():
+        for ghost in self._ghosts:
             ghost.resize(self._ghost_entries(), self._sample)
 
     @property
     def scores(self) -> dict[str, float]:
         """The share of accesses (0 to 1) that each kind would have hit lately."""
-        return {kind: ghost.hits / max(self._seen, 1) for kind, ghost in self._ghosts.items()}
+        seen = max(self._seen, 1)
+        return {ghost.kind: (self._seen - ghost.misses) / seen for ghost in self._ghosts}
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:
         self._order.add(key, value, parent)
         if key in self._sample:
             self._see(key, parent)
 
-    def touch(self, key: int) -> None:
-        self._order.touch(key)
+    def touch(self, key: int) -> bool:
+        if not self._order.touch(key):
+            return False
         if key in self._sample:
             self._see(key, self._order.parent(key))
+        return True
 
     def discard(self, key: int) -> int | None:
         """The ghosts keep it: it may be stored again."""
@@ -91,44 +100,52 @@ class Adaptive:
         self._order.put_back(key, value)
 
     def _see(self, key: int, parent: int) -> None:
-        winner_hits = key in self._ghosts[self.winner].policy
-        ancestor: int | None = None
-        for kind, ghost in self._ghosts.items():
-            hits = ghost.hit(key)
-            if hits is not winner_hits:
-                self._apart[kind] += 1
-            if not hits:
-                if ancestor is None:
-                    ancestor = self._sample.ancestor(parent, self._order.parent)
-                ghost.miss(key, ancestor)
+        missed = [ghost for ghost in self._ghosts if not ghost.touch(key)]
+        if missed:
+            if len(missed) < len(self._ghosts):
+                self._compare(missed)
+            ancestor = self._sample.ancestor(parent, self._order.parent)
+            for ghost in missed:
+                ghost.misses += 1
+                ghost.store(key, ancestor)
         self.would_be.see(key, parent, self._order.parent)
         self._seen += 1
         self._due += 1
         if self._due >= max(_FEWEST, self._ghost_entries() // _STEPS):
             self._judge()
 
+    def _compare(self, missed: list[Ghost]) -> None:
+        """Count for whom it went otherwise than for the winner."""
+        winner_missed = self._best in missed
+        for ghost in self._ghosts:
+            if (ghost in missed) is not winner_missed:
+                self._apart[ghost.kind] += 1
+
     def _judge(self) -> None:
         """Follow the best, if it is better beyond chance; let the counts decay."""
-        best = max(self._ghosts, key=lambda kind: self._ghosts[kind].hits)
-        hits = self._ghosts[self.winner].hits
-        lead = self._ghosts[best].hits - hits
-        chance = _DEVIATIONS * self._apart[best] ** 0.5
+        best = min(self._ghosts, key=lambda ghost: ghost.misses)
+        hits = self._seen - self._best.misses
+        lead = self._best.misses - best.misses
+        chance = _DEVIATIONS * self._apart[best.kind] ** 0.5
         if self._past is None and lead > hits * _LEAD + chance:
             self._switch(best)
         self._due = 0
-        keep = 1 - 1 / (_WINDOW * _STEPS)
-        self._seen *= keep
-        for kind, ghost in self._ghosts.items():
-            ghost.hits *= keep
-            self._apart[kind] *= keep
+        self._seen *= _KEEP
+        for ghost in self._ghosts:
+            ghost.misses *= _KEEP
+            self._apart[ghost.kind] *= _KEEP
 
-    def _switch(self, kind: str) -> None:
-        self._past = Succession(KINDS[kind](self._capacity), self._order.inner)
+    def _switch(self, best: Ghost) -> None:
+        self._past = Succession(KINDS[best.kind](self._capacity), self._order.inner)
         self._order.inner = self._past
         self._apart = dict.fromkeys(KINDS, 0.0)
-        self.winner = kind
+        self._best = best
         self.switches += 1
-        self.would_be.follow(kind)
+        self.would_be.follow(best.kind)
+
+    def parent(self, key: int) -> int:
+        """What `add` was told; 0: it has none, or is not here."""
+        return self._order.parent(key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._order

@@ -33,11 +33,14 @@ class Arc:
             self._t1[key] = value
         self._returning = None
 
-    def touch(self, key: int) -> None:
-        if key in self._t1:
+    def touch(self, key: int) -> bool:
+        if key in self._t2:
+            self._t2.move_to_end(key)
+        elif key in self._t1:
             self._t2[key] = self._t1.pop(key)
         else:
-            self._t2.move_to_end(key)
+            return False
+        return True
 
     def discard(self, key: int) -> int | None:
         value = self._t1.pop(key, None)

@@ -67,21 +67,16 @@ class Sample:
 class Ghost:
     """One policy, leaf-first, on the keys of a sample; values are not kept."""
 
-    __slots__ = ("hits", "policy")
+    __slots__ = ("kind", "misses", "policy", "touch")
 
     def __init__(self, kind: str, entries: int) -> None:
+        self.kind = kind
         self.policy = LeafFirst(KINDS[kind](entries))
-        self.hits = 0.0  # the owner lets them decay
+        self.touch = self.policy.touch  # an access; False: it would have missed
+        self.misses = 0.0  # the owner counts them, and lets them decay
 
-    def hit(self, key: int) -> bool:
-        """Whether it would have been one; if not, the owner says `miss`."""
-        if key in self.policy:
-            self.policy.touch(key)
-            self.hits += 1
-            return True
-        return False
-
-    def miss(self, key: int, parent: int) -> None:
+    def store(self, key: int, parent: int) -> None:
+        """What comes of a miss."""
         policy = self.policy
         entries = policy.capacity
         while len(policy) >= entries:

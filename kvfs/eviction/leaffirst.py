@@ -54,12 +54,14 @@ class LeafFirst:
             if parent in self._gone and parent not in self:
                 self._orphans[key] = parent
 
-    def touch(self, key: int) -> None:
-        if key in self._parked:
-            self._ready.pop(key, None)
-            self.inner.add(key, self._parked.pop(key))
-        else:
-            self.inner.touch(key)
+    def touch(self, key: int) -> bool:
+        if self.inner.touch(key):
+            return True
+        if key not in self._parked:
+            return False
+        self._ready.pop(key, None)
+        self.inner.add(key, self._parked.pop(key))
+        return True
 
     def discard(self, key: int) -> int | None:
         value = self._parked.pop(key, None)

@@ -48,10 +48,13 @@ class Lfu:
         self.discard(key)
         self._insert(self._head.after(1), key, value)
 
-    def touch(self, key: int) -> None:
-        old = self._of[key]
+    def touch(self, key: int) -> bool:
+        old = self._of.get(key)
+        if old is None:
+            return False
         self._insert(old.after(old.count + 1), key, old.queue.pop(key))
         self._tidy(old)
+        return True
 
     def discard(self, key: int) -> int | None:
         frequency = self._of.pop(key, None)

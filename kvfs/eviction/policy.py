@@ -34,8 +34,8 @@ class Policy(Protocol):
         `LeafFirst` and `Adaptive` make use of it.
         """
 
-    def touch(self, key: int) -> None:
-        """A hit on a key that is present; any other key is a KeyError or changes nothing."""
+    def touch(self, key: int) -> bool:
+        """An access. False: the key is not here, and nothing has changed."""
 
     def discard(self, key: int) -> int | None:
         """It left for another reason than eviction; its value. None: it was absent."""

@@ -25,8 +25,8 @@ class Fifo:
         self._queue[key] = value
         self._queue.move_to_end(key)
 
-    def touch(self, key: int) -> None:
-        pass
+    def touch(self, key: int) -> bool:
+        return key in self._queue
 
     def discard(self, key: int) -> int | None:
         return self._queue.pop(key, None)
@@ -53,8 +53,11 @@ class Lru(Fifo):
 
     __slots__ = ()
 
-    def touch(self, key: int) -> None:
-        self._queue.move_to_end(key)
+    def touch(self, key: int) -> bool:
+        if key in self._queue:
+            self._queue.move_to_end(key)
+            return True
+        return False
 
 
 class Bimodal(Lru):

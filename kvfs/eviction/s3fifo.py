@@ -46,10 +46,13 @@ class S3Fifo:
             self._main[key] = value
         self._returning = None
 
-    def touch(self, key: int) -> None:
+    def touch(self, key: int) -> bool:
+        if key not in self._main and key not in self._small:
+            return False
         uses = self._uses.get(key, 0)
         if uses < MOST:
             self._uses[key] = uses + 1
+        return True
 
     def discard(self, key: int) -> int | None:
         self._uses.pop(key, None)

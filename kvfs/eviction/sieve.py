@@ -25,8 +25,11 @@ class Sieve:
         self.discard(key)
         self._ahead[key] = value
 
-    def touch(self, key: int) -> None:
-        self._visited.add(key)
+    def touch(self, key: int) -> bool:
+        if key in self._ahead or key in self._passed:
+            self._visited.add(key)
+            return True
+        return False
 
     def discard(self, key: int) -> int | None:
         self._visited.discard(key)

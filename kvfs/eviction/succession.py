@@ -31,11 +31,11 @@ class Succession:
         self.past.discard(key)
         self.new.add(key, value, parent)
 
-    def touch(self, key: int) -> None:
+    def touch(self, key: int) -> bool:
         value = self.past.discard(key)
         if value is not None:
             self.new.add(key, value)
-        self.new.touch(key)
+        return self.new.touch(key)
 
     def discard(self, key: int) -> int | None:
         value = self.past.discard(key)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from kvfs.eviction.ghosts import Ghost, Sample
 
 TIMES = (0.5, 1.0, 2.0, 4.0)
-ENTRIES = 1024  # of the ghost of the cache's own size: seven and a half times as many in all
+ENTRIES = 512  # of the ghost of the cache's own size: seven and a half times as many in all
 _WINDOW = 8  # capacities' worth of accesses
 _STEPS = 8  # a capacity's worth of accesses: the decay goes in steps
+_KEEP = 1 - 1 / (_WINDOW * _STEPS)
 
 
 class WouldBe:
@@ -50,7 +51,7 @@ class WouldBe:
         old = self._ghosts
         self._ghosts = self._make(kind)
         for times, ghost in self._ghosts.items():
-            ghost.hits = old[times].hits
+            ghost.misses = old[times].misses
             policy = old[times].policy
             for key in list(policy):
                 ghost.policy.add(key, 0, policy.parent(key))
@@ -59,23 +60,22 @@ class WouldBe:
         """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
         if key not in self._sample:
             return
-        ancestor: int | None = None
-        for ghost in self._ghosts.values():
-            if not ghost.hit(key):
-                if ancestor is None:
-                    ancestor = self._sample.ancestor(parent, parent_of)
-                ghost.miss(key, ancestor)
+        missed = [ghost for ghost in self._ghosts.values() if not ghost.touch(key)]
+        if missed:
+            ancestor = self._sample.ancestor(parent, parent_of)
+            for ghost in missed:
+                ghost.misses += 1
+                ghost.store(key, ancestor)
         self._seen += 1
         self._due += 1
         if self._due * _STEPS >= self._entries(1.0):
             self._due = 0
-            keep = 1 - 1 / (_WINDOW * _STEPS)
-            self._seen *= keep
+            self._seen *= _KEEP
             for ghost in self._ghosts.values():
-                ghost.hits *= keep
+                ghost.misses *= _KEEP
 
     def answers(self) -> dict[float, float]:
         """Times the capacity: hit ratio. Empty until something was seen."""
         if not self._seen:
             return {}
-        return {times: ghost.hits / self._seen for times, ghost in self._ghosts.items()}
+        return {times: 1 - ghost.misses / self._seen for times, ghost in self._ghosts.items()}

@@ -1,0 +1,192 @@
+"""The policy that follows the best, its samples, and what it says of other sizes."""
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.eviction import LeafFirst, Policy, WouldBe, make
+from kvfs.eviction.adaptive import Adaptive
+from kvfs.eviction.ghosts import Sample
+
+Requests = list[list[int]]
+DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]
+
+
+def hits(policy: Policy, requests: Requests) -> int:
+    """Blocks found in one piece from the first on; what is missing is stored."""
+    found = 0
+    for blocks in requests:
+        contiguous, previous = True, 0
+        for key in blocks:
+            if key in policy:
+                policy.touch(key)
+                found += contiguous
+            else:
+                contiguous = False
+                while len(policy) >= policy.capacity:
+                    policy.take(key)
+                policy.add(key, parent=previous)
+            previous = key
+    return found
+
+
+def belady(requests: Requests, capacity: int) -> int:
+    """The same count where what is used furthest in the future goes, be it what has just come."""
+    flat = [key for blocks in requests for key in blocks]
+    upcoming, seen = [0] * len(flat), dict[int, int]()
+    for place in reversed(range(len(flat))):
+        upcoming[place] = seen.get(flat[place], len(flat) + 1)
+        seen[flat[place]] = place
+    here, heap, place, found = dict[int, int](), list[tuple[int, int]](), 0, 0
+    for blocks in requests:
+        contiguous = True
+        for key in blocks:
+            contiguous = contiguous and key in here
+            found += contiguous
+            here[key] = upcoming[place]
+            heapq.heappush(heap, (-upcoming[place], key))
+            while len(here) > capacity:
+                use, victim = heapq.heappop(heap)
+                if here.get(victim) == -use:
+                    del here[victim]
+            place += 1
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("requests", "capacity"),
+    [([DOCUMENTS[turn % 10] for turn in range(600)], 800), ([DOCUMENTS[0]] * 60, 90)],
+    ids=["ten long documents in turn", "one prompt larger than the cache"],
+)
+def test_nine_tenths_of_belady(requests: Requests, capacity: int) -> None:
+    assert hits(make("adaptive", capacity), requests) >= 0.9 * belady(requests, capacity)
+
+
+def test_documents_in_turn_make_bimodal_the_winner() -> None:
+    policy = Adaptive(80)
+    documents = [[key for key in blocks if key % 1000 <= 10] for blocks in DOCUMENTS]
+    hits(policy, documents * 30)
+    assert policy.winner == "bimodal"
+    assert policy.switches == 1
+    assert policy.scores["bimodal"] > 0.6
+    assert policy.scores["lru"] == 0
+
+
+@pytest.mark.slow
+def test_it_changes_its_mind() -> None:
+    """Loops that only BIP keeps a part of, then a working set that moves, where BIP sticks."""
+    print("seed 7")
+    drawn = random.Random(7)
+    policy = Adaptive(80)
+    documents = [[key for key in blocks if key % 1000 <= 10] for blocks in DOCUMENTS]
+    hits(policy, documents * 30)
+    assert policy.winner == "bimodal"
+    moving = [[10_000 + place + drawn.randrange(60)] for place in range(6000)]
+    hits(policy, moving)
+    assert policy.winner != "bimodal"
+    before = policy.switches
+    alone = make("bimodal", 80, leaf_first=True)
+    hits(alone, moving)
+    later = [[20_000 + place + drawn.randrange(60)] for place in range(6000)]
+    assert hits(policy, later) > hits(alone, later)
+    assert policy.switches >= before
+
+
+@given(
+    capacity=st.integers(1, 10**7),
+    resized=st.integers(1, 10**7),
+    most=st.sampled_from([64, 1024, 2048]),
+)
+def test_a_sample_fits_its_cache(capacity: int, resized: int, most: int) -> None:
+    sample = Sample(capacity, most)
+    assert capacity >> sample.shift <= most
+    assert sample.shift == 0 or capacity >> sample.shift >= most // 4
+    shift = sample.shift
+    assert sample.fit(resized) == (sample.shift != shift)
+    assert resized >> sample.shift <= most
+    assert sample.shift == 0 or resized >> sample.shift >= most // 4
+
+
+def test_a_sample_is_a_share_of_the_keys() -> None:
+    """Of keys in a row and of drawn ones alike; 5 standard deviations of chance."""
+    print("seed 3")
+    drawn = random.Random(3)
+    for keys in (range(1, 160_001), [drawn.getrandbits(62) + 1 for _ in range(160_000)]):
+        sample = Sample(16 * 1024, 1024)
+        assert sample.shift == 4
+        assert abs(sum(key in sample for key in keys) - 10_000) < 5 * 10_000**0.5
+
+
+def test_the_ancestor_in_a_sample() -> None:
+    sample = Sample(1 << 20, 1 << 16)  # 1 in 16
+    chain = list(range(1, 400))
+    first = next(key for key in chain if key in sample)
+    assert sample.ancestor(first, lambda key: key - 1) == first
+    assert sample.ancestor(first - 1, lambda key: key - 1) == 0
+    second = next(key for key in chain[first:] if key in sample)
+    assert sample.ancestor(second - 1, lambda key: key - 1) == first
+    outside = next(key for key in chain if key not in sample)
+    assert sample.ancestor(outside, lambda _: outside) == 0  # a circle
+
+
+def zipf(keys: int, count: int, seed: int) -> list[int]:
+    print(f"seed {seed}")
+    weights = [1 / rank for rank in range(1, keys + 1)]
+    return random.Random(seed).choices(range(1, keys + 1), weights, k=count)
+
+
+def ratio(policy: Policy, trace: list[int]) -> float:
+    return hits(policy, [[key] for key in trace]) / len(trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("entries", "within"), [(1 << 20, 0.005), (64, 0.04)])
+def test_would_be_answers_are_those_of_caches_of_that_size(entries: int, within: float) -> None:
+    """From all keys, and from a sample of 1 in 16; the trace is the same all over."""
+    trace = zipf(4000, 30_000, 5)
+    would_be = WouldBe(1000, entries=entries)
+    assert would_be.answers() == {}
+    for key in trace:
+        would_be.see(key, 0, lambda _: 0)
+    answers = would_be.answers()
+    assert list(answers) == [0.5, 1.0, 2.0, 4.0]
+    for times, answer in answers.items():
+        # The first accesses miss whatever the size: the window has all but forgotten them.
+        full = make("lru", int(1000 * times))
+        ratio(full, trace[:15_000])
+        assert abs(answer - ratio(full, trace[15_000:])) <= within, (times, answer)
+
+
+def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
+    trace = zipf(400, 4000, 6)
+    would_be = WouldBe(100, "s3fifo")
+    for key in trace:
+        would_be.see(key, 0, lambda _: 0)
+    before = would_be.answers()
+    would_be.follow("arc")
+    assert would_be.answers() == before
+    would_be.capacity = 200
+    assert would_be.capacity == 200
+    for key in trace:
+        would_be.see(key, 0, lambda _: 0)
+    after = would_be.answers()
+    assert after[0.5] < after[1.0] < after[2.0]
+    assert abs(after[0.5] - before[1.0]) < 0.05
+
+
+def test_another_capacity_leaves_the_ghosts_what_fits() -> None:
+    policy = Adaptive(1000, entries=64)
+    hits(policy, [[key] for key in zipf(3000, 5000, 8)])
+    for capacity in (10, 100_000, 1000):
+        policy.capacity = capacity
+        for ghost in policy._ghosts:
+            assert len(ghost.policy) <= max(1, capacity >> policy._sample.shift)
+            assert all(key in policy._sample for key in ghost.policy)
+        while len(policy) > capacity:
+            assert policy.take() is not None
+        hits(policy, [[key] for key in zipf(3000, 1000, 9)])
+    assert isinstance(policy._order, LeafFirst)
