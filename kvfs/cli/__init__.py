@@ -21,6 +21,7 @@ COMMANDS = (
     "umount",
     "status",
     "set",
+    "ns",
     "upgrade",
     "fsck",
     "doctor",

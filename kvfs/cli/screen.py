@@ -1,7 +1,11 @@
 """How tables and progress reach a person, or the program behind a pipe."""
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 PIPE_COLUMNS = 240  # a pipe has no width, and a line broken in two is of no use to grep
 
@@ -12,6 +16,16 @@ def screen() -> Console:
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
     return console
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and what they stand for."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # paths may look like rich's markup
+    return table
 
 
 def progress() -> Progress:

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from kvfs import runtime
 from kvfs.cli import human, json_option, mountpoint_argument
-from kvfs.cli.screen import screen
+from kvfs.cli.ns import table
+from kvfs.cli.screen import pairs, screen
 from kvfs.control import request
 from kvfs.errors import ControlError
 
@@ -37,8 +38,8 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
 
 def _show(status: dict[str, Any]) -> None:
     console = screen()
-    console.print(_pairs(_facts(status)), _tiers(status["tiers"]))
-    console.print(_pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
+    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(status["namespaces"]))
+    console.print(pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
 
 
 def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,6 +68,8 @@ def _keeper(status: dict[str, Any]) -> str:
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
     yield "jobs", status["jobs"]
     yield from status["counters"].items()
+    for one in status["hot"]:
+        yield f"opens of {one['path']}", one["opens"]
 
 
 def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
@@ -82,15 +85,6 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
         cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
         table.add_row(*map(Text, cells))
-    return table
-
-
-def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # paths may look like rich's markup
     return table
 
 

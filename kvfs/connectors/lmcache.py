@@ -9,7 +9,7 @@ import shlex
 
 from kvfs.connectors.connector import GIB, Connector, Place
 
-_SHARED = {"media": "ram+nvme", "eviction": "adaptive"}
+_SHARED = {"eviction": "adaptive"}
 _FIXED_TMP = (
     "two processes that write the same chunk use one temporary name: so each has a file of its "
     "own until it closes it"
@@ -66,7 +66,7 @@ use_gds: false
 CONNECTORS = {
     "lmcache-local-disk": Connector(
         layout="lmcache-local-disk",
-        settings={"media": "ram+nvme", "eviction": "never"},
+        settings={"eviction": "never"},
         why={
             "eviction": "its index is in the process: a file dropped behind its back is a "
             "KeyError, so it is only moved to NVMe; LMCache unlinks what is too much"

@@ -8,7 +8,7 @@ import shlex
 
 from kvfs.connectors.connector import Connector, Place
 
-_SHARED = {"media": "ram+nvme", "eviction": "adaptive"}
+_SHARED = {"eviction": "adaptive"}
 
 
 def _sglang(place: Place) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvfs.connectors.connector import GIB, Connector, Place
 
-_SHARED = {"media": "ram+nvme", "eviction": "adaptive"}
+_SHARED = {"eviction": "adaptive"}
 _DIRECTORY = (
     "a directory that exists is a hit, and a file missing in it an exception in the worker: remove "
     "whole directories yourself"
@@ -67,7 +67,7 @@ CONNECTORS = {
     "vllm-fs": Connector(layout="vllm-fs", settings=_SHARED, why={}, write=_fs),
     "vllm-example": Connector(
         layout="vllm-example",
-        settings={"media": "ram+nvme", "eviction": "never", "mode": "0644"},
+        settings={"eviction": "never", "mode": "0644"},
         why={
             "eviction": _DIRECTORY,
             "mode": "safetensors makes its files 0600, which another user could not read",
@@ -85,7 +85,7 @@ CONNECTORS = {
     ),
     "vua-vllm": Connector(
         layout="vua-vllm",
-        settings={"media": "ram+nvme", "eviction": "never", "publish": "close"},
+        settings={"eviction": "never", "publish": "close"},
         why={
             "eviction": _DIRECTORY,
             "publish": "it writes under the final name: others would read half a file",

@@ -8,7 +8,8 @@ when it takes writes again (`Residency.late`). The record goes first, as `Reside
 exception is in `versions`.
 
 Where a namespace publishes at close, a new file has no name until then; it keeps what it is to be
-called (`OpenObject.publish`), and gets it unless somebody else was the first to be complete.
+called (`OpenObject.publish`), and gets it unless somebody else was the first to be complete. What
+is still empty at a FLUSH waits for the RELEASE: shells close a duplicate before the first write.
 
 Concurrency: a backing file is opened or replaced under the inode's lock, the only one there
 is; it is held across awaits of worker threads, never across another inode's lock. Names may
@@ -383,7 +384,9 @@ class Objects:
         if not writable or held.writers - held.mapped != 1:
             return
         if held.publish is not None:
-            self._publish(held)
+            self.measure(held)
+            if held.inode.size:
+                self._publish(held)
         if held.inode.links:
             self._seal(held)
 
@@ -434,6 +437,8 @@ class Objects:
         residency, inode = self.residency, held.inode
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
+        if written and held.publish is not None:
+            self._publish(held)
         if inode.links:
             if written:
                 self._end_of_writing(held)

@@ -224,7 +224,9 @@ def test_every_option_is_described() -> None:
     assert set(Config(mountpoint=KV, nvme=KV, log=KV).as_options()) <= set(rows)
     assert all(row.unit and row.default and row.meaning for row in rows.values())
     hot = {name for name, row in rows.items() if row.hot}
-    assert hot == {"promote_after", "reclaimable", "entry_timeout", "log_level"}
+    assert hot == {
+        *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes")
+    }
 
 
 # What is refused for its text alone

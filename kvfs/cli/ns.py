@@ -1,0 +1,230 @@
+"""`kvfs ns`: make, tell, show, list and drop namespaces, the top-level directories of a mount."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from kvfs import connectors, runtime
+from kvfs.cli import Commands, human, json_option, mountpoint_argument
+from kvfs.cli.screen import pairs, progress, screen
+from kvfs.control import request
+from kvfs.errors import ConfigError
+from kvfs.settings import Settings
+
+STEP = 0.1  # s between two looks at what is left of a dropped namespace
+
+
+class Verbs(Commands):
+    """The commands below `kvfs ns`, with the same care for refusals."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of their use."""
+        return click.Group.list_commands(self, ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one of this module's."""
+        return click.Group.get_command(self, ctx, cmd_name)
+
+
+class Named:
+    """A namespace as the command line has it: PATH on a mount, or NAME if only one is mounted."""
+
+    def __init__(self, text: str) -> None:
+        if os.sep in text:
+            path = runtime.canonical(text)
+            at = path if runtime.mount_at(path) else path.parent
+            runtime.kvfs_mount(at)
+            self.mountpoint = at
+            self.name = "." if at == path else path.name
+            return
+        mounted = [Path(one.path) for one in runtime.mounts() if one.fstype == runtime.FSTYPE]
+        if len(mounted) != 1:
+            raise ConfigError(
+                f"namespace {text}: {len(mounted)} kvfs are mounted; give its whole path, such as "
+                f"{mounted[0] if mounted else '/mnt/kv'}/{text}"
+            )
+        self.mountpoint, self.name = mounted[0], text
+
+    def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
+        """Have the daemon do it. Raises ControlError with its reason."""
+        return request(self.mountpoint, verb, name=self.name, **arguments)
+
+
+def _named(_ctx: click.Context, _param: click.Parameter, value: str) -> Named:
+    if not value:
+        raise click.BadParameter("the namespace is empty")
+    return Named(value)
+
+
+namespace_argument = click.argument(
+    "namespace", metavar="NAMESPACE", type=click.UNPROCESSED, callback=_named
+)
+settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
+
+
+def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -> dict[str, str]:
+    texts = dict(before or {})
+    given = set()
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting}: expected NAME=VALUE")
+        if name in given:
+            raise ConfigError(f"setting {name} is given twice")
+        given.add(name)
+        texts[name] = text
+    return texts
+
+
+def _describe_settings() -> str:
+    rows = (
+        f"  {row.name:<14} {row.unit}; default {row.default}\n{'':17}{row.meaning}"
+        for row in Settings.rows()
+    )
+    return "\b\nSettings:\n" + "\n".join(rows)
+
+
+@click.group(name="ns", cls=Verbs, epilog=_describe_settings())
+def command() -> None:
+    """Look after namespaces: the top-level directories of a mount, each with a life of its own.
+
+    NAMESPACE is its path, or its name if one kvfs is mounted; the mount point itself stands for
+    everything that is in no other namespace.
+    """
+
+
+@command.command()
+@namespace_argument
+@settings_argument
+@click.option(
+    "--for",
+    "connector",
+    type=click.Choice(connectors.NAMES),
+    help="Give it the life that this connector needs, and print what to paste into its engine.",
+)
+def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
+    """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
+    texts = _texts(settings, connectors.settings(connector) if connector else None)
+    wanted = Settings.parse(texts)
+    made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
+    if connector is not None:
+        capacity = wanted.quota_hard or None
+        click.echo(
+            connectors.configuration(
+                connector, str(namespace.mountpoint), made["name"], capacity
+            ).rstrip("\n")
+        )
+
+
+@command.command(name="set")
+@namespace_argument
+@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+def change(namespace: Named, settings: tuple[str, ...]) -> None:
+    """Change settings of NAMESPACE while it is used, all of them or none.
+
+    A greater version makes everything in it vanish at once; space follows in the background.
+    """
+    texts = _texts(settings)
+    Settings().changed({name: text for name, text in texts.items() if name != "quota_soft"})
+    namespace.ask("ns_set", settings=texts)
+
+
+@command.command()
+@namespace_argument
+@json_option
+def show(namespace: Named, *, as_json: bool) -> None:
+    """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
+    found = namespace.ask("ns_show")
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    console = screen()
+    if not found["own"]:
+        console.print(Text(f"{namespace.name} has no settings of its own: it is in the mount's."))
+    console.print(
+        pairs(found["settings"].items()),
+        pairs(
+            [
+                ("objects", str(found["objects"])),
+                ("bytes", human(found["bytes"])),
+                *((name, human(held["bytes"])) for name, held in found["tiers"].items()),
+                *((name.replace("_", " "), str(n)) for name, n in found["counters"].items()),
+                ("follows", found["following"] or found["settings"]["eviction"]),
+                *(
+                    (f"hit ratio at {at} x {found['capacity_objects']} objects", f"{ratio:.1%}")
+                    for at, ratio in found["hit_ratio_at"].items()
+                ),
+            ]
+        ),
+    )
+
+
+@command.command(name="list")
+@mountpoint_argument
+@json_option
+def list_(mountpoint: Path, *, as_json: bool) -> None:
+    """List the namespaces of the kvfs at MOUNTPOINT, and what is left of dropped ones."""
+    runtime.kvfs_mount(mountpoint)
+    found = request(mountpoint, "ns_list")
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    console = screen()
+    console.print(table(found["namespaces"]))
+    for one in found["dropped"]:
+        console.print(Text(f"dropped: {one['objects']} objects, {human(one['bytes'])} left"))
+
+
+def table(namespaces: list[dict[str, Any]]) -> Table:
+    """Return a row for each namespace."""
+    made = Table(box=None, header_style="bold")
+    made.add_column("namespace")
+    for name in ("objects", "bytes", "quota", "hits", "hit at x0.5", "x2", "x4"):
+        made.add_column(name, justify="right")
+    made.add_column("eviction")
+    for one in namespaces:
+        told, ratios = one["settings"], one["hit_ratio_at"]
+        quota = told["quota_hard"] if told["quota_hard"] != "0" else "none"
+        reads = sum(n for name, n in one["counters"].items() if name in {"read_ram", "read_nvme"})
+        follows = f" ({one['following']})" if one["following"] else ""
+        cells = [
+            one["name"],
+            str(one["objects"]),
+            human(one["bytes"]),
+            quota,
+            str(reads),
+            *(f"{ratios[at]:.1%}" if at in ratios else "" for at in ("0.5", "2", "4")),
+            told["eviction"] + follows,
+        ]
+        made.add_row(*map(Text, cells))
+    return made
+
+
+@command.command()
+@namespace_argument
+@click.option("--wait", is_flag=True, help="Wait until its space is free again.")
+def drop(namespace: Named, *, wait: bool) -> None:
+    """Drop NAMESPACE with everything in it: gone at once, its space follows in the background."""
+    ino = namespace.ask("ns_drop")["dropped"]
+    if not wait:
+        return
+    with progress() as bar:
+        task = bar.add_task("dropping", total=None)
+        most = 0
+        while left := _left(namespace, ino):
+            most = max(most, left["objects"])
+            bar.update(task, total=most, completed=most - left["objects"])
+            time.sleep(STEP)
+
+
+def _left(namespace: Named, ino: int) -> dict[str, Any] | None:
+    """What is still there of a dropped one."""
+    found = request(namespace.mountpoint, "ns_list")["dropped"]
+    return next((one for one in found if one["ino"] == ino), None)
