@@ -183,6 +183,7 @@ class Mount:
                 movers,
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
+                nvme_writes=config.nvme_writes,
             )
             objects = Objects(
                 self.residency,

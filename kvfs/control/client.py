@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfs import runtime
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
@@ -44,7 +44,7 @@ def request_keeper(
 
 
 def _ask(path: Path, patience: float, verb: str, arguments: dict[str, object]) -> dict[str, Any]:
-    """Raises ControlError with the other side's reason, OSError if there is no answer."""
+    """Raises ControlError or ConfigError with the other's reason, OSError without an answer."""
     line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(patience)
@@ -55,6 +55,8 @@ def _ask(path: Path, patience: float, verb: str, arguments: dict[str, object]) -
     if not reply:
         raise ConnectionResetError(errno.ECONNRESET, f"{path}: closed without an answer")
     answer: dict[str, Any] = json.loads(reply)
+    if answer.get("invalid"):
+        raise ConfigError(answer["error"])
     if "error" in answer:
         raise ControlError(answer["error"])
     return answer

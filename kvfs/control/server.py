@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from kvfs.control.client import PATIENCE
-from kvfs.errors import KvfsError
+from kvfs.errors import ConfigError, KvfsError
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any
         }
     try:
         return await handler(**arguments)
+    except ConfigError as error:
+        return {"error": str(error), "invalid": True}
     except KvfsError as error:
         return {"error": str(error)}
     except Exception as error:

@@ -63,6 +63,7 @@ class Flow:
         *,
         promote_after: int,
         reclaimable: int,
+        nvme_writes: int = 0,
     ) -> None:
         self.residency = residency
         self.room = room
@@ -79,12 +80,12 @@ class Flow:
         self._demoting = 0  # bytes on their way to NVMe
         self._failures = 0  # in a row
         self._pause = 0.0  # no demotion before this time
-        self.admission = Admission(0)
+        self.admission = Admission(nvme_writes, spent=residency.nvme_written())
         self._fair = FairQueue(movers.workers)
         self._in_flight: Counter[int] = Counter()  # jobs by namespace
         self._undeleted: list[Trash] = []  # thrown away, but the disk failed
         self.census = Census(residency, self._jobs)
-        self.watch = Watch(residency, room)
+        self.watch = Watch(residency, room, lambda: self.admission.spent)
         self.checks = Background(residency, movers, self._jobs)
 
     @property
@@ -94,7 +95,14 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            tasks = (self.census.run, watch.growth, watch.space, watch.health, self.checks.run)
+            tasks = (
+                self.census.run,
+                watch.growth,
+                watch.space,
+                watch.health,
+                watch.heat,
+                self.checks.run,
+            )
             for task in tasks:
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
@@ -136,6 +144,8 @@ class Flow:
         Not a file that is mostly holes: a capacity file of 100 GB would be read for a minute, and
         is no use to anyone after a crash.
         """
+        cost, now = Tier.cost(inode.blocks), time.time()
+        self.admission.decide(key_of(inode), cost, now, touched=False, obliged=True)
         if inode.blocks * 512 >= inode.size // 2:
             self._want(inode.ino, "settle")
 

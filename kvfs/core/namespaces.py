@@ -20,6 +20,7 @@ import trio
 from kvfs import eviction, layouts
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
 from kvfs.core.limits import Limits
+from kvfs.core.open_order import OpenOrder
 from kvfs.core.order import Order, key_of
 from kvfs.errors import ConfigError
 from kvfs.fairness.hot_objects import HotObjects
@@ -49,6 +50,7 @@ class Namespace:
         self.counters: Counter[str] = Counter()
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
+        self.opens = OpenOrder()
         self.would_be = eviction.WouldBe(SMALLEST)
         self._following = "lru"  # what `would_be` begins with
         self._make_orders()
@@ -93,7 +95,16 @@ class Namespace:
             self.ram_spare.discard(inode)
 
     def see(self, inode: Inode) -> None:
-        """It was opened or stored: what another capacity would have made of that is known later."""
+        """It was opened or stored: what another capacity would have made of that is known later.
+
+        Where its name does not say what it follows, the opens of its process may.
+        """
+        if not inode.parent_key and (before := self.opens.follows(key_of(inode))):
+            inode.parent_key = before
+            for order in self.orders:
+                if inode in order:
+                    order.discard(inode)
+                    order.touch(inode)
         self.would_be.see(key_of(inode), inode.parent_key, self._parent)
 
     def describe(self) -> dict[str, Any]:
@@ -334,14 +345,33 @@ class Namespaces:
         if not inode.is_file:
             return
         block = layouts.recognise(self._path(directory), name)
-        if block is None or block.temporary:
+        # A temporary file is of no group before its rename; one in a temporary directory is.
+        if block is None or (block.temporary and b".tmp" in name):
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.model, inode.kept = 0, False
+            if block is None and b".tmp" not in name:
+                inode.parent_key = self.of(inode).opens.follows(inode.key)
             return
-        inode.key, inode.parent_key = block.key, block.parent_key
+        inode.key = block.key
+        inode.parent_key = (
+            block.parent_key
+            or self._linked_parent(directory, block)
+            or self.of(inode).opens.follows(inode.key)
+        )
         inode.model = self._number(block.engine, block.model, batch)
         default = self.of(inode).settings.eviction == Settings().eviction
         inode.kept = default and not layouts.LIVES[block.layout].droppable
+
+    def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
+        """VUA says the block before by a symbolic link beside the files."""
+        if block.engine != "vua":
+            return 0
+        entry = self.catalog.lookup(directory.ino, b"parent")
+        inode = None if entry is None else self.catalog.inode(entry.ino)
+        if inode is None or not inode.target:
+            return 0
+        keys = layouts.link(self._path(directory), b"parent", inode.target)
+        return 0 if keys is None else keys[1]
 
     def _path(self, directory: Inode) -> layouts.Directory:
         """Names from the namespace's directory down to this one."""

@@ -34,6 +34,7 @@ from kvfs.tiers import NvmeTier, RamTier, Tier
 log = logging.getLogger(__name__)
 
 NVME_USED = "nvme_used"  # a fact of the catalog: bytes, a second before the last change or later
+NVME_WRITTEN = "nvme_written"  # a day, and the bytes written on it
 HOUR = 3600 * 10**9
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
     "opens_passthrough",
@@ -243,7 +244,12 @@ class Residency:
             noted = self.catalog.fact(NVME_USED)
             self.nvme.uncounted = self.nvme.capacity if noted is None else int(noted)
 
-    def note_used(self) -> None:
+    def nvme_written(self) -> tuple[int, int]:
+        """The day (since 1970) of the last estimate, and the bytes written to NVMe on it."""
+        day, _, used = (self.catalog.fact(NVME_WRITTEN) or "0 0").partition(" ")
+        return int(day), int(used)
+
+    def note_used(self, spent: tuple[int, int] = (0, 0)) -> None:
         """Leave an estimate for the next daemon, with the next change of the catalog.
 
         A change of its own would hold up the daemon where the disk takes no writes.
@@ -251,6 +257,7 @@ class Residency:
         if self.nvme is None or not self.census_done.is_set():
             return
         self.catalog.carried[NVME_USED] = str(self.nvme.used + self.nvme.reserved)
+        self.catalog.carried[NVME_WRITTEN] = f"{spent[0]} {spent[1]}"
 
     def end_census_step(self) -> None:
         """Some more is counted: who waits for room may look again."""
@@ -415,6 +422,7 @@ class Residency:
                 keep.reserved -= cost
         elif accounted:
             self.dismiss(inode)
+        self.namespaces.hot.discard(inode.ino)
         for tier in self.holders(inode):
             self.throw_away(tier, inode.ino, inode.version, keep=quarantine)
 

@@ -6,12 +6,14 @@ themselves.
 """
 
 import os
+from collections.abc import Callable
 
 import trio
 
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import TierError
+from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
@@ -22,9 +24,13 @@ SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 class Watch:
     """No task ends by itself."""
 
-    def __init__(self, residency: Residency, room: Room) -> None:
+    def __init__(
+        self, residency: Residency, room: Room, spent: Callable[[], tuple[int, int]]
+    ) -> None:
+        """`spent`: the day, and what was written to NVMe on it."""
         self.residency = residency
         self.room = room
+        self.spent = spent
 
     async def growth(self) -> None:
         """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
@@ -60,11 +66,17 @@ class Watch:
             await residency.retry()
             if nvme is not None:
                 await self._measure_space(nvme)
-            residency.note_used()
+            residency.note_used(self.spent())
             for namespace in residency.namespaces:
                 namespace.fit(residency.tiers)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    async def heat(self) -> None:
+        """What was hot gets cold."""
+        while True:
+            await trio.sleep(HALF_LIFE)
+            self.residency.namespaces.hot.decay()
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""

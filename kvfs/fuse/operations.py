@@ -27,6 +27,7 @@ from kvfs.catalog import Inode
 from kvfs.core.backings import Backings
 from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
+from kvfs.core.open_order import caller
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
 from kvfs.errors import (
@@ -292,6 +293,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
+        caller.set(ctx.pid)
         self.tree.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
 
     # Files
@@ -301,6 +303,7 @@ class Operations(pyfuse3.Operations):
             directory = self.tree.check_new(parent, name)
             return self.tree.born(directory, mode, ctx.uid, ctx.gid)
 
+        caller.set(ctx.pid)
         make()  # fail before anything is set aside; it is called again after that
         if self.residency.namespaces.limited:
             await self._wait_turn(self.tree.directory(parent), writable=True)
@@ -329,7 +332,8 @@ class Operations(pyfuse3.Operations):
             raise
         return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
-    async def _open(self, inode: int, flags: int, request: int) -> FileInfo:
+    async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
+        caller.set(ctx.pid)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if self.residency.namespaces.limited:
@@ -354,7 +358,7 @@ class Operations(pyfuse3.Operations):
         request, again = self.kernel.request()
         if again and (handle := self.handles.claim(request)) is not None:
             return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
-        return await self._open(inode, flags, request)
+        return await self._open(inode, flags, request, ctx)
 
     @_answer
     async def create(
@@ -379,7 +383,7 @@ class Operations(pyfuse3.Operations):
             found = self.tree.lookup(parent_inode, name)
             if not found.is_file:
                 raise
-            info = await self._open(found.ino, flags, request)
+            info = await self._open(found.ino, flags, request, ctx)
             return info, self._attributes(self.tree.inode(found.ino))
         info = await self._handle(held, writable=True, request=request)
         return info, self._attributes(held.inode)
@@ -408,6 +412,7 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def release(self, fh: int) -> None:
         handle = self.handles.begin_release(fh)
+        caller.set(0)  # the kernel does not say who had it
         if handle is None:  # it comes again: the predecessor has carried it out
             return
         try:

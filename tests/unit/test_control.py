@@ -94,7 +94,7 @@ def test_the_socket_is_private_and_goes_with_its_server(path: Path) -> None:
 
 def test_a_refusal_gives_its_reason(path: Path) -> None:
     async def case() -> None:
-        with pytest.raises(ControlError, match=r"^there is a reason$"):
+        with pytest.raises(ConfigError, match=r"^there is a reason$"):
             await ask("refuse")
 
     serve(path, case)
