@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
-MODELS_MAX = (1 << 32) - 1
+MODELS_MAX = 10_000  # more are not told apart
 SECOND = 10**9
 SMALLEST = 16  # entries
 

@@ -15,9 +15,10 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from operator import attrgetter
 from typing import Literal
+
+import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.namespaces import Namespace
@@ -31,6 +32,7 @@ Twins = Literal["uncopy", "spare", "lose"]
 Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+TRIM = 16  # objects that are dropped for a quota before the loop has its turn
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -54,7 +56,7 @@ class Room:
         residency = self.residency
         namespace = namespace or residency.namespaces.default
         expected = self.sizes.expect(parent, name)
-        self.keep_quota(namespace, 0 if expected is None else expected, objects=1)
+        await self._keep_quota(namespace, expected or 0)
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
         ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
@@ -149,34 +151,43 @@ class Room:
             ):
                 pass
 
-    def keep_quota(self, namespace: Namespace, wanted: int, *, objects: int = 0) -> None:
-        """Drop of a namespace until so much more of it is within its hard quotas.
+    async def _keep_quota(self, namespace: Namespace, wanted: int) -> None:
+        """Drop of a namespace until one more object of that size is within its hard quotas.
 
         Raises QuotaError if nothing of it may go.
         """
-        settings = namespace.settings
-        if not (settings.quota_hard or settings.quota_objects):
-            return
-        staged = [
-            held.reserved
-            for held in self.residency.staging.values()
-            if self.residency.namespaces.of(held.inode) is namespace
-        ]
-        size, count = wanted + sum(staged), objects + len(staged)
-        while (0 < settings.quota_hard < namespace.bytes + size) or (
-            0 < settings.quota_objects < namespace.objects + count
-        ):
-            if not self._give_one(namespace):
+        while self._over(namespace, wanted, 1):
+            if not self.trim(namespace, wanted, 1):
+                settings = namespace.settings
                 raise QuotaError(
                     f"namespace {namespace.ino} has {namespace.objects} objects of "
                     f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
                     f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
                 )
+            await trio.lowlevel.checkpoint()  # a quota that was lowered may ask for much
 
-    def trim(self, namespace: Namespace) -> None:
-        """One more object of it was written: bring it within its hard quotas, if that can be."""
-        with suppress(QuotaError):  # nothing may go: the next create says so
-            self.keep_quota(namespace, 0)
+    def _over(self, namespace: Namespace, wanted: int, objects: int) -> bool:
+        """Whether so much more is beyond a hard quota."""
+        settings = namespace.settings
+        if not (settings.quota_hard or settings.quota_objects):
+            return False
+        staged = [
+            held.reserved
+            for held in self.residency.staging.values()
+            if self.residency.namespaces.of(held.inode) is namespace
+        ]
+        return (0 < settings.quota_hard < namespace.bytes + wanted + sum(staged)) or (
+            0 < settings.quota_objects < namespace.objects + objects + len(staged)
+        )
+
+    def trim(self, namespace: Namespace, wanted: int = 0, objects: int = 0) -> bool:
+        """Drop some of a namespace if it is beyond a hard quota; False if it is and nothing may."""
+        for _ in range(TRIM):
+            if not self._over(namespace, wanted, objects):
+                break
+            if not self._give_one(namespace):
+                return False
+        return True
 
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""

@@ -313,7 +313,7 @@ class Tree:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.directory(parent)
         target_dir = source_dir if parent2 == parent else self.directory(parent2)
-        if not target_dir.links:
+        if not target_dir.links or target_dir.namespace in self.namespaces.dropped:
             raise NotFoundError(f"directory {parent2} was removed")
         if name2 in {b".", b".."}:
             raise ExistsError(f"{name2!r} cannot be replaced")
@@ -420,7 +420,7 @@ class Tree:
         while into != ROOT_INO:
             if into == ino:
                 raise InvalidError(f"directory {ino} cannot move into itself")
-            into = self.directory(into).links[0][0]
+            into = self._parent(self.directory(into)).ino
 
     # Attributes
 

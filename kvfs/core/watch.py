@@ -67,8 +67,13 @@ class Watch:
             if nvme is not None:
                 await self._measure_space(nvme)
             residency.note_used(self.spent())
-            for namespace in residency.namespaces:
+            for namespace in list(residency.namespaces):
                 namespace.fit(residency.tiers)
+                before = 0
+                while namespace.objects != before:  # a quota was lowered
+                    before = namespace.objects
+                    self.room.trim(namespace)
+                    await trio.lowlevel.checkpoint()
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 
