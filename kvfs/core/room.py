@@ -14,6 +14,7 @@ Invariants:
 Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
+import os
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Literal
@@ -23,7 +24,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.namespaces import Namespace
 from kvfs.core.order import Order, Victim
-from kvfs.core.residency import Residency
+from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import NvmeTier, Tier
@@ -172,13 +173,25 @@ class Room:
         if not (settings.quota_hard or settings.quota_objects):
             return False
         staged = [
-            held.reserved
+            self._claim(held)
             for held in self.residency.staging.values()
             if self.residency.namespaces.of(held.inode) is namespace
         ]
         return (0 < settings.quota_hard < namespace.bytes + wanted + sum(staged)) or (
             0 < settings.quota_objects < namespace.objects + objects + len(staged)
         )
+
+    def _claim(self, held: OpenObject) -> int:
+        """What an object that is being written has of a quota: what it has taken, or will.
+
+        Of one whose size nobody knows more may be reserved than it will ever need.
+        """
+        taken = os.fstat(held.fd).st_blocks * 512 if held.fd >= 0 else 0
+        inode = held.inode
+        entry = self.residency.catalog.dentry(*inode.links[0]) if inode.links else None
+        place = held.publish or (None if entry is None else (inode.links[0][0], entry.name))
+        expected = None if place is None else self.sizes.expect(*place)
+        return max(taken, min(held.reserved, expected or 0))
 
     def trim(self, namespace: Namespace, wanted: int = 0, objects: int = 0) -> bool:
         """Drop some of a namespace if it is beyond a hard quota; False if it is and nothing may."""
