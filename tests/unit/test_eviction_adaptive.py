@@ -161,6 +161,22 @@ def test_would_be_answers_are_those_of_caches_of_that_size(entries: int, within:
         assert abs(answer - ratio(full, trace[15_000:])) <= within, (times, answer)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_block_that_all_prompts_begin_with_does_not_decide(sampled: bool) -> None:  # noqa: FBT001
+    """It is a tenth of all accesses, in a sample of 1 in 16 or not."""
+    sample = Sample(1000, 64)
+    hot = next(key for key in range(10**6, 10**7) if (key in sample) is sampled)
+    trace = [key if place % 10 else hot for place, key in enumerate(zipf(4000, 30_000, 10))]
+    would_be = WouldBe(1000, entries=64)
+    for key in trace:
+        would_be.see(key, 0, lambda _: 0)
+    for times, answer in would_be.answers().items():
+        full = make("lru", int(1000 * times))
+        ratio(full, trace[:15_000])
+        assert abs(answer - ratio(full, trace[15_000:])) <= 0.05, (times, answer)
+
+
 def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
     trace = zipf(400, 4000, 6)
     would_be = WouldBe(100, "s3fifo")
