@@ -41,8 +41,8 @@ class Adaptive:
         self._ghosts = tuple(Ghost(kind, self._ghost_entries()) for kind in KINDS)
         self._best = self._ghosts[0]  # the winner's
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
-        self._accesses = 0.0  # of all keys, not counting
-        self._since = 0  # the last one in the sample
+        self._accesses = 0.0  # of all keys, up to the last one in the sample
+        self._since = 0  # as many after it
         self._due = 0
         self._order = LeafFirst(KINDS[self.winner](capacity))
         self._past: Succession | None = None

@@ -6,8 +6,8 @@ access 1/e is left after eight capacities' worth of others. All from ghosts of o
 leaf-first, and of a sample (`kvfs.eviction.ghosts`). An access is an object opened or stored: opens
 of what is nowhere and is never stored are not counted. Not for choosing a policy.
 
-Misses are counted in the sample and accesses everywhere, so that a block that all prompts begin with
-does not decide the ratio by being in the sample or not (SHARDS-adj of that paper).
+Misses are counted in the sample and accesses everywhere, so that a block that all prompts begin
+with does not decide the ratio by being in the sample or not (SHARDS-adj of that paper).
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import libcachesim  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -56,8 +56,11 @@ def drive(policy: Policy, trace: list[int]) -> list[bool]:
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFERENCES)
+@settings(max_examples=400, deadline=None)
 @given(trace=st.lists(st.integers(1, 30), max_size=300), capacity=st.integers(2, 20))
+@example(trace=[1, 1, 2, 3, 4, 2, 1], capacity=2)  # B1 makes room before the victim comes into it
 def test_hits_are_those_of_the_reference(name: str, trace: list[int], capacity: int) -> None:
     assert drive(make(name, capacity), trace) == reference.run(REFERENCES[name](capacity), trace)
 
