@@ -130,6 +130,13 @@ def test_an_orphan_that_left_is_forgotten() -> None:
     assert policy.take() == (2, 0)
 
 
+def test_a_parent_of_its_own_has_none() -> None:
+    policy = leaf_first("lru", 10)
+    policy.add(1, parent=1)
+    policy.add(2)
+    assert policy.take() == (1, 0)
+
+
 @pytest.mark.parametrize("name", INNER)
 def test_parents_that_are_wrong_do_no_harm(name: str) -> None:
     """A circle, a parent of its own, parents that never come: all of it goes, each once."""

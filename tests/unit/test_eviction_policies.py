@@ -83,6 +83,27 @@ def mooncake(path: Path) -> list[int]:
         return [block + 1 for line in lines for block in json.loads(line)["hash_ids"]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [7, 40, 150])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_hits_on_a_long_trace_are_those_of_the_reference(name: str, capacity: int) -> None:
+    """Where histories fill, counts reach their bounds and borders move to and fro."""
+    trace = [key % 300 + place // 2000 * 20 for place, key in enumerate(zipf(SEED + 1)[:8000])]
+    ours = drive(make(name, capacity), [key + 1 for key in trace])
+    assert ours == reference.run(REFERENCES[name](capacity), [key + 1 for key in trace])
+
+
+def test_the_hand_of_sieve_begins_anew_when_what_it_was_at_has_left() -> None:
+    policy = make("sieve", 3)
+    for key in (1, 2, 3):
+        policy.add(key)
+    policy.touch(1)
+    assert policy.take() == (2, 0)  # the hand is at 3
+    policy.discard(3)
+    policy.add(4)
+    assert policy.take() == (1, 0)
+
+
 # KVFS_TRACES: a directory of Mooncake's traces, compressed with xz; the project ships none.
 TRACES: dict[str, Callable[[], list[int]]] = {"zipf": lambda: zipf(SEED)}
 if "KVFS_TRACES" in os.environ:
