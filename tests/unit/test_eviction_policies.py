@@ -61,6 +61,7 @@ def drive(policy: Policy, trace: list[int]) -> list[bool]:
 @settings(max_examples=400, deadline=None)
 @given(trace=st.lists(st.integers(1, 30), max_size=300), capacity=st.integers(2, 20))
 @example(trace=[1, 1, 2, 3, 4, 2, 1], capacity=2)  # B1 makes room before the victim comes into it
+@example(trace=[4, 2, 4, 3, 6, 2, 3, 4, 2], capacity=3)  # T1 as large as p, and a hit in B2
 def test_hits_are_those_of_the_reference(name: str, trace: list[int], capacity: int) -> None:
     assert drive(make(name, capacity), trace) == reference.run(REFERENCES[name](capacity), trace)
 
