@@ -41,7 +41,8 @@ class Adaptive:
         self._ghosts = tuple(Ghost(kind, self._ghost_entries()) for kind in KINDS)
         self._best = self._ghosts[0]  # the winner's
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
-        self._seen = 0.0
+        self._accesses = 0.0  # of all keys, up to the last one in the sample
+        self._since = 0  # as many after it
         self._due = 0
         self._order = LeafFirst(KINDS[self.winner](capacity))
         self._past: Succession | None = None
@@ -63,24 +64,32 @@ class Adaptive:
     @capacity.setter
     def capacity(self, entries: int) -> None:
         self._capacity = self._order.capacity = self.would_be.capacity = entries
+        shift = self._sample.shift
         self._sample.fit(entries)
         for ghost in self._ghosts:
             ghost.resize(self._ghost_entries(), self._sample)
+            ghost.misses *= 2.0 ** (shift - self._sample.shift)
 
     @property
     def scores(self) -> dict[str, float]:
         """The share of accesses (0 to 1) that each kind would have hit lately."""
-        seen = max(self._seen, 1)
-        return {ghost.kind: (self._seen - ghost.misses) / seen for ghost in self._ghosts}
+        sampled = max(self._sampled(), 1)
+        return {ghost.kind: max(0.0, 1 - ghost.misses / sampled) for ghost in self._ghosts}
+
+    def _sampled(self) -> float:
+        """How many accesses the sample should have had: `kvfs.eviction.wouldbe` says why."""
+        return self._accesses / (1 << self._sample.shift)
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:
         self._order.add(key, value, parent)
+        self._since += 1
         if key in self._sample:
             self._see(key, parent)
 
     def touch(self, key: int) -> bool:
         if not self._order.touch(key):
             return False
+        self._since += 1
         if key in self._sample:
             self._see(key, self._order.parent(key))
         return True
@@ -108,8 +117,9 @@ class Adaptive:
             for ghost in missed:
                 ghost.misses += 1
                 ghost.store(key, ancestor)
-        self.would_be.see(key, parent, self._order.parent)
-        self._seen += 1
+        self.would_be.see(key, parent, self._order.parent, self._since)
+        self._accesses += self._since
+        self._since = 0
         self._due += 1
         if self._due >= max(_FEWEST, self._ghost_entries() // _STEPS):
             self._judge()
@@ -124,13 +134,13 @@ class Adaptive:
     def _judge(self) -> None:
         """Follow the best, if it is better beyond chance; let the counts decay."""
         best = min(self._ghosts, key=lambda ghost: ghost.misses)
-        hits = self._seen - self._best.misses
+        hits = max(0.0, self._sampled() - self._best.misses)
         lead = self._best.misses - best.misses
         chance = _DEVIATIONS * self._apart[best.kind] ** 0.5
         if self._past is None and lead > hits * _LEAD + chance:
             self._switch(best)
         self._due = 0
-        self._seen *= _KEEP
+        self._accesses *= _KEEP
         for ghost in self._ghosts:
             ghost.misses *= _KEEP
             self._apart[ghost.kind] *= _KEEP

@@ -66,15 +66,14 @@ class Arc:
         if incoming is not None and (incoming == self._returning or self._learn(incoming)):
             self._returning = incoming
             return self._replace(from_b2=from_b2)
-        b1, b2 = self._b1, self._b2
-        if not b1 and len(self._t1) >= self.capacity:
-            return self._t1.popitem(last=False)  # remembered nowhere: B1 has no room
-        taken = self._replace(from_b2=False)
-        while b1 and len(self._t1) + len(b1) > self.capacity:
+        t1, b1, b2 = self._t1, self._b1, self._b2
+        while b1 and len(t1) + len(b1) >= self.capacity:
             b1.popitem(last=False)
-        while b2 and len(self) + len(b1) + len(b2) > 2 * self.capacity:
+        if len(t1) >= self.capacity:
+            return t1.popitem(last=False)  # remembered nowhere: there is no room in B1
+        while b2 and len(self) + len(b1) + len(b2) >= 2 * self.capacity:
             b2.popitem(last=False)
-        return taken
+        return self._replace(from_b2=False)
 
     def _replace(self, *, from_b2: bool) -> tuple[int, int]:
         t1 = self._t1

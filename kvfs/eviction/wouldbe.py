@@ -5,6 +5,9 @@ capacity, the share of accesses (0 to 1) that would have been hits, over a windo
 access 1/e is left after eight capacities' worth of others. All from ghosts of one kind of policy,
 leaf-first, and of a sample (`kvfs.eviction.ghosts`). An access is an object opened or stored: opens
 of what is nowhere and is never stored are not counted. Not for choosing a policy.
+
+Misses are counted in the sample and accesses everywhere, so that a block that all prompts begin
+with does not decide the ratio by being in the sample or not (SHARDS-adj of that paper).
 """
 
 from collections.abc import Callable
@@ -25,7 +28,7 @@ class WouldBe:
         """`capacity` in entries, as a policy's; `kind`: one of `kvfs.eviction.ghosts.KINDS`."""
         self._sample = Sample(capacity, entries)
         self._capacity = capacity
-        self._seen = 0.0
+        self._accesses = 0.0  # of all keys
         self._due = 0
         self._ghosts = self._make(kind)
 
@@ -42,9 +45,11 @@ class WouldBe:
     @capacity.setter
     def capacity(self, entries: int) -> None:
         self._capacity = entries
+        shift = self._sample.shift
         self._sample.fit(entries)
         for times, ghost in self._ghosts.items():
             ghost.resize(self._entries(times), self._sample)
+            ghost.misses *= 2.0 ** (shift - self._sample.shift)
 
     def follow(self, kind: str) -> None:
         """Another kind of policy answers from now on, with the keys that the old one kept."""
@@ -56,8 +61,15 @@ class WouldBe:
             for key in list(policy):
                 ghost.policy.add(key, 0, policy.parent(key))
 
-    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
-        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
+    def see(
+        self, key: int, parent: int, parent_of: Callable[[int], int], accesses: int = 1
+    ) -> None:
+        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0.
+
+        Who has looked which keys are in a larger sample says how many `accesses` there were since
+        the last call, with this one.
+        """
+        self._accesses += accesses
         if key not in self._sample:
             return
         missed = [ghost for ghost in self._ghosts.values() if not ghost.touch(key)]
@@ -66,16 +78,18 @@ class WouldBe:
             for ghost in missed:
                 ghost.misses += 1
                 ghost.store(key, ancestor)
-        self._seen += 1
         self._due += 1
         if self._due * _STEPS >= self._entries(1.0):
             self._due = 0
-            self._seen *= _KEEP
+            self._accesses *= _KEEP
             for ghost in self._ghosts.values():
                 ghost.misses *= _KEEP
 
     def answers(self) -> dict[float, float]:
         """Times the capacity: hit ratio. Empty until something was seen."""
-        if not self._seen:
+        if not self._accesses:
             return {}
-        return {times: 1 - ghost.misses / self._seen for times, ghost in self._ghosts.items()}
+        sampled = self._accesses / (1 << self._sample.shift)
+        return {
+            times: max(0.0, 1 - ghost.misses / sampled) for times, ghost in self._ghosts.items()
+        }

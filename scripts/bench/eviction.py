@@ -249,7 +249,7 @@ def costs(report: Report, sizes: tuple[int, ...]) -> list[dict[str, object]]:
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
 def main(*, traces: Path | None, entries: tuple[int, ...], output: Path | None) -> None:
     """Compare hit ratios, and measure microseconds and bytes."""
-    report = Report("eviction", traces=traces, seed=SEED, rounds=ROUNDS)
+    report = Report("eviction", traces=str(traces), seed=SEED, rounds=ROUNDS)
     report.bars(costs(report, entries) + ratios(report, traces))
     report.write(output)
 

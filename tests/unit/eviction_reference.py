@@ -124,7 +124,8 @@ class S3Fifo(Lists):
             self.ghost.remove(incoming)
             self.returning = True
         main_size = self.capacity - int(self.capacity * 0.1)
-        while len(self.main) <= main_size and self.small:
+        from_small = len(self.main) <= main_size
+        while from_small and self.small:
             key = self.small.pop(0)
             if self.uses[key] < 2:
                 self.ghost = [*self.ghost, key]
@@ -133,8 +134,6 @@ class S3Fifo(Lists):
                 return key
             self.uses[key] = 0
             self.main.append(key)
-            if len(self.main) > main_size and self.small:
-                continue
         while True:
             key = self.main.pop(0)
             if not self.uses[key]:

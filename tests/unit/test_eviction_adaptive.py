@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvfs.eviction import LeafFirst, Policy, WouldBe, make
 from kvfs.eviction.adaptive import Adaptive
 from kvfs.eviction.ghosts import Sample
+from kvfs.eviction.succession import Succession
 
 Requests = list[list[int]]
 DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]
@@ -73,6 +74,9 @@ def test_documents_in_turn_make_bimodal_the_winner() -> None:
     assert policy.winner == "bimodal"
     assert policy.switches == 1
     assert policy.scores["bimodal"] > 0.6
+    assert policy.would_be.answers()[1.0] > 0.6
+    assert policy._past is None, "nothing of the old order is left"
+    assert not isinstance(policy._order.inner, Succession)
     assert policy.scores["lru"] == 0
 
 
@@ -161,6 +165,22 @@ def test_would_be_answers_are_those_of_caches_of_that_size(entries: int, within:
         assert abs(answer - ratio(full, trace[15_000:])) <= within, (times, answer)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_block_that_all_prompts_begin_with_does_not_decide(sampled: bool) -> None:  # noqa: FBT001
+    """It is a tenth of all accesses, in a sample of 1 in 16 or not."""
+    sample = Sample(1000, 64)
+    hot = next(key for key in range(10**6, 10**7) if (key in sample) is sampled)
+    trace = [key if place % 10 else hot for place, key in enumerate(zipf(4000, 30_000, 10))]
+    would_be = WouldBe(1000, entries=64)
+    for key in trace:
+        would_be.see(key, 0, lambda _: 0)
+    for times, answer in would_be.answers().items():
+        full = make("lru", int(1000 * times))
+        ratio(full, trace[:15_000])
+        assert abs(answer - ratio(full, trace[15_000:])) <= 0.05, (times, answer)
+
+
 def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
     trace = zipf(400, 4000, 6)
     would_be = WouldBe(100, "s3fifo")
@@ -176,6 +196,17 @@ def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
     after = would_be.answers()
     assert after[0.5] < after[1.0] < after[2.0]
     assert abs(after[0.5] - before[1.0]) < 0.05
+
+
+def test_another_sample_keeps_what_was_counted() -> None:
+    policy = Adaptive(1000, entries=64)
+    hits(policy, [[key] for key in zipf(3000, 20_000, 11)])
+    scores, answers = policy.scores, policy.would_be.answers()
+    shift = policy._sample.shift
+    policy.capacity = 8000
+    assert policy._sample.shift == shift + 3
+    assert policy.scores == pytest.approx(scores)
+    assert policy.would_be.answers() == pytest.approx(answers)
 
 
 def test_another_capacity_leaves_the_ghosts_what_fits() -> None:

@@ -120,6 +120,23 @@ def test_an_orphan_goes_first_until_its_parent_is_back() -> None:
     assert policy.take() == (2, 0)
 
 
+def test_an_orphan_that_left_is_forgotten() -> None:
+    policy = leaf_first("lru", 10)
+    for key in (1, 2):
+        policy.add(key)
+    assert policy.take() == (1, 0)
+    policy.add(11, parent=1)
+    assert policy.discard(11) == 0
+    assert policy.take() == (2, 0)
+
+
+def test_a_parent_of_its_own_has_none() -> None:
+    policy = leaf_first("lru", 10)
+    policy.add(1, parent=1)
+    policy.add(2)
+    assert policy.take() == (1, 0)
+
+
 @pytest.mark.parametrize("name", INNER)
 def test_parents_that_are_wrong_do_no_harm(name: str) -> None:
     """A circle, a parent of its own, parents that never come: all of it goes, each once."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import libcachesim  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -56,8 +56,12 @@ def drive(policy: Policy, trace: list[int]) -> list[bool]:
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFERENCES)
+@settings(max_examples=400, deadline=None)
 @given(trace=st.lists(st.integers(1, 30), max_size=300), capacity=st.integers(2, 20))
+@example(trace=[1, 1, 2, 3, 4, 2, 1], capacity=2)  # B1 makes room before the victim comes into it
+@example(trace=[4, 2, 4, 3, 6, 2, 3, 4, 2], capacity=3)  # T1 as large as p, and a hit in B2
 def test_hits_are_those_of_the_reference(name: str, trace: list[int], capacity: int) -> None:
     assert drive(make(name, capacity), trace) == reference.run(REFERENCES[name](capacity), trace)
 
@@ -78,6 +82,27 @@ def zipf(seed: int) -> list[int]:
 def mooncake(path: Path) -> list[int]:
     with lzma.open(path, "rt") as lines:
         return [block + 1 for line in lines for block in json.loads(line)["hash_ids"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [7, 40, 150])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_hits_on_a_long_trace_are_those_of_the_reference(name: str, capacity: int) -> None:
+    """Where histories fill, counts reach their bounds and borders move to and fro."""
+    trace = [key % 300 + place // 2000 * 20 for place, key in enumerate(zipf(SEED + 1)[:8000])]
+    ours = drive(make(name, capacity), [key + 1 for key in trace])
+    assert ours == reference.run(REFERENCES[name](capacity), [key + 1 for key in trace])
+
+
+def test_the_hand_of_sieve_begins_anew_when_what_it_was_at_has_left() -> None:
+    policy = make("sieve", 3)
+    for key in (1, 2, 3):
+        policy.add(key)
+    policy.touch(1)
+    assert policy.take() == (2, 0)  # the hand is at 3
+    policy.discard(3)
+    policy.add(4)
+    assert policy.take() == (1, 0)
 
 
 # KVFS_TRACES: a directory of Mooncake's traces, compressed with xz; the project ships none.
