@@ -132,7 +132,6 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
     A greater version makes everything in it vanish at once; space follows in the background.
     """
     texts = _texts(settings)
-    Settings().changed({name: text for name, text in texts.items() if name != "quota_soft"})
     namespace.ask("ns_set", settings=texts)
 
 

@@ -94,8 +94,8 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            tasks = (self.census.run, watch.growth, watch.space, watch.health, self.checks.run)
-            for task in tasks:
+            watches = (watch.growth, watch.space, watch.quotas, watch.health)
+            for task in (self.census.run, *watches, self.checks.run):
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 

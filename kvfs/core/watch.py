@@ -1,17 +1,18 @@
 """Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth`, `space` and `health` run as long as the mount lives; what they find becomes
-reservations, capacities, the health of tiers and, where it must, victims. Not for the accounts
-themselves.
+Contract: `growth`, `space`, `quotas` and `health` run as long as the mount lives; what they find
+becomes reservations, capacities, the health of tiers and, where it must, victims. Not for the
+accounts themselves.
 """
 
 import os
+from contextlib import suppress
 
 import trio
 
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
-from kvfs.errors import TierError
+from kvfs.errors import QuotaError, TierError
 from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
@@ -65,6 +66,18 @@ class Watch:
                 namespace.fit(residency.tiers)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    async def quotas(self) -> None:
+        """Bring namespaces within their hard quotas when those have changed."""
+        namespaces = self.residency.namespaces
+        await self.residency.census_done.wait()
+        while True:
+            changed = namespaces.changed
+            for namespace in list(namespaces):
+                with suppress(QuotaError):  # nothing may go: the next create says so
+                    while not self.room.keep_quota(namespace, 0):
+                        await trio.lowlevel.checkpoint()
+            await changed.wait()
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
