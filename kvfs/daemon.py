@@ -33,7 +33,7 @@ from kvfs.control import server
 from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
 from kvfs.core import administration, recovery, takeover
 from kvfs.core.flow import Flow
-from kvfs.core.lifecycle import Lifecycle
+from kvfs.core.lifecycle import Lifecycle, check_media
 from kvfs.core.objects import Objects
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
@@ -73,7 +73,6 @@ class Mount:
         self.takeover = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
-        self.templates = Templates.read(config.namespaces) if config.namespaces else Templates()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self.nvme: NvmeTier | None = None
         self.ram: RamTier | None = None
@@ -95,8 +94,32 @@ class Mount:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
+        try:
+            self.templates = self._read_templates()
+        except ConfigError:
+            self.close(ended=False)
+            raise
 
     # Birth
+
+    def _read_templates(self) -> Templates:
+        """Raises ConfigError, but not at a takeover: the mount goes on without them."""
+        path = self.config.namespaces
+        if path is None:
+            return Templates()
+        try:
+            templates = Templates.read(path)
+            for pattern, settings in templates.by_pattern:
+                try:
+                    check_media(settings, self.residency.tiers)
+                except ConfigError as error:
+                    raise ConfigError(f'{path}: [namespace."{pattern}"]: {error}') from None
+        except ConfigError as error:
+            if not self.takeover:
+                raise
+            log.error("new namespaces get no settings until the mount is made anew: %s", error)
+            return Templates()
+        return templates
 
     def _open_tiers(self) -> None:
         config = self.config

@@ -95,15 +95,8 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            tasks = (
-                self.census.run,
-                watch.growth,
-                watch.space,
-                watch.health,
-                watch.heat,
-                self.checks.run,
-            )
-            for task in tasks:
+            looks = (watch.growth, watch.space, watch.quotas, watch.health, watch.heat)
+            for task in (self.census.run, *looks, self.checks.run):
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 

@@ -9,19 +9,38 @@ All methods are synchronous. Not for the space that follows: `Walks`.
 
 import logging
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.namespaces import Namespace
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
-from kvfs.errors import ConfigError, ExistsError, NotFoundError
+from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
 from kvfs.settings import Settings
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
 MOUNT = "."  # the name of the mount's own namespace
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
+
+
+def check_media(settings: Settings, tiers: Iterable[Tier]) -> None:
+    """Raises ConfigError for a tier that is not mounted."""
+    mounted = {tier.name for tier in tiers}
+    missing = set(settings.media) - mounted
+    if missing:
+        raise ConfigError(
+            f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
+            f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
+        )
+
+
+def _raw(name: str) -> bytes:
+    raw = name.encode("utf-8", "surrogateescape")
+    if not raw or {0, ord("/")} & set(raw) or raw in {b".", b".."}:
+        raise ConfigError(f"namespace {name!r}: expected the name of a top-level directory")
+    return raw
 
 
 class Lifecycle:
@@ -40,9 +59,16 @@ class Lifecycle:
         """A top-level directory, or the root for `.`. Raises NotFoundError."""
         if name == MOUNT:
             return self.tree.directory(ROOT_INO)
-        found = self.tree.lookup(ROOT_INO, name.encode("utf-8", "surrogateescape"))
+        raw = _raw(name)
+        try:
+            found = self.tree.lookup(ROOT_INO, raw)
+        except NotFoundError:
+            raise NotFoundError(
+                f"namespace {name}: there is no such directory at the top of the mount; kvfs ns "
+                "create makes one"
+            ) from None
         if not found.is_dir:
-            raise NotFoundError(f"{name!r} is a file, expected a top-level directory")
+            raise NotFoundError(f"namespace {name}: expected a directory, found a file")
         return found
 
     def name(self, ino: int) -> str:
@@ -63,26 +89,21 @@ class Lifecycle:
 
         Raises ConfigError, ExistsError for one that has.
         """
-        raw = name.encode("utf-8", "surrogateescape")
-        if not raw or b"/" in raw or raw in {b".", b".."}:
-            raise ConfigError(f"namespace {name!r}: expected the name of a top-level directory")
-        settings = self._valid(Settings.parse(texts))
+        raw = _raw(name)
         try:
             directory = self.directory(name)
         except NotFoundError:
             if self.catalog.lookup(ROOT_INO, raw) is not None:
                 raise
-            directory = self.tree.make(ROOT_INO, raw, stat.S_IFDIR | 0o755, uid, gid)
-            return self._set(directory, self._templated(directory, texts) or settings)
+            told = self.tree.templates(name) or Settings()  # what is asked for goes on top
+            settings = self._valid(told.changed(texts))
+            mode = stat.S_IFDIR | 0o755
+            directory = self.tree.make(ROOT_INO, raw, mode, uid, gid, settings=settings)
+            return self.namespaces.of(directory)
+        settings = self._valid(Settings.parse(texts))
         if self.namespaces.own(directory.ino):
             raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
         return self._set(directory, settings)
-
-    def _templated(self, directory: Inode, texts: Mapping[str, str]) -> Settings | None:
-        """A template has given it settings; what is asked for goes on top of them."""
-        if not self.namespaces.own(directory.ino):
-            return None
-        return self._valid(self.settings(directory).changed(texts))
 
     def change(self, directory: Inode, texts: Mapping[str, str]) -> Namespace:
         """Tell a namespace something else; a directory without settings becomes one.
@@ -105,25 +126,28 @@ class Lifecycle:
         return self._set(directory, settings)
 
     def _valid(self, settings: Settings) -> Settings:
-        mounted = {tier.name for tier in self.residency.tiers}
-        missing = set(settings.media) - mounted
-        if missing:
-            raise ConfigError(
-                f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
-                f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
-            )
+        check_media(settings, self.residency.tiers)
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
         ino = directory.ino
+        keeps = [
+            told.eviction == Settings().eviction for told in (self.settings(directory), settings)
+        ]
         with self.catalog.batch() as batch:
-            if directory.namespace != ino:  # what is below is walked, and accounted to it
-                directory.namespace = ino
-                batch.put(directory)
+            if directory.namespace != ino:
+                self._begin(directory, batch)
+            elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
         self.residency.wake()
         return self.namespaces.of(directory)
+
+    def _begin(self, directory: Inode, batch: Batch) -> None:
+        """What is below is walked, and accounted to it."""
+        directory.namespace = directory.ino
+        batch.put(directory)
+        self.namespaces.account_anew(directory.ino, batch)
 
     def _switch(self, directory: Inode, settings: Settings) -> Namespace:
         """An empty directory takes the name, with all that the old one was but its content."""
@@ -165,6 +189,8 @@ class Lifecycle:
         return entry
 
     def _detach(self, directory: Inode, name: Dentry, batch: Batch) -> None:
+        if directory.namespace != directory.ino:  # it had no settings
+            self._begin(directory, batch)
         directory.links = ()
         batch.unlink(ROOT_INO, name)
         batch.put(directory)
@@ -202,6 +228,8 @@ class Lifecycle:
         """Back to the default."""
         default = Settings().to_text()
         field = name.removeprefix(PREFIX).decode("ascii", "replace")
+        if self.attribute(inode, name) is not None and self.namespaces.own(inode.ino) is None:
+            raise NoAttributeError(f"inode {inode.ino} has no settings of its own")
         if field not in default or field == "version":
             raise ConfigError(f"setting {field}: there is no such default to go back to")
         self.set_attribute(inode, name, default[field].encode())

@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -30,10 +30,10 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 MODELS_MAX = 10_000  # more are not told apart
 SECOND = 10**9
+USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
 SMALLEST = 16  # entries
 
 
@@ -53,12 +53,7 @@ class Namespace:
         self.opens = OpenOrder()
         self.would_be = eviction.WouldBe(SMALLEST)
         self._following = "lru"  # what `would_be` begins with
-        self._make_orders()
-
-    def _make_orders(self) -> None:
-        settings = self.settings
-        goes = "never" if settings.pin else settings.eviction
-        moves = "never" if settings.pin else "lru" if goes in {"never", "ttl"} else goes
+        goes, moves = _policies(settings)
         self.ram_only = _order(goes)
         self.ram_clean = _order(moves)
         self.on_nvme = _order(goes)
@@ -164,10 +159,10 @@ class Namespace:
         before, self.settings = self.settings, settings
         self.limits.change(settings)
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
-            old = self.orders
-            self._make_orders()
-            for order, fresh in zip(old, self.orders, strict=True):
-                fresh.take_over(order)
+            goes, moves = _policies(settings)
+            for order in (self.ram_only, self.ram_spare, self.on_nvme):
+                order.change(_policy(goes), goes=goes != "never")
+            self.ram_clean.change(_policy(moves), goes=moves != "never")
 
     def members(self, inode: Inode) -> set[int]:
         """What is here of an object's group."""
@@ -186,19 +181,38 @@ class Namespace:
 
     def expired(self, inode: Inode) -> bool:
         """Whether its time to live is over."""
+        return self.life(inode, 1.0) <= 0
+
+    def life(self, inode: Inode, most: float) -> float:
+        """Seconds until its time is over, `most` of them if it lives longer, or for ever."""
         ttl = self.settings.ttl
         if not ttl or not inode.sealed or not inode.is_file:
-            return False
+            return most
         at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
-        return time.time_ns() - at > ttl * SECOND
+        return min(most, ttl - (time.time_ns() - at) / SECOND)
+
+    def use_step(self, most: int) -> int:
+        """How old (ns) a time of use may be before it is noted anew: no more than `most`."""
+        settings = self.settings
+        if not settings.ttl or settings.ttl_from != "use":
+            return most
+        return min(most, settings.ttl * SECOND // USES_NOTED)
 
 
-def _discard(known: dict[int, T], ino: int) -> None:
-    known.pop(ino, None)
+def _policies(settings: Settings) -> tuple[str, str]:
+    """By which objects go, and by which their copies in RAM do."""
+    if settings.pin:
+        return "never", "never"
+    goes = settings.eviction
+    return goes, "lru" if goes in {"never", "ttl"} else goes
 
 
-def _order(policy: str) -> Order:
-    return Order(eviction.make(policy, 1, leaf_first=True), goes=policy != "never")
+def _policy(name: str) -> eviction.Policy:
+    return eviction.make(name, 1, leaf_first=True)
+
+
+def _order(name: str) -> Order:
+    return Order(_policy(name), goes=name != "never")
 
 
 class Namespaces:
@@ -209,7 +223,9 @@ class Namespaces:
         self.default = Namespace(ROOT_INO, Settings())
         self._all: dict[int, Namespace] = {ROOT_INO: self.default}
         self.dropped: dict[int, Namespace] = {}  # by top-level directory
-        self.unaccounted: dict[int, None] = {}  # directories to be walked, oldest first
+        self._ended: dict[int, Namespace] = {}  # what is open still, of those that are no more
+        # Directories to be walked, oldest first, and how often that was asked for.
+        self.unaccounted: Counter[int] = Counter()
         self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
         self._numbers: dict[tuple[str, str], int] = {}
         self.model_objects: Counter[int] = Counter()
@@ -220,19 +236,19 @@ class Namespaces:
         self.changed = trio.Event()  # something to walk, or other settings
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
-            self._load(ino, text.decode())
+            self._load(ino, text)
         for ino, _ in catalog.marks(b"r"):
             self._dropped(ino)
-        self.unaccounted.update((ino, None) for ino, _ in catalog.marks(b"t"))
+        self.unaccounted.update(ino for ino, _ in catalog.marks(b"t"))
         for number, value in catalog.marks(b"l"):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
             self._know(number, engine, model)
         self._look_for_limits()
 
-    def _load(self, ino: int, text: str) -> None:
+    def _load(self, ino: int, text: bytes) -> None:
         try:
-            settings = Settings.from_json(text)
-        except ConfigError as error:
+            settings = Settings.from_json(text.decode())
+        except (ConfigError, ValueError) as error:  # the latter from what is no JSON, or no UTF-8
             log.error("the settings of namespace %d are not used: %s", ino, error)
             settings = Settings()
         if ino == ROOT_INO:
@@ -251,8 +267,28 @@ class Namespaces:
         ino = inode.namespace
         found = self._all.get(ino)
         if found is None:
-            found = self.dropped.get(ino, self.default)
+            found = self.dropped.get(ino) or self._ended.get(ino, self.default)
         return found
+
+    def is_dropped(self, inode: Inode) -> bool:
+        """Whether all that leads to it is below a directory that was dropped."""
+        if not self.dropped:
+            return False
+        if not inode.links:
+            return (inode.ino if inode.is_dir else inode.namespace) in self.dropped
+        if len(inode.links) == 1 and not self.unaccounted:
+            return inode.namespace in self.dropped
+        # It was moved, and what it is accounted to may be old; or it has a name elsewhere.
+        return all(self._top(parent) in self.dropped for parent, _ in inode.links)
+
+    def _top(self, ino: int) -> int:
+        """The top-level directory above a directory, or itself."""
+        while ino not in self.dropped:
+            inode = self.catalog.inode(ino)
+            if inode is None or not inode.links or inode.links[0][0] == ROOT_INO:
+                break
+            ino = inode.links[0][0]
+        return ino
 
     def own(self, ino: int) -> Namespace | None:
         """What a directory is the namespace of; None if of none."""
@@ -298,6 +334,7 @@ class Namespaces:
 
     def _changed(self, ino: int, settings: Settings) -> None:
         self._wake()
+        self._paths.clear()  # they begin at namespaces
         found = self._all.get(ino)
         if found is None:
             self._all[ino] = Namespace(ino, settings)
@@ -308,7 +345,13 @@ class Namespaces:
     def forget(self, ino: int, batch: Batch) -> None:
         """Its directory is removed, and was empty."""
         batch.unmark(b"n", ino)
-        batch.then(partial(_discard, self._all, ino))
+        batch.then(partial(self._end, self._all, ino))
+
+    def _end(self, among: dict[int, Namespace], ino: int) -> None:
+        found = among.pop(ino, None)
+        if found is not None and found.objects:  # open, without a name
+            self._ended[ino] = found
+        self._look_for_limits()
 
     def drop(self, ino: int, batch: Batch) -> None:
         """All below this directory is gone from now on; its space follows."""
@@ -319,23 +362,26 @@ class Namespaces:
     def _dropped(self, ino: int) -> None:
         found = self._all.pop(ino, None)
         self.dropped[ino] = Namespace(ino, Settings()) if found is None else found
+        self.dropped[ino].limits.change(Settings())  # who waits there may go
+        self._look_for_limits()
         self._paths.clear()
         self._wake()
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
         batch.unmark(b"r", ino)
-        batch.then(partial(_discard, self.dropped, ino))
+        batch.then(partial(self._end, self.dropped, ino))
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""
         batch.mark(b"t", ino)
-        batch.then(partial(self.unaccounted.setdefault, ino))
+        batch.then(partial(self.unaccounted.update, [ino]))
         batch.then(self._wake)
 
     def end_account_anew(self, ino: int, batch: Batch) -> None:
         batch.unmark(b"t", ino)
-        batch.then(partial(_discard, self.unaccounted, ino))
+        batch.then(partial(self.unaccounted.__delitem__, ino))
+        batch.then(self._wake)  # it may have more than its quota now
 
     # Places
 
@@ -343,6 +389,7 @@ class Namespaces:
         """Account an inode to its directory's namespace, and read what its name says."""
         inode.namespace = directory.namespace
         if not inode.is_file:
+            self._paths.pop(inode.ino, None)
             return
         block = layouts.recognise(self._path(directory), name)
         # A temporary file is of no group before its rename; one in a temporary directory is.
@@ -432,6 +479,8 @@ class Namespaces:
         if len(holders) > 1:
             found.clean_bytes += sign * cost
             found.clean_objects += sign
+        if self._ended and not found.objects:
+            self._ended.pop(found.ino, None)
         if inode.model:
             self.model_objects[inode.model] += sign
             self.model_bytes[inode.model] += sign * cost

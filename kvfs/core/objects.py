@@ -203,7 +203,7 @@ class Objects:
                 fd = await self._make(tier, ino, 1)
             except TierError:
                 ram = residency.ram  # NVMe fails: go on with what there is
-                if ram is None or tier is ram:
+                if ram is None or tier is ram or not namespace.takes(ram):
                     raise
                 least = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
                 if not self.room.reserve(ram, least):
@@ -236,6 +236,7 @@ class Objects:
         held = OpenObject(
             inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
         )
+        held.expected = self.room.sizes.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
@@ -267,20 +268,25 @@ class Objects:
             if (
                 directory is not None
                 and directory.links
-                and directory.namespace not in self.residency.namespaces.dropped
+                and not self.residency.is_gone(directory)
                 and self.catalog.lookup(parent, name) is None
             ):
                 self._name(inode, directory, name, batch)
+                self.residency.namespaces.place(inode, directory, name, batch)  # it may have moved
                 batch.put(inode)
             else:
                 batch.then(partial(self.residency.counters.update, outrun=1))
+        if failpoints.active:
+            failpoints.reach("objects.published")
         held.publish = None
 
     async def _replace(self, inode: Inode) -> OpenObject:
         """Nobody has it open and its content is to go: begin a new one where there is room."""
         residency = self.residency
         parent, name = self._some_name(inode)
-        tier, reserved = await self.room.choose(parent, name, residency.namespaces.of(inode))
+        namespace = residency.namespaces.of(inode)
+        had = Tier.cost(inode.blocks)
+        tier, reserved = await self.room.choose(parent, name, namespace, replaces=had)
         version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
         try:
             fd = await self._make(tier, inode.ino, version)
@@ -302,6 +308,7 @@ class Objects:
             raise
         self._taken_back.pop(inode.ino, None)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
+        held.expected = self.room.sizes.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)

@@ -11,6 +11,7 @@ Not for saying whether an object may go now: that is `Room`.
 
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
@@ -39,6 +40,7 @@ class Order:
         self.policy = policy
         self.goes = goes
         self._members: dict[int, int | tuple[int, ...]] = {}  # by key
+        self._before: list[Policy] = []  # who said so before, as long as they have something
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
 
@@ -60,11 +62,16 @@ class Order:
             return
         if found != inode.ino and inode.ino not in self.members(key):
             self._members[key] = (*self.members(key), inode.ino)
-        self.policy.touch(key)
+        if self._discard_before(key):
+            self.policy.add(key, 0, inode.parent_key)
+        else:
+            self.policy.touch(key)
 
     def parent(self, key: int) -> int:
         """Of the block before it in its prompt; 0: not known."""
-        return self.policy.parent(key) if isinstance(self.policy, LeafFirst | Adaptive) else 0
+        policies = (self.policy, *self._before)
+        able = (policy for policy in policies if isinstance(policy, LeafFirst | Adaptive))
+        return next(filter(None, (policy.parent(key) for policy in able)), 0)
 
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
@@ -72,8 +79,11 @@ class Order:
         left = tuple(ino for ino in self.members(key) if ino != inode.ino)
         if left:
             self._members[key] = left
-        elif self._members.pop(key, None) is not None:
+        elif self._members.pop(key, None) is not None and not self._discard_before(key):
             self.policy.discard(key)
+
+    def _discard_before(self, key: int) -> bool:
+        return any(policy.discard(key) is not None for policy in self._before)
 
     def __contains__(self, inode: Inode) -> bool:
         """Whether it has been touched here."""
@@ -96,30 +106,44 @@ class Order:
             if inos:
                 return Victim(0, (inos.pop(),))
             del self._past[hour]
-        taken = self.policy.take(incoming) if self.goes else None
-        if taken is None:
+        key = self._take(incoming) if self.goes else None
+        if key is None:
             return None
-        key = taken[0]
         victim = Victim(key, self.members(key))
         del self._members[key]
         return victim
+
+    def _take(self, incoming: int | None) -> int | None:
+        while self._before:
+            before = self._before[0]
+            taken = before.take(incoming)
+            if taken is not None:
+                return taken[0]
+            key = next(iter(before), None)  # it never gave anything
+            if key is not None:
+                before.discard(key)
+                return key
+            del self._before[0]
+        taken = self.policy.take(incoming)
+        return None if taken is None else taken[0]
 
     def put_back(self, victim: Victim) -> None:
         """It cannot go now: it is the next again, or nearly so."""
         if victim.key:
             self._members[victim.key] = victim.inos if len(victim.inos) > 1 else victim.inos[0]
-            self.policy.put_back(victim.key, 0)
+            (self._before[0] if self._before else self.policy).put_back(victim.key, 0)
         else:
             hour = min(self._past, default=0)
             self._reversed = hour
             self._past.setdefault(hour, array("q")).append(victim.inos[0])
 
-    def take_over(self, other: "Order") -> None:
-        """What is in another order is the past here, and goes as it would have gone there.
+    def change(self, policy: Policy, *, goes: bool) -> None:
+        """Another policy from now on; what is here goes first, as it would have gone.
 
-        At 0.3 us a member (estimated) it is not cut into steps.
+        Of any size in no time: what is touched from now on is the new policy's.
         """
-        self._past = {-1: array("q", other)}
+        self._before = [one for one in (*self._before, self.policy) if len(one)]
+        self.policy, self.goes = policy, goes
 
     def give_room_for(self, entries: int) -> None:
         """How many groups there is room for at their mean size."""
@@ -130,5 +154,5 @@ class Order:
         for hour in sorted(self._past):
             inos = self._past[hour]
             yield from reversed(inos) if hour == self._reversed else inos
-        for key in self.policy:
+        for key in chain(*self._before, self.policy):
             yield from self.members(key)

@@ -67,6 +67,7 @@ class OpenObject:
     writers: int = 0
     reserved: int = 0
     sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
+    expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
@@ -184,7 +185,7 @@ class Residency:
         What has expired is dropped, unless it is in use.
         """
         namespaces = self.namespaces
-        if inode.namespace in namespaces.dropped:
+        if namespaces.is_dropped(inode):
             return True
         if not namespaces.of(inode).expired(inode):
             return False
@@ -362,6 +363,7 @@ class Residency:
         namespace = self.namespaces.of(inode)
         held, holds = self.holders(before), self.holders(inode)
         left = [namespace.order(before, tier, held) for tier in held]
+        namespace.take_back(before)
         orders = [namespace.order(inode, tier, holds) for tier in holds]
         for order in left:
             if order not in orders:
@@ -381,7 +383,15 @@ class Residency:
             batch.then(partial(self._held_otherwise, before, inode))
 
     def drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
-        """The object goes with all its names; kernel entries are invalidated."""
+        """The object goes with all its names, and what else is here of its group."""
+        self._drop(inode, reason, quarantine=quarantine)
+        for ino in self.namespaces.of(inode).members(inode):
+            other = self.inode(ino)
+            if other is not None and ino not in self.open and ino not in self.busy:
+                self._drop(other, "incomplete")  # half a group is a miss
+
+    def _drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
+        """Kernel entries are invalidated."""
         names: list[tuple[int, Dentry]] = []
         with self.catalog.batch() as batch:
             for parent, cookie in inode.links:
@@ -394,10 +404,6 @@ class Residency:
         self.counters[f"dropped_{reason}"] += 1
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
-        for ino in self.namespaces.of(inode).members(inode):
-            other = self.inode(ino)
-            if other is not None and ino not in self.open and ino not in self.busy:
-                self.drop(other, "incomplete")  # half a group is a miss
 
     def forget(
         self,

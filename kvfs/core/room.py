@@ -16,6 +16,8 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -33,7 +35,7 @@ Twins = Literal["uncopy", "spare", "lose"]
 Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
-TRIM = 16  # objects that are dropped for a quota before the loop has its turn
+AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -47,17 +49,22 @@ class Room:
         self.sizes = ExpectedSizes()
 
     async def choose(
-        self, parent: int, name: bytes, namespace: Namespace | None = None
+        self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
     ) -> tuple[Tier, int]:
         """The tier for a new file, with the bytes reserved there.
 
+        replaces: bytes of the object that it is a new version of, if it is one.
         Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that
         outgrows the RAM tier would get ENOSPC from the kernel, where kvfs cannot help it any more.
         """
         residency = self.residency
         namespace = namespace or residency.namespaces.default
         expected = self.sizes.expect(parent, name)
-        await self._keep_quota(namespace, expected or 0)
+        more = max(0, (expected or 0) - replaces)
+        if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
+            more = 0
+        while not self.keep_quota(namespace, more, objects=0 if replaces else 1, most=AT_ONCE):
+            await trio.lowlevel.checkpoint()
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
         ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
@@ -152,55 +159,40 @@ class Room:
             ):
                 pass
 
-    async def _keep_quota(self, namespace: Namespace, wanted: int) -> None:
-        """Drop of a namespace until one more object of that size is within its hard quotas.
+    def keep_quota(
+        self, namespace: Namespace, wanted: int, *, objects: int = 0, most: int = AT_ONCE
+    ) -> bool:
+        """Drop of a namespace, `most` groups, until so much more of it is within its hard quotas.
 
-        Raises QuotaError if nothing of it may go.
+        Whether it is. Raises QuotaError if nothing of it may go.
         """
-        while self._over(namespace, wanted, 1):
-            if not self.trim(namespace, wanted, 1):
-                settings = namespace.settings
+        settings = namespace.settings
+        if not (settings.quota_hard or settings.quota_objects):
+            return True
+        staged = [
+            max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)
+            for held in self.residency.staging.values()
+            if self.residency.namespaces.of(held.inode) is namespace
+        ]
+        size, count = wanted + sum(staged), objects + len(staged)
+        for _ in range(most):
+            if not (
+                0 < settings.quota_hard < namespace.bytes + size
+                or 0 < settings.quota_objects < namespace.objects + count
+            ):
+                return True
+            if not self._give_one(namespace):
                 raise QuotaError(
                     f"namespace {namespace.ino} has {namespace.objects} objects of "
                     f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
                     f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
                 )
-            await trio.lowlevel.checkpoint()  # a quota that was lowered may ask for much
+        return False
 
-    def _over(self, namespace: Namespace, wanted: int, objects: int) -> bool:
-        """Whether so much more is beyond a hard quota."""
-        settings = namespace.settings
-        if not (settings.quota_hard or settings.quota_objects):
-            return False
-        staged = [
-            self._claim(held)
-            for held in self.residency.staging.values()
-            if self.residency.namespaces.of(held.inode) is namespace
-        ]
-        return (0 < settings.quota_hard < namespace.bytes + wanted + sum(staged)) or (
-            0 < settings.quota_objects < namespace.objects + objects + len(staged)
-        )
-
-    def _claim(self, held: OpenObject) -> int:
-        """What an object that is being written has of a quota: what it has taken, or will.
-
-        Of one whose size nobody knows more may be reserved than it will ever need.
-        """
-        taken = os.fstat(held.fd).st_blocks * 512 if held.fd >= 0 else 0
-        inode = held.inode
-        entry = self.residency.catalog.dentry(*inode.links[0]) if inode.links else None
-        place = held.publish or (None if entry is None else (inode.links[0][0], entry.name))
-        expected = None if place is None else self.sizes.expect(*place)
-        return max(taken, min(held.reserved, expected or 0))
-
-    def trim(self, namespace: Namespace, wanted: int = 0, objects: int = 0) -> bool:
-        """Drop some of a namespace if it is beyond a hard quota; False if it is and nothing may."""
-        for _ in range(TRIM):
-            if not self._over(namespace, wanted, objects):
-                break
-            if not self._give_one(namespace):
-                return False
-        return True
+    def trim(self, namespace: Namespace) -> None:
+        """One more object of it was written: bring it within its hard quotas, if that can be."""
+        with suppress(QuotaError):  # nothing may go: the next create says so
+            self.keep_quota(namespace, 0)
 
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""
@@ -224,7 +216,8 @@ class Room:
         if self.nvme.health.down:  # its copies are no reason to give up the only good one
             return False
         nvme = self.nvme
-        stuck = [space for space in self.residency.namespaces if not space.takes(nvme)]
+        spaces = self.residency.namespaces
+        stuck = [*spaces.dropped.values(), *(one for one in spaces if not one.takes(nvme))]
         return (
             self._evict(_ram_clean, tier, "uncopy")
             or self._evict(_ram_spare, tier, "lose")
@@ -257,8 +250,10 @@ class Room:
         return False
 
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
-        spaces = self.residency.namespaces if among is None else among
-        return sorted(spaces, key=attrgetter("urgency"), reverse=True)
+        dropped = self.residency.namespaces.dropped
+        if among is None:  # what was dropped goes anyway
+            among = chain(dropped.values(), self.residency.namespaces)
+        return sorted(among, key=lambda one: (one.ino in dropped, *one.urgency), reverse=True)
 
     def _next(self, order: Order) -> Inode | None:
         """The first of what an order would give up next; it stays the next."""
@@ -355,6 +350,11 @@ class Room:
             else space.held[self.ram.name]
             for space in self.residency.namespaces
         )
+
+
+def _taken(held: OpenObject) -> int:
+    """Bytes that a file which is being written takes by now: less than was set aside for it."""
+    return 0 if held.fd < 0 else os.fstat(held.fd).st_blocks * 512
 
 
 _ram_only: Which = attrgetter("ram_only")

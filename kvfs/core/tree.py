@@ -95,8 +95,6 @@ class Tree:
             return self._parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
         if entry is None:
-            if self.residency.inode(parent) is None:
-                raise StaleError(f"directory {parent} is gone")
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 
@@ -138,7 +136,7 @@ class Tree:
         """
         found: list[tuple[bytes, Inode, int]] = []
         directory = self.residency.inode(ino)
-        if directory is None or not directory.links:
+        if directory is None or not directory.links or self.namespaces.is_dropped(directory):
             return found  # removed while open
         if cookie < COOKIE_SELF:
             found.append((b".", directory, COOKIE_SELF))
@@ -169,30 +167,35 @@ class Tree:
 
     def check_new(self, parent: int, name: bytes) -> Inode:
         """The directory that a new name may be made in."""
-        directory = self.directory(parent)
-        if not directory.links or directory.namespace in self.namespaces.dropped:
-            raise NotFoundError(f"directory {parent} was removed")
+        directory = self._to_enter(parent)
         if name in {b".", b".."} or self._entry(parent, name) is not None:
             raise ExistsError(f"{name!r} exists in directory {parent}")
+        return directory
+
+    def _to_enter(self, ino: int) -> Inode:
+        """The directory that a name may be given in."""
+        if self.residency.inode(ino) is None:
+            raise NotFoundError(f"directory {ino} is gone")
+        directory = self.directory(ino)
+        if not directory.links or self.namespaces.is_dropped(directory):
+            raise NotFoundError(f"directory {ino} was removed")
         return directory
 
     def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
         """A new inode as `directory` wants it: a setgid directory passes its group on.
 
-        Its namespace may say who owns what is made, and the mode of files.
+        Its namespace may say who owns files, and their mode.
         """
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
             if stat.S_ISDIR(mode):
                 mode |= stat.S_ISGID
         wanted = self.namespaces.of(directory).settings
-        if stat.S_ISREG(mode) and wanted.mode is not None:
-            mode = stat.S_IFREG | wanted.mode
-        inode = self.new(
-            mode,
-            uid if wanted.uid is None else wanted.uid,
-            gid if wanted.gid is None else wanted.gid,
-        )
+        if stat.S_ISREG(mode):
+            mode = mode if wanted.mode is None else stat.S_IFREG | wanted.mode
+            uid = uid if wanted.uid is None else wanted.uid
+            gid = gid if wanted.gid is None else wanted.gid
+        inode = self.new(mode, uid, gid)
         inode.namespace = directory.namespace
         return inode
 
@@ -206,8 +209,12 @@ class Tree:
         *,
         rdev: int = 0,
         target: bytes = b"",
+        settings: Settings | None = None,
     ) -> Inode:
-        """A directory, symbolic link, fifo, socket or device node."""
+        """A directory, symbolic link, fifo, socket or device node.
+
+        settings: of a new top-level directory, whatever the templates say.
+        """
         if len(target) > TARGET_MAX:
             raise NameTooLongError(f"link target of {len(target)} bytes, at most {TARGET_MAX}")
         directory = self.check_new(parent, name)
@@ -218,7 +225,7 @@ class Tree:
         directory.subdirs += inode.is_dir
         with self.catalog.batch() as batch:
             if parent == ROOT_INO and inode.is_dir:
-                settings = self.templates(name.decode("utf-8", "surrogateescape"))
+                settings = settings or self.templates(name.decode("utf-8", "surrogateescape"))
                 if settings is not None:
                     inode.namespace = inode.ino
                     self.namespaces.set(inode.ino, settings, batch)
@@ -312,8 +319,8 @@ class Tree:
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.directory(parent)
-        target_dir = source_dir if parent2 == parent else self.directory(parent2)
-        if not target_dir.links or target_dir.namespace in self.namespaces.dropped:
+        target_dir = source_dir if parent2 == parent else self._to_enter(parent2)
+        if not target_dir.links:
             raise NotFoundError(f"directory {parent2} was removed")
         if name2 in {b".", b".."}:
             raise ExistsError(f"{name2!r} cannot be replaced")
@@ -458,9 +465,11 @@ class Tree:
         """Note an access, as relatime does: when older than the last change, or than a minute.
 
         Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
+        Where objects live for a time after their last use it is noted more often.
         """
         now = self.now()
-        if inode.atime_ns <= inode.mtime_ns or now - inode.atime_ns > ATIME_STEP:
+        step = self.namespaces.of(inode).use_step(ATIME_STEP)
+        if inode.atime_ns <= inode.mtime_ns or now - inode.atime_ns > step:
             inode.atime_ns = now
             with self.catalog.batch() as batch:
                 batch.put(inode)

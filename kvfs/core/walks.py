@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
@@ -57,15 +58,18 @@ class Walks:
             elif not entries:
                 way.pop()
                 self._remove(ino, top=ino == top, parent=way[-1] if way else 0)
+            if failpoints.active:
+                failpoints.reach("walks.cleared")
             await self._pause()
         log.info("namespace %d was dropped, and nothing of it is left", top)
 
     def _clear_files(self, entries: list[Dentry], parent: int) -> int:
         """Unlink the files among some entries; a directory to be cleared first, or 0."""
         deeper = 0
+        inodes = self._inodes(entries)
         with self.catalog.batch() as batch:
             for entry in entries:
-                inode = self.residency.inode(entry.ino)
+                inode = inodes[entry.ino]
                 if inode is None:
                     batch.unlink(parent, entry)
                 elif inode.is_dir:
@@ -74,16 +78,28 @@ class Walks:
                     self._unlink(parent, entry, inode, batch)
         return deeper
 
+    def _inodes(self, entries: list[Dentry]) -> dict[int, Inode | None]:
+        """One record for all names of a file: a change of one step does not see another's."""
+        return {entry.ino: self.residency.inode(entry.ino) for entry in entries}
+
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         batch.unlink(parent, entry)
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         if inode.links:
-            batch.put(inode)
+            self._account_to_other(inode, batch)
         elif inode.ino in self.residency.open:
             batch.put(inode)
             batch.mark_unfinished(inode.ino)
         else:
             self.residency.forget(inode, batch)
+
+    def _account_to_other(self, inode: Inode, batch: Batch) -> None:
+        """It has a name elsewhere, from before the directory was a namespace."""
+        above, cookie = inode.links[0]
+        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
+        batch.put(inode)
+        if directory is not None and entry is not None:
+            self._place(inode, directory, entry.name, batch)
 
     def _remove(self, ino: int, *, top: bool, parent: int) -> None:
         inode = self.catalog.inode(ino)
@@ -91,8 +107,11 @@ class Walks:
             if inode is not None:
                 for above, cookie in inode.links:
                     entry = self.catalog.dentry(above, cookie)
-                    if entry is not None and above == parent:
+                    directory = self.catalog.inode(above)
+                    if entry is not None and directory is not None and above == parent:
                         batch.unlink(above, entry)
+                        directory.subdirs -= 1
+                        batch.put(directory)
                 batch.delete(inode)
             if top:
                 self.namespaces.end_drop(ino, batch)
@@ -107,30 +126,36 @@ class Walks:
     async def _account_anew(self, top: int) -> None:
         """Give all below a directory the namespace that the directory has."""
         way = [(top, 0)]
+        asked = self.namespaces.unaccounted[top]
         while way:
             ino, cookie = way.pop()
             directory = self.catalog.inode(ino)
-            if directory is None or not directory.links:
+            if directory is None:
                 continue
             entries = self.catalog.entries_after(ino, cookie, STEP)
             if entries:
                 way.append((ino, entries[-1].cookie))
+            inodes = self._inodes(entries)
             with self.catalog.batch() as batch:
                 for entry in entries:
-                    inode = self.residency.inode(entry.ino)
+                    inode = inodes[entry.ino]
                     if inode is None or self.namespaces.own(inode.ino):
                         continue
                     if inode.is_dir:
                         way.append((inode.ino, 0))
-                    if inode.namespace != directory.namespace:
-                        self._move(inode, directory, entry.name, batch)
+                    self._place(inode, directory, entry.name, batch)
+            if failpoints.active:
+                failpoints.reach("walks.accounted")
             await self._pause()
-        with self.catalog.batch() as batch:
-            self.namespaces.end_account_anew(top, batch)
+        if self.namespaces.unaccounted[top] == asked:  # else it moved again meanwhile
+            with self.catalog.batch() as batch:
+                self.namespaces.end_account_anew(top, batch)
 
-    def _move(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+    def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
         before = inode.copy()
         self.namespaces.place(inode, directory, name, batch)
+        if inode == before:
+            return
         batch.put(inode)
         if self.residency.accounted(inode):
             batch.then(partial(self.residency.dismiss, before))

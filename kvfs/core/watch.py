@@ -1,18 +1,19 @@
 """Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth`, `space` and `health` run as long as the mount lives; what they find becomes
-reservations, capacities, the health of tiers and, where it must, victims. Not for the accounts
-themselves.
+Contract: `growth`, `space`, `quotas` and `health` run as long as the mount lives; what they find
+becomes reservations, capacities, the health of tiers and, where it must, victims. Not for the
+accounts themselves.
 """
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
-from kvfs.errors import TierError
+from kvfs.errors import QuotaError, TierError
 from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
@@ -69,11 +70,6 @@ class Watch:
             residency.note_used(self.spent())
             for namespace in list(residency.namespaces):
                 namespace.fit(residency.tiers)
-                before = 0
-                while namespace.objects != before:  # a quota was lowered
-                    before = namespace.objects
-                    self.room.trim(namespace)
-                    await trio.lowlevel.checkpoint()
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 
@@ -82,6 +78,18 @@ class Watch:
         while True:
             await trio.sleep(HALF_LIFE)
             self.residency.namespaces.hot.decay()
+
+    async def quotas(self) -> None:
+        """Bring namespaces within their hard quotas when those have changed."""
+        namespaces = self.residency.namespaces
+        await self.residency.census_done.wait()
+        while True:
+            changed = namespaces.changed
+            for namespace in list(namespaces):
+                with suppress(QuotaError):  # nothing may go: the next create says so
+                    while not self.room.keep_quota(namespace, 0):
+                        await trio.lowlevel.checkpoint()
+            await changed.wait()
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""

@@ -158,8 +158,9 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = inode.ctime_ns
         # Set-id bits go when the file is written: nobody may act on an older mode.
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
-        entry.entry_timeout = self.timeout if lasting and not hidden else 0
-        entry.attr_timeout = self.timeout if lasting and held is None else 0
+        timeout = max(0.0, self.residency.namespaces.of(inode).life(inode, self.timeout))
+        entry.entry_timeout = timeout if lasting and not hidden else 0
+        entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
 
     @_answer

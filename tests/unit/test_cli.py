@@ -63,6 +63,18 @@ STATUS: dict[str, Any] = {
     "writers": 2,
     "jobs": 3,
     "counters": {"opens_ram": 17, "mover_failures": 0},
+    "namespaces": [
+        {
+            "name": "[ns]",
+            "settings": {"quota_hard": "1G", "eviction": "adaptive"},
+            "bytes": 1 << 20,
+            "objects": 5,
+            "counters": {"read_ram": 3, "read_nvme": 4, "read_bytes": 1 << 20},
+            "following": "lru",
+            "hit_ratio_at": {"0.5": 0.25, "2": 0.5, "4": 0.75},
+        },
+    ],
+    "hot": [{"path": "[ns]/a.kv", "opens": 6}],
     "options": {"ram": "2G", "log_level": "info"},
 }
 
@@ -327,6 +339,8 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
+    assert "[ns] 5 1.0 MiB 1G 7 25.0% 50.0% 75.0% adaptive (lru)" in shown
+    assert "opens of [ns]/a.kv 6" in shown
 
 
 def test_status_as_json_is_what_the_daemon_said(

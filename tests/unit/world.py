@@ -14,13 +14,17 @@ import xxhash
 
 from kvfs.catalog import ROOT_INO, Catalog, Inode
 from kvfs.core.flow import Flow, Work
+from kvfs.core.lifecycle import Lifecycle
+from kvfs.core.namespaces import Namespace
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
+from kvfs.core.walks import Walks
 from kvfs.daemon import Mount
 from kvfs.movement import copying
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
+from kvfs.settings import Settings
 from kvfs.tiers import NvmeTier, RamTier, Tier, calls
 
 T = TypeVar("T")
@@ -121,6 +125,7 @@ class World:
         self.passthrough = passthrough
         self.kind = objects
         self.gone: list[tuple[int, bytes, int]] = []
+        self.templates: Callable[[str], Settings | None] = lambda _: None
         self.start()
         trio.run(self.census)
 
@@ -137,7 +142,9 @@ class World:
         self.residency.gone = self._gone
         self.residency.estimate()
         self.room = Room(self.residency)
-        self.tree = Tree(self.residency)
+        self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
+        self.lifecycle = Lifecycle(self.tree, gone=self._gone)
+        self.walks = Walks(self.tree)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
         self.flow = Flow(self.residency, self.room, self.movers, promote_after=2, reclaimable=25)
@@ -236,6 +243,43 @@ class World:
     def find(self, name: bytes, parent: int = ROOT_INO) -> Inode:
         return self.tree.lookup(parent, name)
 
+    async def make_file(self, path: bytes, content: bytes) -> Inode:
+        """A whole file below directories that are there."""
+        *above, name = path.split(b"/")
+        parent = self.at(b"/".join(above)).ino
+        held = await self.create(name, content, parent)
+        await self.close(held, writable=True)
+        return held.inode
+
+    def at(self, path: bytes) -> Inode:
+        """What a path leads to. Raises NotFoundError."""
+        found = self.tree.inode(ROOT_INO)
+        for name in filter(None, path.split(b"/")):
+            found = self.tree.lookup(found.ino, name)
+        return found
+
+    def mkdir(self, path: bytes) -> Inode:
+        above, _, name = path.rpartition(b"/")
+        return self.tree.make(self.at(above).ino, name, stat.S_IFDIR | 0o755, 0, 0)
+
+    def namespace(self, name: str, **settings: str) -> Namespace:
+        return self.lifecycle.make(name, settings, uid=0, gid=0)
+
+    def tell(self, name: str, **settings: str) -> Namespace:
+        return self.lifecycle.change(self.lifecycle.directory(name), settings)
+
+    def drop(self, name: str) -> None:
+        self.lifecycle.drop(self.lifecycle.directory(name))
+
+    async def walk(self) -> None:
+        """Until nothing is dropped, or accounted to what it was in before, any more."""
+        namespaces = self.residency.namespaces
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.walks.run)
+            while namespaces.dropped or namespaces.unaccounted:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
     async def read(self, ino: int) -> bytes:
         held = await self.objects.open(ino, writable=False)
         try:
@@ -293,7 +337,7 @@ class World:
         used, objects = Counter[str](), Counter[str]()
         clean = clean_objects = 0
         found: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
-        spaces = {space: [0, 0] for space in residency.namespaces}
+        spaces = {space: [0, 0] for space in self.spaces()}
         for inode in self.inodes():
             held = residency.open.get(inode.ino)
             if not inode.is_file or inode.ino in residency.limbo:
@@ -320,6 +364,9 @@ class World:
             assert has == wanted, f"{tier.name}: {has}, should be {wanted}"
         for space, counted in spaces.items():
             assert [space.bytes, space.objects] == counted, f"namespace {space.ino}"
+            copies = sum(space.held_objects.values())
+            assert copies == space.objects + space.clean_objects, f"namespace {space.ino}"
+            assert set(space.spare) == set(space.ram_spare), f"namespace {space.ino}"
         assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
         # Those of NVMe may be there in vain, from the past.
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
@@ -329,7 +376,14 @@ class World:
 
     def listed(self, which: str) -> list[int]:
         """What the orders of that name hold."""
-        return [ino for space in self.residency.namespaces for ino in getattr(space, which)]
+        return [ino for space in self.spaces() for ino in getattr(space, which)]
+
+    def spaces(self) -> list[Namespace]:
+        """All, also those that were dropped, and those of which only open files are left."""
+        namespaces = self.residency.namespaces
+        left = (*namespaces.dropped.values(), *namespaces._ended.values())
+        assert all(space.objects for space in namespaces._ended.values())
+        return [*namespaces, *left]
 
     def check(self) -> None:
         """What holds between any two operations."""
