@@ -6,7 +6,7 @@ file. Without limits `passes` is all that is asked. Not for what namespaces comp
 (`kvfs.fairness.shares`).
 """
 
-from kvfs.fairness.token_bucket import TokenBucket
+from kvfs.fairness.token_bucket import LATE, TokenBucket
 from kvfs.settings import Settings
 
 
@@ -14,8 +14,8 @@ class Limits:
     """`on` says whether there are any."""
 
     def __init__(self, settings: Settings) -> None:
-        self._opens = {False: TokenBucket(0), True: TokenBucket(0)}  # by whether it is to write
-        self._bytes = {False: TokenBucket(0), True: TokenBucket(0)}
+        self._opens = {write: TokenBucket(0, LATE) for write in (False, True)}
+        self._bytes = {write: TokenBucket(0, LATE) for write in (False, True)}
         self.change(settings)
 
     def change(self, settings: Settings) -> None:

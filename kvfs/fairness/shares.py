@@ -14,7 +14,7 @@ from collections.abc import Hashable
 import trio
 
 from kvfs.fairness.start_time import StartTimeFair
-from kvfs.fairness.token_bucket import TokenBucket
+from kvfs.fairness.token_bucket import LATE, TokenBucket
 
 PIECE = 16 << 20  # bytes; at 10 GB/s 600 charges a second, and 1.7 ms for each
 
@@ -26,7 +26,7 @@ class Shares:
     """
 
     def __init__(self, nursery: trio.Nursery, rate: float = 0.0) -> None:
-        self.total = TokenBucket(rate)
+        self.total = TokenBucket(rate, LATE)
         self._queue = StartTimeFair()
         self._nursery = nursery
         self._charging = False

@@ -5,6 +5,9 @@ object may be larger than any burst: under 10 MiB/s, 64 MiB pass at once, and wh
 6.4 s. Whoever waits passes in the order of arrival, and loses nothing but its place when it is
 cancelled. For one trio run. Not for sharing between competitors: `kvfs.fairness.fair_queue`.
 
+Whoever waits is woken late, by 1 ms on a busy machine, as long as 8 MiB take at 8 GB/s. What a
+burst saves up makes good for it: without any, a limit of 755 MB/s gave 690.
+
 Kept is not a level of tokens but the time at which the debt is paid, as in the virtual scheduling
 form of the generic cell rate algorithm (ITU-T I.371, annex A): there is nothing to refill, and no
 rounding decides whether one more wait is needed.
@@ -14,11 +17,13 @@ import math
 
 import trio
 
+LATE = 0.05  # s of burst, where it is to make good for late waking and no more
+
 
 class TokenBucket:
-    """`rate` a second, 0 for no limit; `burst` is what an idle time saves up at most.
+    """`rate` a second, 0 for no limit; `burst` s of it are what an idle time saves up at most.
 
-    Both in what is charged: bytes, or operations. Raises ValueError for a negative one.
+    The rate is of what is charged: bytes, or operations. Raises ValueError for a negative one.
     """
 
     def __init__(self, rate: float, burst: float = 0.0) -> None:
@@ -80,7 +85,7 @@ class TokenBucket:
     def charge(self, cost: float) -> None:
         """Make it debt at once, whoever waits: for what cannot be put off, as a close."""
         if self._rate:
-            saved_up = trio.current_time() - self._burst / self._rate
+            saved_up = trio.current_time() - self._burst
             self._paid_at = max(self._paid_at, saved_up) + cost / self._rate
 
 

@@ -41,7 +41,7 @@ def ask(*arguments: str) -> Any:  # noqa: ANN401 - JSON
 def create(mounted: Mounted, objects: int, policy: str) -> None:
     """Make the namespace: an empty directory with a quota and a policy."""
     settings = [f"quota_objects={objects}", f"eviction={policy}"]
-    command = [*KVFS, "ns", "create", str(mounted.path), NAMESPACE, *settings]
+    command = [*KVFS, "ns", "create", str(mounted.path / NAMESPACE), *settings]
     if subprocess.run(command, check=False).returncode:
         raise Failed(f"{' '.join(command[len(KVFS) :])} failed")
 

@@ -4,10 +4,13 @@
 
 Reader processes open, read and close objects in RAM, in two namespaces at once:
 
-- limit: both read as fast as they can, which is the bandwidth; then one is limited to a tenth of it
-  (`kvfs ns set MOUNTPOINT NAME read_bytes=...`);
-- weights: all together are limited to a third of that bandwidth, so that there is overload
-  (`kvfs set MOUNTPOINT bandwidth=...`), and their weights are 3 to 1.
+- at first both read as fast as they can. A third of that is the mount's bandwidth from then on
+  (`kvfs set MOUNTPOINT bandwidth=...`): there is overload, and the rest of the machine, whose load
+  differs from turn to turn, does not decide what a share is of;
+- limit: one is limited to a tenth of the bandwidth (`kvfs ns set MOUNTPOINT/NAME read_bytes=...`);
+- weights: theirs are 3 to 1;
+- bulk: one loads in bulk (`priority=bulk`), the other gets what it would without it, but for the
+  twentieth that bulk is promised.
 
 What is read within a window in the middle of each turn counts: not the start of the processes.
 """
@@ -33,6 +36,7 @@ PATIENCE = 60.0  # s beyond the turn itself, for processes to start and to end
 WARM_UP = 1.0  # s
 TENTH, WITHIN = 0.10, 0.02
 THREE, TOLERANCE = 3.0, 0.15
+BULK = 0.05  # of the bandwidth, for all bulk together while others want it
 processes = multiprocessing.get_context("spawn")
 
 
@@ -58,13 +62,15 @@ def read(
     found.put((os.path.basename(os.path.dirname(paths[0])), total))
 
 
-def turn(mounted: Mounted, objects: int, readers: int, seconds: float) -> dict[str, float]:
-    """Bytes a second that each namespace reads while both do."""
-    start = processes.Barrier(readers * len(NAMES))
+def turn(
+    mounted: Mounted, objects: int, readers: int, seconds: float, names: Sequence[str] = NAMES
+) -> dict[str, float]:
+    """Bytes a second that each namespace reads while all of `names` do."""
+    start = processes.Barrier(readers * len(names))
     found: Queue[tuple[str, int]] = processes.Queue()
     started = []
     try:
-        for name in NAMES:
+        for name in names:
             paths = [str(mounted.path / name / f"{number}.bin") for number in range(objects)]
             for _ in range(readers):
                 reader = processes.Process(target=read, args=(paths, seconds, start, found))
@@ -101,7 +107,9 @@ def populate(mounted: Mounted, objects: int, bytes_each: int) -> None:
 @click.option("--objects", default=16, show_default=True, help="In each namespace.")
 @click.option("--size", "text", default="8M", show_default=True, help="Of an object.")
 @click.option(
-    "--only", type=click.Choice(["limit", "weights", "none"]), help="none: the bandwidth alone."
+    "--only",
+    type=click.Choice(["limit", "weights", "bulk", "none"]),
+    help="none: the bandwidth alone.",
 )
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
 def main(
@@ -114,15 +122,16 @@ def main(
     bars = []
     ram = 2 * len(NAMES) * objects * bytes_each + 256 * MiB
     with scratch() as folder, kvfs(folder / "kv", f"ram={ram}") as mounted:
-        where = str(mounted.path)
+        where, one = str(mounted.path), str(mounted.path / NAMES[0])
         populate(mounted, objects, bytes_each)
         note(f"two namespaces of {objects} objects of {size_name(bytes_each)}")
         rows["without limits"] = turn(mounted, objects, readers, seconds)
-        bandwidth = sum(rows["without limits"].values())
+        bandwidth = int(sum(rows["without limits"].values()) / 3)
+        command("set", where, f"bandwidth={bandwidth}")
         if only in {None, "limit"}:
-            command("ns", "set", where, "one", f"read_bytes={int(TENTH * bandwidth)}")
+            command("ns", "set", one, f"read_bytes={int(TENTH * bandwidth)}")
             rows["one limited to 10 %"] = turn(mounted, objects, readers, seconds)
-            command("ns", "set", where, "one", "read_bytes=0")
+            command("ns", "set", one, "read_bytes=0")
             rates = rows["one limited to 10 %"]
             share = rates["one"] / sum(rates.values())
             of_limit = f"{rates['one'] / (TENTH * bandwidth):.3f} of its limit"
@@ -131,15 +140,26 @@ def main(
                 Bar("the same", TENTH + WITHIN, at_least=False).judged(share, of_limit),
             ]
         if only in {None, "weights"}:
-            command("set", where, f"bandwidth={int(bandwidth / 3)}")
-            command("ns", "set", where, "one", "weight=300")
-            rows["weights 3:1, a third of it"] = turn(mounted, objects, readers, seconds)
-            rates = rows["weights 3:1, a third of it"]
+            command("ns", "set", one, "weight=300")
+            rows["weights 3:1"] = turn(mounted, objects, readers, seconds)
+            rates = rows["weights 3:1"]
             quotient = rates["one"] / rates["other"] if rates["other"] else None
-            whole = f"{sum(rates.values()) / (bandwidth / 3):.3f} of the bandwidth"
+            whole = f"{sum(rates.values()) / bandwidth:.3f} of the bandwidth"
             bars += [
                 Bar("weights of 3:1", THREE * (1 - TOLERANCE)).judged(quotient, whole),
                 Bar("the same", THREE * (1 + TOLERANCE), at_least=False).judged(quotient, whole),
+            ]
+        if only in {None, "bulk"}:
+            command("ns", "set", one, "weight=100", "priority=bulk")
+            rows["other alone"] = turn(mounted, objects, readers, seconds, NAMES[1:])
+            rows["one in bulk"] = turn(mounted, objects, readers, seconds)
+            alone, rates = (rows[who] for who in ("other alone", "one in bulk"))
+            share = rates["one"] / sum(rates.values())
+            bars += [
+                Bar("normal beside bulk / alone", 1 - 2 * BULK).judged(
+                    rates["other"] / alone["other"]
+                ),
+                Bar("share of bulk beside normal", BULK / 2).judged(share),
             ]
     report.document["results"] = rows
     report.table(
