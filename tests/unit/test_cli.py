@@ -390,7 +390,6 @@ def test_sizes_are_shown_as_people_read_them(size: int, text: str) -> None:
 
 
 def test_doctor_tries_passthrough_and_huge_pages_for_real() -> None:
-    before = runtime.mounts()
     result = kvfs("doctor", "--json")
     report = json.loads(result.stdout)
     checks = {check["name"]: check for check in report["checks"]}
@@ -403,7 +402,7 @@ def test_doctor_tries_passthrough_and_huge_pages_for_real() -> None:
     assert report["ok"] == all(check["verdict"] == "ok" for check in checks.values())
     assert result.exit_code == (0 if report["ok"] else 1)
     assert checks["passthrough"]["found"] == "tried, works" or checks["passthrough"]["cure"]
-    assert runtime.mounts() == before
+    assert not [mount for mount in runtime.mounts() if "kvfs-probe-" in mount.path]
 
 
 def test_doctor_names_the_cure_of_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
