@@ -38,29 +38,32 @@ class Order:
         """`goes`: whether anything here may ever be taken."""
         self.policy = policy
         self.goes = goes
-        self._members: dict[int, int | tuple[int, ...]] = {}  # by key
+        self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second member
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
 
     def __len__(self) -> int:
         """Groups, and objects of the past, which may be there in vain."""
-        return len(self._members) + sum(map(len, self._past.values()))
+        return len(self.policy) + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
-        found = self._members.get(key, ())
-        return found if isinstance(found, tuple) else (found,)
+        group = self._groups.get(key)
+        if group is None:
+            ino = self.policy.value(key)
+            return () if ino is None else (ino,)
+        return group
 
     def touch(self, inode: Inode) -> None:
         """It was used, or is new here."""
-        key = inode.key or inode.ino
-        found = self._members.get(key)
-        if found is None:
-            self._members[key] = inode.ino
-            self.policy.add(key, 0, inode.parent_key)
+        ino = inode.ino
+        key = inode.key or ino
+        found = self.policy.touch(key)
+        if found == ino and key not in self._groups:
             return
-        if found != inode.ino and inode.ino not in self.members(key):
-            self._members[key] = (*self.members(key), inode.ino)
-        self.policy.touch(key)
+        if found is None:
+            self.policy.add(key, ino, inode.parent_key)
+        elif ino not in (group := self._groups.get(key, (found,))):
+            self._groups[key] = (*group, ino)
 
     def parent(self, key: int) -> int:
         """Of the block before it in its prompt; 0: not known."""
@@ -69,10 +72,14 @@ class Order:
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
         key = key_of(inode)
-        left = tuple(ino for ino in self.members(key) if ino != inode.ino)
+        members = self.members(key)
+        left = tuple(ino for ino in members if ino != inode.ino)
+        if left == members:
+            return
         if left:
-            self._members[key] = left
-        elif self._members.pop(key, None) is not None:
+            self._groups[key] = left
+        else:
+            self._groups.pop(key, None)
             self.policy.discard(key)
 
     def __contains__(self, inode: Inode) -> bool:
@@ -99,16 +106,15 @@ class Order:
         taken = self.policy.take(incoming) if self.goes else None
         if taken is None:
             return None
-        key = taken[0]
-        victim = Victim(key, self.members(key))
-        del self._members[key]
-        return victim
+        key, ino = taken
+        return Victim(key, self._groups.pop(key, (ino,)))
 
     def put_back(self, victim: Victim) -> None:
         """It cannot go now: it is the next again, or nearly so."""
         if victim.key:
-            self._members[victim.key] = victim.inos if len(victim.inos) > 1 else victim.inos[0]
-            self.policy.put_back(victim.key, 0)
+            if len(victim.inos) > 1:
+                self._groups[victim.key] = victim.inos
+            self.policy.put_back(victim.key, victim.inos[0])
         else:
             hour = min(self._past, default=0)
             self._reversed = hour

@@ -9,7 +9,7 @@ of what is nowhere and is never stored are not counted. Not for choosing a polic
 
 from collections.abc import Callable
 
-from kvfs.eviction.ghosts import Ghost, Sample
+from kvfs.eviction.ghosts import GOLDEN, Ghost, Sample
 
 TIMES = (0.5, 1.0, 2.0, 4.0)
 ENTRIES = 512  # of the ghost of the cache's own size: seven and a half times as many in all
@@ -58,9 +58,9 @@ class WouldBe:
 
     def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
         """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
-        if key not in self._sample:
+        if (key * GOLDEN >> 40) & self._sample.mask:
             return
-        missed = [ghost for ghost in self._ghosts.values() if not ghost.touch(key)]
+        missed = [ghost for ghost in self._ghosts.values() if ghost.touch(key) is None]
         if missed:
             ancestor = self._sample.ancestor(parent, parent_of)
             for ghost in missed:
