@@ -25,7 +25,7 @@ from kvfs.core.order import Order, key_of
 from kvfs.errors import ConfigError
 from kvfs.fairness.hot_objects import HotObjects
 from kvfs.fairness.shares import Shares
-from kvfs.settings import Settings
+from kvfs.settings import MEDIA, Settings
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ MODELS_MAX = 10_000  # more are not told apart
 SECOND = 10**9
 USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
 SMALLEST = 16  # entries
+_READ = {name: f"read_{name}" for name in MEDIA}  # by tier
+COUNTERS = (*_READ.values(), "read_bytes", "written", "written_bytes")
 
 
 class Namespace:
@@ -47,7 +49,7 @@ class Namespace:
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
-        self.counters: Counter[str] = Counter()
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
         self.opens = OpenOrder()
@@ -100,7 +102,7 @@ class Namespace:
                 if inode in order:
                     order.discard(inode)
                     order.touch(inode)
-        self.would_be.see(key_of(inode), inode.parent_key, self._parent)
+        self.would_be.see(key_of(inode), inode.parent_key, self.parent)
 
     def describe(self) -> dict[str, Any]:
         """What it holds and what became of what was asked of it, for people; bytes and counts."""
@@ -112,13 +114,14 @@ class Namespace:
                 name: {"bytes": size, "objects": self.held_objects[name]}
                 for name, size in self.held.items()
             },
-            "counters": dict(self.counters),
+            "counters": {name: count for name, count in self.counters.items() if count},
             "following": self.winner,
             "capacity_objects": self.would_be.capacity,
             "hit_ratio_at": {f"{at:g}": share for at, share in self.would_be.answers().items()},
         }
 
-    def _parent(self, key: int) -> int:
+    def parent(self, key: int) -> int:
+        """The key of the block before it in its prompt; 0: not known."""
         return next(filter(None, (order.parent(key) for order in self.orders)), 0)
 
     def fit(self, tiers: list[Tier]) -> None:
@@ -317,9 +320,10 @@ class Namespaces:
     def read(self, inode: Inode, tier: Tier) -> None:
         """An object was opened to read."""
         found = self.of(inode)
-        found.counters[f"read_{tier.name}"] += 1
-        found.counters["read_bytes"] += inode.size
-        found.see(inode)
+        counters = found.counters
+        counters[_READ[tier.name]] += 1
+        counters["read_bytes"] += inode.size
+        found.would_be.see(inode.key or inode.ino, inode.parent_key, found.parent)
         self.hot.touch(inode.ino)
 
     def written(self, inode: Inode) -> None:

@@ -39,33 +39,38 @@ class Order:
         """`goes`: whether anything here may ever be taken."""
         self.policy = policy
         self.goes = goes
-        self._members: dict[int, int | tuple[int, ...]] = {}  # by key
+        self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second one
         self._before: list[Policy] = []  # who said so before, as long as they have something
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
 
     def __len__(self) -> int:
         """Groups, and objects of the past, which may be there in vain."""
-        return len(self._members) + sum(map(len, self._past.values()))
+        policies = sum(len(policy) for policy in (self.policy, *self._before))
+        return policies + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
-        found = self._members.get(key, ())
-        return found if isinstance(found, tuple) else (found,)
+        group = self._groups.get(key)
+        if group is not None:
+            return group
+        for policy in (self.policy, *self._before):
+            ino = policy.value(key)
+            if ino is not None:
+                return (ino,)
+        return ()
 
     def touch(self, inode: Inode) -> None:
         """It was used, or is new here."""
-        key = inode.key or inode.ino
-        found = self._members.get(key)
-        if found is None:
-            self._members[key] = inode.ino
-            self.policy.add(key, 0, inode.parent_key)
+        ino = inode.ino
+        key = inode.key or ino
+        found = self.policy.touch(key)
+        if found == ino and key not in self._groups:
             return
-        if found != inode.ino and inode.ino not in self.members(key):
-            self._members[key] = (*self.members(key), inode.ino)
-        if self._discard_before(key):
-            self.policy.add(key, 0, inode.parent_key)
-        else:
-            self.policy.touch(key)
+        if found is None:
+            found = self._discard_before(key)
+            self.policy.add(key, ino if found is None else found, inode.parent_key)
+        if found is not None and ino not in (group := self._groups.get(key, (found,))):
+            self._groups[key] = (*group, ino)
 
     def parent(self, key: int) -> int:
         """Of the block before it in its prompt; 0: not known."""
@@ -76,14 +81,20 @@ class Order:
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
         key = key_of(inode)
-        left = tuple(ino for ino in self.members(key) if ino != inode.ino)
+        members = self.members(key)
+        left = tuple(ino for ino in members if ino != inode.ino)
+        if left == members:
+            return
         if left:
-            self._members[key] = left
-        elif self._members.pop(key, None) is not None and not self._discard_before(key):
+            self._groups[key] = left
+            return
+        self._groups.pop(key, None)
+        if self._discard_before(key) is None:
             self.policy.discard(key)
 
-    def _discard_before(self, key: int) -> bool:
-        return any(policy.discard(key) is not None for policy in self._before)
+    def _discard_before(self, key: int) -> int | None:
+        found = (policy.discard(key) for policy in self._before)
+        return next((ino for ino in found if ino is not None), None)
 
     def __contains__(self, inode: Inode) -> bool:
         """Whether it has been touched here."""
@@ -106,32 +117,32 @@ class Order:
             if inos:
                 return Victim(0, (inos.pop(),))
             del self._past[hour]
-        key = self._take(incoming) if self.goes else None
-        if key is None:
+        taken = self._take(incoming) if self.goes else None
+        if taken is None:
             return None
-        victim = Victim(key, self.members(key))
-        del self._members[key]
-        return victim
+        key, ino = taken
+        return Victim(key, self._groups.pop(key, (ino,)))
 
-    def _take(self, incoming: int | None) -> int | None:
+    def _take(self, incoming: int | None) -> tuple[int, int] | None:
         while self._before:
             before = self._before[0]
             taken = before.take(incoming)
             if taken is not None:
-                return taken[0]
+                return taken
             key = next(iter(before), None)  # it never gave anything
-            if key is not None:
-                before.discard(key)
-                return key
+            ino = None if key is None else before.discard(key)
+            if key is not None and ino is not None:
+                return key, ino
             del self._before[0]
-        taken = self.policy.take(incoming)
-        return None if taken is None else taken[0]
+        return self.policy.take(incoming)
 
     def put_back(self, victim: Victim) -> None:
         """It cannot go now: it is the next again, or nearly so."""
         if victim.key:
-            self._members[victim.key] = victim.inos if len(victim.inos) > 1 else victim.inos[0]
-            (self._before[0] if self._before else self.policy).put_back(victim.key, 0)
+            if len(victim.inos) > 1:
+                self._groups[victim.key] = victim.inos
+            policy = self._before[0] if self._before else self.policy
+            policy.put_back(victim.key, victim.inos[0])
         else:
             hour = min(self._past, default=0)
             self._reversed = hour

@@ -17,10 +17,9 @@ number of entries that there is really room for. docs/eviction.md has the figure
 
 from collections.abc import Iterator
 
-from kvfs.eviction.ghosts import KINDS, Ghost, Sample
+from kvfs.eviction.ghosts import GOLDEN, KINDS, Ghost, Sample
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.succession import Succession
-from kvfs.eviction.wouldbe import WouldBe
 
 ENTRIES = 2048  # of a ghost at most
 _WINDOW = 4  # capacities' worth of accesses: 2 changed too often, 8 too late
@@ -47,7 +46,6 @@ class Adaptive:
         self._order = LeafFirst(KINDS[self.winner](capacity))
         self._past: Succession | None = None
         self.switches = 0
-        self.would_be = WouldBe(capacity, self.winner)
 
     def _ghost_entries(self) -> int:
         return max(1, self._capacity >> self._sample.shift)
@@ -63,7 +61,7 @@ class Adaptive:
 
     @capacity.setter
     def capacity(self, entries: int) -> None:
-        self._capacity = self._order.capacity = self.would_be.capacity = entries
+        self._capacity = self._order.capacity = entries
         shift = self._sample.shift
         self._sample.fit(entries)
         for ghost in self._ghosts:
@@ -86,13 +84,17 @@ class Adaptive:
         if key in self._sample:
             self._see(key, parent)
 
-    def touch(self, key: int) -> bool:
-        if not self._order.touch(key):
-            return False
+    def touch(self, key: int) -> int | None:
+        value = self._order.inner.touch(key)  # nearly all are there: a call less
+        if value is None and (value := self._order.touch(key)) is None:
+            return None
         self._since += 1
-        if key in self._sample:
+        if not (key * GOLDEN >> 40) & self._sample.mask:
             self._see(key, self._order.parent(key))
-        return True
+        return value
+
+    def value(self, key: int) -> int | None:
+        return self._order.value(key)
 
     def discard(self, key: int) -> int | None:
         """The ghosts keep it: it may be stored again."""
@@ -109,7 +111,7 @@ class Adaptive:
         self._order.put_back(key, value)
 
     def _see(self, key: int, parent: int) -> None:
-        missed = [ghost for ghost in self._ghosts if not ghost.touch(key)]
+        missed = [ghost for ghost in self._ghosts if ghost.touch(key) is None]
         if missed:
             if len(missed) < len(self._ghosts):
                 self._compare(missed)
@@ -117,7 +119,6 @@ class Adaptive:
             for ghost in missed:
                 ghost.misses += 1
                 ghost.store(key, ancestor)
-        self.would_be.see(key, parent, self._order.parent, self._since)
         self._accesses += self._since
         self._since = 0
         self._due += 1
@@ -151,7 +152,6 @@ class Adaptive:
         self._apart = dict.fromkeys(KINDS, 0.0)
         self._best = best
         self.switches += 1
-        self.would_be.follow(best.kind)
 
     def parent(self, key: int) -> int:
         """What `add` was told; 0: it has none, or is not here."""

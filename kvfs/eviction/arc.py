@@ -33,14 +33,17 @@ class Arc:
             self._t1[key] = value
         self._returning = None
 
-    def touch(self, key: int) -> bool:
-        if key in self._t2:
+    def touch(self, key: int) -> int | None:
+        value = self._t2.get(key)
+        if value is not None:
             self._t2.move_to_end(key)
-        elif key in self._t1:
-            self._t2[key] = self._t1.pop(key)
-        else:
-            return False
-        return True
+        elif (value := self._t1.pop(key, None)) is not None:
+            self._t2[key] = value
+        return value
+
+    def value(self, key: int) -> int | None:
+        value = self._t1.get(key)
+        return self._t2.get(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
         value = self._t1.pop(key, None)

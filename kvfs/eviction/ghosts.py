@@ -23,20 +23,24 @@ KINDS: dict[str, Callable[[int], Policy]] = {
     "arc": Arc,
     "bimodal": Bimodal,
 }
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
 _FAR = 4  # times the expected number of parents: the walk ends there, for 1 in e**4 too early
 
 
 class Sample:
-    """Which keys are looked at, for a cache of so many entries."""
+    """Which keys are looked at, for a cache of so many entries.
 
-    __slots__ = ("_mask", "most", "shift")
+    Those of which `key * GOLDEN >> 40` has no bit of `mask`: where each access passes, that is
+    asked without a call, which costs as much again.
+    """
+
+    __slots__ = ("mask", "most", "shift")
 
     def __init__(self, capacity: int, most: int) -> None:
         """`most`: entries of a ghost as large as the cache."""
         self.most = most
         self.shift = 0
-        self._mask = 0
+        self.mask = 0
         self.fit(capacity)
 
     def fit(self, capacity: int) -> bool:
@@ -47,11 +51,11 @@ class Sample:
         while shift and capacity >> shift < self.most // 4:
             shift -= 1
         changed = shift != self.shift
-        self.shift, self._mask = shift, (1 << shift) - 1
+        self.shift, self.mask = shift, (1 << shift) - 1
         return changed
 
     def __contains__(self, key: int) -> bool:
-        return not (key * _GOLDEN >> 40) & self._mask
+        return not (key * GOLDEN >> 40) & self.mask
 
     def ancestor(self, parent: int, parent_of: Callable[[int], int]) -> int:
         """The nearest in the sample, from `parent` up; 0: none."""
@@ -72,7 +76,7 @@ class Ghost:
     def __init__(self, kind: str, entries: int) -> None:
         self.kind = kind
         self.policy = LeafFirst(KINDS[kind](entries))
-        self.touch = self.policy.touch  # an access; False: it would have missed
+        self.touch = self.policy.touch  # an access; None: it would have missed
         self.misses = 0.0  # the owner counts them, and lets them decay
 
     def store(self, key: int, parent: int) -> None:

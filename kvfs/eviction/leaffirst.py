@@ -54,14 +54,16 @@ class LeafFirst:
             if parent in self._gone and parent not in self:
                 self._orphans[key] = parent
 
-    def touch(self, key: int) -> bool:
-        if self.inner.touch(key):
-            return True
-        if key not in self._parked:
-            return False
-        self._ready.pop(key, None)
-        self.inner.add(key, self._parked.pop(key))
-        return True
+    def touch(self, key: int) -> int | None:
+        value = self.inner.touch(key)
+        if value is None and (value := self._parked.pop(key, None)) is not None:
+            self._ready.pop(key, None)
+            self.inner.add(key, value)
+        return value
+
+    def value(self, key: int) -> int | None:
+        value = self.inner.value(key)
+        return self._parked.get(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
         value = self._parked.pop(key, None)

@@ -48,13 +48,18 @@ class Lfu:
         self.discard(key)
         self._insert(self._head.after(1), key, value)
 
-    def touch(self, key: int) -> bool:
+    def touch(self, key: int) -> int | None:
         old = self._of.get(key)
         if old is None:
-            return False
-        self._insert(old.after(old.count + 1), key, old.queue.pop(key))
+            return None
+        value = old.queue.pop(key)
+        self._insert(old.after(old.count + 1), key, value)
         self._tidy(old)
-        return True
+        return value
+
+    def value(self, key: int) -> int | None:
+        frequency = self._of.get(key)
+        return None if frequency is None else frequency.queue[key]
 
     def discard(self, key: int) -> int | None:
         frequency = self._of.pop(key, None)

@@ -34,8 +34,11 @@ class Policy(Protocol):
         `LeafFirst` and `Adaptive` make use of it.
         """
 
-    def touch(self, key: int) -> bool:
-        """An access. False: the key is not here, and nothing has changed."""
+    def touch(self, key: int) -> int | None:
+        """An access; its value. None: the key is not here, and nothing has changed."""
+
+    def value(self, key: int) -> int | None:
+        """What it was added with, without an access; None: it is not here."""
 
     def discard(self, key: int) -> int | None:
         """It left for another reason than eviction; its value. None: it was absent."""

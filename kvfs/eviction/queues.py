@@ -25,8 +25,11 @@ class Fifo:
         self._queue[key] = value
         self._queue.move_to_end(key)
 
-    def touch(self, key: int) -> bool:
-        return key in self._queue
+    def touch(self, key: int) -> int | None:
+        return self._queue.get(key)
+
+    def value(self, key: int) -> int | None:
+        return self._queue.get(key)
 
     def discard(self, key: int) -> int | None:
         return self._queue.pop(key, None)
@@ -53,11 +56,11 @@ class Lru(Fifo):
 
     __slots__ = ()
 
-    def touch(self, key: int) -> bool:
-        if key in self._queue:
+    def touch(self, key: int) -> int | None:
+        value = self._queue.get(key)
+        if value is not None:
             self._queue.move_to_end(key)
-            return True
-        return False
+        return value
 
 
 class Bimodal(Lru):

@@ -46,13 +46,17 @@ class S3Fifo:
             self._main[key] = value
         self._returning = None
 
-    def touch(self, key: int) -> bool:
-        if key not in self._main and key not in self._small:
-            return False
-        uses = self._uses.get(key, 0)
-        if uses < MOST:
-            self._uses[key] = uses + 1
-        return True
+    def touch(self, key: int) -> int | None:
+        value = self.value(key)
+        if value is not None:
+            uses = self._uses.get(key, 0)
+            if uses < MOST:
+                self._uses[key] = uses + 1
+        return value
+
+    def value(self, key: int) -> int | None:
+        value = self._main.get(key)
+        return self._small.get(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
         self._uses.pop(key, None)

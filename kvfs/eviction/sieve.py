@@ -25,11 +25,15 @@ class Sieve:
         self.discard(key)
         self._ahead[key] = value
 
-    def touch(self, key: int) -> bool:
-        if key in self._ahead or key in self._passed:
+    def touch(self, key: int) -> int | None:
+        value = self.value(key)
+        if value is not None:
             self._visited.add(key)
-            return True
-        return False
+        return value
+
+    def value(self, key: int) -> int | None:
+        value = self._ahead.get(key)
+        return self._passed.get(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
         self._visited.discard(key)

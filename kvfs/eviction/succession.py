@@ -31,11 +31,15 @@ class Succession:
         self.past.discard(key)
         self.new.add(key, value, parent)
 
-    def touch(self, key: int) -> bool:
+    def touch(self, key: int) -> int | None:
         value = self.past.discard(key)
         if value is not None:
             self.new.add(key, value)
         return self.new.touch(key)
+
+    def value(self, key: int) -> int | None:
+        value = self.new.value(key)
+        return self.past.value(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
         value = self.past.discard(key)

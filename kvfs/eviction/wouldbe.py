@@ -12,7 +12,7 @@ with does not decide the ratio by being in the sample or not (SHARDS-adj of that
 
 from collections.abc import Callable
 
-from kvfs.eviction.ghosts import Ghost, Sample
+from kvfs.eviction.ghosts import GOLDEN, Ghost, Sample
 
 TIMES = (0.5, 1.0, 2.0, 4.0)
 ENTRIES = 512  # of the ghost of the cache's own size: seven and a half times as many in all
@@ -61,18 +61,12 @@ class WouldBe:
             for key in list(policy):
                 ghost.policy.add(key, 0, policy.parent(key))
 
-    def see(
-        self, key: int, parent: int, parent_of: Callable[[int], int], accesses: int = 1
-    ) -> None:
-        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0.
-
-        Who has looked which keys are in a larger sample says how many `accesses` there were since
-        the last call, with this one.
-        """
-        self._accesses += accesses
-        if key not in self._sample:
+    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
+        self._accesses += 1
+        if (key * GOLDEN >> 40) & self._sample.mask:
             return
-        missed = [ghost for ghost in self._ghosts.values() if not ghost.touch(key)]
+        missed = [ghost for ghost in self._ghosts.values() if ghost.touch(key) is None]
         if missed:
             ancestor = self._sample.ancestor(parent, parent_of)
             for ghost in missed:

@@ -33,6 +33,7 @@ from scripts.bench.report import Report, note, number
 DEPTH = 50  # blocks of a prompt
 SIZE = 2 << 20  # bytes of an object
 CALLS = 100_000
+PIECE = 200  # records, 80 KB
 ROUNDS = 5
 PLACES = ("ram", "nvme", "ram+nvme")
 NAMESPACE = 2  # an inode number
@@ -60,11 +61,19 @@ def block(residency: Residency, at: int, place: str) -> Inode:
 
 
 def each(call: Callable[[Inode], object], inodes: Sequence[Inode]) -> float:
-    """Microseconds of processor time for one of these."""
-    begin = time.thread_time_ns()
-    for inode in inodes:
-        call(inode)
-    return (time.thread_time_ns() - begin) / len(inodes) / 1000
+    """Microseconds of processor time for one of these.
+
+    The record has just been read from the catalog when it is touched: it is in the processor's
+    cache, as it is here, by pieces that fit there.
+    """
+    spent = 0
+    for start in range(0, len(inodes), PIECE):
+        piece = [inode.copy() for inode in inodes[start : start + PIECE]]
+        begin = time.thread_time_ns()
+        for inode in piece:
+            call(inode)
+        spent += time.thread_time_ns() - begin
+    return spent / len(inodes) / 1000
 
 
 def run(objects: int, place: str, eviction: str, seed: int) -> dict[str, float]:

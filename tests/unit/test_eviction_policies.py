@@ -168,11 +168,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        assert self.policy.touch(data.draw(st.sampled_from(sorted(self.model))))
+        key = data.draw(st.sampled_from(sorted(self.model)))
+        assert self.policy.touch(key) == self.policy.value(key) == self.model[key]
 
     @rule(key=KEYS)
     def touch_any(self, key: int) -> None:
-        assert self.policy.touch(key) == (key in self.model)
+        assert self.policy.touch(key) == self.policy.value(key) == self.model.get(key)
 
     @rule(key=KEYS)
     def discard(self, key: int) -> None:
