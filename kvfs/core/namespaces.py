@@ -209,7 +209,7 @@ class Namespaces:
         self.changed = trio.Event()  # something to walk, or other settings
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
-            self._load(ino, text.decode())
+            self._load(ino, text.decode(errors="replace"))
         for ino, _ in catalog.marks(b"r"):
             self._dropped(ino)
         self.unaccounted.update((ino, None) for ino, _ in catalog.marks(b"t"))
@@ -222,7 +222,9 @@ class Namespaces:
         try:
             settings = Settings.from_json(text)
         except ConfigError as error:
-            log.error("the settings of namespace %d are not used: %s", ino, error)
+            log.error(
+                "namespace %d has the default settings, since its own are bad: %s", ino, error
+            )
             settings = Settings()
         if ino == ROOT_INO:
             self.default.change(settings)
@@ -376,7 +378,7 @@ class Namespaces:
         known = self._numbers.get((engine, model))
         if known is not None:
             return known
-        number = len(self._numbers) + 1
+        number = max(self.models, default=0) + 1
         if number > MODELS_MAX:
             return 0
         value = f"{engine}\0{model}".encode("utf-8", "surrogateescape")

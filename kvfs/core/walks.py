@@ -7,11 +7,12 @@ Not for what eviction drops (`Room`).
 """
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 
 import trio
 
-from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import CatalogError
@@ -46,7 +47,12 @@ class Walks:
     # Dropped
 
     async def _clear(self, top: int) -> None:
-        """Remove all below a directory that was dropped, deepest first, and the directory."""
+        """Remove all below a directory that was dropped, deepest first, and the directory.
+
+        What was moved away before is accounted to where it is now first: it does not go along.
+        """
+        for ino in list(self.namespaces.unaccounted):
+            await self._account_anew(ino)
         way = [top]
         while way:
             ino = way[-1]
@@ -64,8 +70,7 @@ class Walks:
         """Unlink the files among some entries; a directory to be cleared first, or 0."""
         deeper = 0
         with self.catalog.batch() as batch:
-            for entry in entries:
-                inode = self.residency.inode(entry.ino)
+            for entry, inode in self._inodes(entries):
                 if inode is None:
                     batch.unlink(parent, entry)
                 elif inode.is_dir:
@@ -80,22 +85,44 @@ class Walks:
         if inode.links:
             batch.put(inode)
         elif inode.ino in self.residency.open:
+            before, inode.namespace = inode.copy(), ROOT_INO  # the mount's, until it is closed
             batch.put(inode)
             batch.mark_unfinished(inode.ino)
+            self._count_anew(before, inode, batch)
         else:
             self.residency.forget(inode, batch)
 
     def _remove(self, ino: int, *, top: bool, parent: int) -> None:
-        inode = self.catalog.inode(ino)
+        """A directory in which there is nothing any more."""
+        inode, above = self.catalog.inode(ino), self.catalog.inode(parent)
         with self.catalog.batch() as batch:
             if inode is not None:
-                for above, cookie in inode.links:
-                    entry = self.catalog.dentry(above, cookie)
-                    if entry is not None and above == parent:
-                        batch.unlink(above, entry)
-                batch.delete(inode)
+                for link in inode.links:
+                    entry = self.catalog.dentry(*link)
+                    if entry is not None and link[0] == parent and above is not None:
+                        batch.unlink(parent, entry)
+                        above.subdirs -= 1
+                        batch.put(above)
+                self.residency.forget(inode, batch)
             if top:
                 self.namespaces.end_drop(ino, batch)
+
+    def _inodes(self, entries: list[Dentry]) -> Iterator[tuple[Dentry, Inode | None]]:
+        """Entries with their inodes, of which several names share one.
+
+        None also for a record that makes no sense, over which a walk goes on. Raises CatalogError
+        if one cannot be read.
+        """
+        found: dict[int, Inode | None] = {}
+        for entry in entries:
+            if entry.ino not in found:
+                try:
+                    found[entry.ino] = self.residency.inode(entry.ino)
+                except CatalogError:
+                    if entry.ino not in self.catalog.unreadable:
+                        raise
+                    found[entry.ino] = None
+            yield entry, found[entry.ino]
 
     async def _pause(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -116,8 +143,7 @@ class Walks:
             if entries:
                 way.append((ino, entries[-1].cookie))
             with self.catalog.batch() as batch:
-                for entry in entries:
-                    inode = self.residency.inode(entry.ino)
+                for entry, inode in self._inodes(entries):
                     if inode is None or self.namespaces.own(inode.ino):
                         continue
                     if inode.is_dir:
@@ -132,6 +158,9 @@ class Walks:
         before = inode.copy()
         self.namespaces.place(inode, directory, name, batch)
         batch.put(inode)
+        self._count_anew(before, inode, batch)
+
+    def _count_anew(self, before: Inode, inode: Inode, batch: Batch) -> None:
         if self.residency.accounted(inode):
             batch.then(partial(self.residency.dismiss, before))
             batch.then(partial(self.residency.count_anew, inode))
