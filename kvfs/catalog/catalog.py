@@ -39,6 +39,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteOptions,
@@ -404,15 +405,23 @@ class Catalog:
         options = ReadOptions()
         options.set_iterate_upper_bound(_after(prefix))
         cut = len(prefix)
+        found = self._iterator(options)
+        # Rdict.items() would end at a block that cannot be read as it does behind the last key.
+        valid, key, value, step = found.valid, found.key, found.value, found.next
         try:
-            # Rdict.items() would end at a block that cannot be read as it does behind the last key.
-            found = self._db.iter(options)
             found.seek(prefix + start)
-            valid, key, value, step = found.valid, found.key, found.value, found.next
             while valid():
                 yield key()[cut:], value()
                 step()
             found.status()
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+        finally:
+            del found, valid, key, value, step  # RocksDB stays open while an error's frame has them
+
+    def _iterator(self, options: ReadOptions) -> RdictIter:
+        try:
+            return self._db.iter(options)
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
 

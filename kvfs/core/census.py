@@ -64,7 +64,7 @@ class Census:
             at = inodes[-1].ino
             residency.end_census_step()
             await trio.lowlevel.checkpoint()
-        residency.counters["inodes_unreadable"] += len(residency.catalog.unreadable)
+        residency.counters["inodes_unreadable"] = len(residency.catalog.unreadable)
         if residency.nvme is not None and residency.nvme.grows:
             residency.nvme.configured += residency.nvme.used
         residency.end_census()

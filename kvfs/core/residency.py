@@ -48,6 +48,7 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
     "missing",
     "quarantined",
     "swept",
+    "inodes_unreadable",
     "mover_failures",
     "job_failures",
 )

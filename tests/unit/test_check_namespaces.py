@@ -381,6 +381,37 @@ def test_what_was_moved_is_right_until_it_is_accounted_anew(tmp_path: Path) -> N
         trio.run(case, made)
 
 
+def test_a_directory_whose_entries_nobody_sees_takes_them_along(tmp_path: Path) -> None:
+    """An expired file that is open, and one of a namespace that was dropped after it was moved."""
+
+    async def case(made: World) -> None:
+        there = await spaces(made)
+        lifecycle(made).change(made.find(b"m"), {"ttl": "1s"})
+        e = made.tree.make(there.m.ino, b"e", DIR, 0, 0)
+        one = await store(made, b"x", e.ino)
+        made.tree.link(one.ino, e.ino, b"x2")
+        held = await made.objects.open(one.ino, writable=False)
+        held.inode.mtime_ns = 0
+        made.tree.rmdir(there.m.ino, b"e")
+        await made.close(held, writable=False)
+
+        made.tree.rename(there.n.ino, b"d", ROOT_INO, b"d", 0)
+        deep = made.tree.make(there.d.ino, b"deep", DIR, 0, 0)
+        made.tree.rename(there.d.ino, b"deep", there.n.ino, b"deep", 0)
+        await store(made, b"y", deep.ino)
+        made.tree.rename(there.n.ino, b"deep", there.d.ino, b"deep", 0)
+        lifecycle(made).drop(made.find(b"n"))
+        assert names(made) == {"/a", "/d", "/d/deep", "/m"}
+        made.tree.rmdir(there.d.ino, b"deep")
+        made.tree.rmdir(ROOT_INO, b"d")
+        await walk(made)
+        assert (await look(made))[0] == []
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
 def test_what_waits_for_its_name_is_no_damage(tmp_path: Path) -> None:
     """While it is written, and after a death; the next mount removes it, mark and all."""
 
