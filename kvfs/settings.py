@@ -254,9 +254,12 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         """Return what to_json wrote. A field that an older version did not know has its default.
 
-        Raises ConfigError for one that only a newer version knows.
+        Raises ConfigError for one that only a newer version knows, and for what is no settings.
         """
-        texts = json.loads(text)
+        try:
+            texts = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"settings {text[:80]!r}: expected JSON: {error}") from None
         if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
             raise ConfigError(f"settings {text[:80]}: expected texts by name")
         return cls.parse(texts)

@@ -11,7 +11,10 @@ from kvfs.catalog.catalog import Dentry
 from kvfs.catalog.inode import Inode
 
 INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
+SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
 
+NAME_MAX = 255
+_MODELS_MAX = (1 << 32) - 1  # an inode has 32 bits for it
 _U64 = struct.Struct(">Q")
 _TWO = struct.Struct(">QQ")
 
@@ -32,7 +35,7 @@ def cookie_key(parent: int, cookie: int) -> bytes:
 
 
 def number(key: bytes) -> int | None:
-    """The inode that a key of INODES or MARKS is about."""
+    """The inode that a key of INODES, or of a mark, is about; the model that one of MODELS is."""
     return _U64.unpack(key)[0] if len(key) == _U64.size else None
 
 
@@ -73,6 +76,19 @@ def by_name(key: bytes, value: bytes) -> tuple[int, Dentry] | None:
     if len(key) <= _U64.size or len(value) != _TWO.size:
         return None
     return _U64.unpack_from(key)[0], Dentry(key[_U64.size :], *_TWO.unpack(value))
+
+
+def publication(value: bytes) -> tuple[int, bytes] | None:
+    """(directory, name) of a value of UNPUBLISHED."""
+    name = value[_U64.size :]
+    good = 0 < len(name) <= NAME_MAX and b"/" not in name and b"\0" not in name
+    return (_U64.unpack_from(value)[0], name) if good else None
+
+
+def model(key: bytes, value: bytes) -> int | None:
+    """The number of a pair of MODELS, whose value is the engine, a zero and the model's name."""
+    found = number(key)
+    return found if found and found <= _MODELS_MAX and b"\0" in value else None
 
 
 def xattr(key: bytes) -> tuple[int, bytes] | None:

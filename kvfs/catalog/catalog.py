@@ -23,6 +23,7 @@ Keys (integers big endian, so that they sort):
 
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteOptions,
@@ -113,11 +115,16 @@ class Batch:
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
-        if inode.key and self._catalog.format != FORMAT:
-            self.set_fact("format", str(FORMAT))
-            self.then(partial(setattr, self._catalog, "format", FORMAT))
+        if inode.placed:
+            self._be_of_this_format()
         self._put.append(inode)
         self._changes.append((_inode_key(inode.ino), inode.pack()))
+
+    def _be_of_this_format(self) -> None:
+        """What is written now is nothing that the kvfs of an older format could read."""
+        if self._catalog.format != FORMAT:
+            self.set_fact("format", str(FORMAT))
+            self.then(partial(setattr, self._catalog, "format", FORMAT))
 
     def delete(self, inode: Inode) -> None:
         """Forget an inode with its attributes; its names are unlinked apart."""
@@ -158,7 +165,8 @@ class Batch:
         self._changes.append((b"m" + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """One of the kinds that belong to an inode number: n, r, t, p, l."""
+        """One of the kinds that belong to a number: n, r, t, p, l."""
+        self._be_of_this_format()
         self._changes.append((kind + _U64.pack(ino), value))
 
     def unmark(self, kind: bytes, ino: int) -> None:
@@ -213,6 +221,7 @@ class Catalog:
         self._read_only = False  # for want of room
         self._looked_at = read_only
         self._failed = False  # a write, and not for want of room
+        self.unreadable: set[int] = set()  # inodes whose records make no sense, so far
         self._check_whole()
         try:
             if read_only:
@@ -396,9 +405,23 @@ class Catalog:
         options = ReadOptions()
         options.set_iterate_upper_bound(_after(prefix))
         cut = len(prefix)
+        found = self._iterator(options)
+        # Rdict.items() would end at a block that cannot be read as it does behind the last key.
+        valid, key, value, step = found.valid, found.key, found.value, found.next
         try:
-            for key, value in self._db.items(from_key=prefix + start, read_opt=options):
-                yield key[cut:], value  # type: ignore[index, misc]  # raw mode: always bytes
+            found.seek(prefix + start)
+            while valid():
+                yield key()[cut:], value()
+                step()
+            found.status()
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+        finally:
+            del found, valid, key, value, step  # RocksDB stays open while an error's frame has them
+
+    def _iterator(self, options: ReadOptions) -> RdictIter:
+        try:
+            return self._db.iter(options)
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
 
@@ -424,27 +447,50 @@ class Catalog:
         return None if value is None else value.decode()
 
     def inode(self, ino: int) -> Inode | None:
+        """Raises CatalogError also for a record that makes no sense."""
         record = self._get(_inode_key(ino))
-        return None if record is None else Inode.unpack(ino, record)
+        if record is None:
+            return None
+        found = self._readable(ino, record)
+        if found is None:
+            raise CatalogError(f"catalog {self.path}: the record of inode {ino} makes no sense")
+        return found
+
+    def _readable(self, ino: int, record: bytes) -> Inode | None:
+        """The inode, or None for a record that makes no sense."""
+        try:
+            return Inode.unpack(ino, record)
+        except struct.error as error:
+            if ino not in self.unreadable:
+                self.unreadable.add(ino)
+                log.error(
+                    "catalog %s: the record of inode %d makes no sense (%s): "
+                    "kvfs fsck --repair removes it",
+                    *(self.path, ino, error),
+                )
+            return None
 
     def inodes(self, inos: Sequence[int]) -> list[Inode | None]:
-        """Many at once; None where there is none."""
+        """Many at once; None where there is none, or an unreadable one."""
         if not inos:
             return []
         try:
             records = self._db.get([_inode_key(ino) for ino in inos])
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: read failed: {error}") from error
-        return [
-            None if record is None else Inode.unpack(ino, record)
-            for ino, record in zip(inos, records, strict=True)  # type: ignore[arg-type]
-        ]
+        found = list(zip(inos, records, strict=True))  # type: ignore[arg-type]
+        try:
+            return [None if data is None else Inode.unpack(ino, data) for ino, data in found]
+        except struct.error:
+            return [None if data is None else self._readable(ino, data) for ino, data in found]
 
     def inodes_after(self, ino: int, limit: int) -> list[Inode]:
-        """Up to `limit` inodes with greater numbers, in order."""
-        found = []
+        """Up to `limit` inodes with greater numbers, in order; without the `unreadable` ones."""
+        found: list[Inode] = []
         for key, record in self._scan(b"i", _U64.pack(ino + 1)):
-            found.append(Inode.unpack(_U64.unpack(key)[0], record))
+            inode = self._readable(_U64.unpack(key)[0], record) if len(key) == _U64.size else None
+            if inode is not None:
+                found.append(inode)
             if len(found) == limit:
                 break
         return found
@@ -477,15 +523,17 @@ class Catalog:
         return [(b"q" + key, value) for key, value in self._scan(b"q")]
 
     def marks(self, kind: bytes) -> list[tuple[int, bytes]]:
-        """(inode, value) of all that is marked so, by number."""
-        return [(_U64.unpack(key)[0], value) for key, value in self._scan(kind)]
+        """(inode, value) of all that is marked so, by number; not what has no number for a key."""
+        return [
+            (_U64.unpack(key)[0], value) for key, value in self._scan(kind) if len(key) == _U64.size
+        ]
 
     def mark(self, kind: bytes, ino: int) -> bytes | None:
         """What an inode is marked with; None if it is not."""
         return self._get(kind + _U64.pack(ino))
 
     def unfinished(self) -> list[int]:
-        return [_U64.unpack(key)[0] for key, _ in self._scan(b"o")]
+        return [ino for ino, _ in self.marks(b"o")]
 
 
 def _write_batch(changes: Changes) -> WriteBatch:

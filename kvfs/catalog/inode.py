@@ -71,6 +71,11 @@ class Inode:
     def nlink(self) -> int:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
 
+    @property
+    def placed(self) -> bool:
+        """Whether its record has the part that format 1 did not know."""
+        return self.key != 0 or self.namespace != ROOT_INO
+
     def copy(self) -> "Inode":
         """The record as it is now, whatever becomes of this one."""
         return replace(self)
@@ -81,7 +86,7 @@ class Inode:
             setattr(self, name, getattr(other, name))
 
     def pack(self) -> bytes:
-        placed = self.key or self.namespace != ROOT_INO
+        placed = self.placed
         fixed = _FIXED.pack(
             self.mode,
             self.uid,

@@ -2,9 +2,11 @@
 
 Contract: until `run` has counted, `Residency.census_done` is not set, and creates that depend on
 the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
-backing files that no inode means, which a crash left half done.
+backing files that no inode means, which a crash left half done. What cannot be read of the catalog
+is said, counted (`inodes_unreadable`) and passed by: `fsck` is for that.
 """
 
+import logging
 import os
 import time
 from collections.abc import Container
@@ -15,8 +17,12 @@ from pathlib import Path
 
 import trio
 
+from kvfs.catalog import Inode
 from kvfs.core.residency import Residency
+from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
 
 CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 
@@ -28,9 +34,10 @@ class Census:
         self.residency = residency
         self._jobs = jobs
         self._started = time.time()
+        self._failed = False
 
     async def run(self) -> None:
-        """Count, then sweep."""
+        """Count, then sweep. Raises CatalogError once; called again it goes on where it was."""
         await self._count()
         for tier in self.residency.tiers:
             await self._sweep(tier)
@@ -39,7 +46,10 @@ class Census:
         residency = self.residency
         at = residency.counted_to
         while at < residency.first_new:
-            inodes = residency.catalog.inodes_after(at, CENSUS_STEP)
+            inodes = self._read(at)
+            if inodes is None:
+                at += CENSUS_STEP
+                continue
             for inode in inodes:
                 if inode.ino >= residency.first_new:
                     break
@@ -54,10 +64,26 @@ class Census:
             at = inodes[-1].ino
             residency.end_census_step()
             await trio.lowlevel.checkpoint()
+        residency.counters["inodes_unreadable"] = len(residency.catalog.unreadable)
         if residency.nvme is not None and residency.nvme.grows:
             residency.nvme.configured += residency.nvme.used
         residency.end_census()
         residency.wake()
+
+    def _read(self, at: int) -> list[Inode] | None:
+        """The next inodes; None if they cannot be read, and could not be a moment ago."""
+        catalog = self.residency.catalog
+        try:
+            return catalog.inodes_after(at, CENSUS_STEP)
+        except CatalogError as error:
+            if not self._failed:
+                self._failed = True
+                raise
+            try:
+                return catalog.inodes_after(at, 1)
+            except CatalogError:
+                log.error("inodes from %d on are not counted: %s", at + 1, error)
+                return None
 
     async def _sweep(self, tier: Tier) -> None:
         """Unlink backing files that no inode means: what a crash left half done."""
@@ -76,7 +102,10 @@ class Census:
                 owner = ino or _owner(path)
                 if owner >= residency.first_new or owner in self._jobs or ino in residency.busy:
                     continue
-                inode = residency.inode(ino) if ino else None
+                try:
+                    inode = residency.inode(ino) if ino else None
+                except CatalogError:  # it may be the one that means this file
+                    continue
                 if inode and inode.version == version and tier in residency.holders(inode):
                     continue
                 if ino or await wait(partial(_older, path, self._started)):

@@ -252,7 +252,9 @@ class Namespaces:
         try:
             settings = Settings.from_json(text.decode())
         except (ConfigError, ValueError) as error:  # the latter from what is no JSON, or no UTF-8
-            log.error("the settings of namespace %d are not used: %s", ino, error)
+            log.error(
+                "namespace %d has the default settings, since its own are bad: %s", ino, error
+            )
             settings = Settings()
         if ino == ROOT_INO:
             self.default.change(settings)
@@ -457,7 +459,7 @@ class Namespaces:
         known = self._numbers.get((engine, model))
         if known is not None:
             return known
-        number = len(self._numbers) + 1
+        number = max(self.models, default=0) + 1
         if number > MODELS_MAX:
             return 0
         value = f"{engine}\0{model}".encode("utf-8", "surrogateescape")

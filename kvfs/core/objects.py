@@ -254,7 +254,7 @@ class Objects:
     def to_publish(self, ino: int) -> tuple[int, bytes] | None:
         """The name that an inode without one is to get; None if it has lost its last."""
         value = self.catalog.mark(b"p", ino)
-        if value is None:
+        if value is None or len(value) <= _PARENT.size:
             return None
         return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
 

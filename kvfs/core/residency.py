@@ -49,6 +49,7 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
     "missing",
     "quarantined",
     "swept",
+    "inodes_unreadable",
     "mover_failures",
     "job_failures",
 )
@@ -425,6 +426,8 @@ class Residency:
         batch.mark_finished(inode.ino)
         if not inode.links:
             batch.unmark(b"p", inode.ino)
+        if inode.ino in self.namespaces.unaccounted:
+            self.namespaces.end_account_anew(inode.ino, batch)
         known = inode.is_file and (inode.sealed if accounted is None else accounted)
         batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
 

@@ -35,6 +35,7 @@ TARGET_MAX = 4095
 XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
 XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
 COOKIE_SELF, COOKIE_PARENT = 1, 2
+HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 
 
@@ -304,6 +305,7 @@ class Tree:
             raise NotADirError(f"{entry.name!r} is not a directory")
         if len(self.read(inode.ino, COOKIE_PARENT, 1)):
             raise NotEmptyError(f"directory {entry.name!r} has entries")
+        self._unlink_hidden(inode, batch)
         batch.unlink(directory.ino, entry)
         inode.links = ()
         inode.ctime_ns = self.now()
@@ -311,6 +313,22 @@ class Tree:
         directory.subdirs -= 1
         if self.namespaces.own(inode.ino):
             self.namespaces.forget(inode.ino, batch)
+
+    def _unlink_hidden(self, directory: Inode, batch: Batch) -> None:
+        """Entries that nobody finds any more, but that are there: they go with their directory.
+
+        Expired while they are open, or moved here from a namespace that was dropped since.
+        """
+        entries = self.catalog.entries_after(directory.ino, 0, HIDDEN_MAX + 1)
+        inodes = {entry.ino: self.residency.inode(entry.ino) for entry in entries}
+        for entry in entries:
+            inode = inodes[entry.ino]
+            if inode is None:
+                batch.unlink(directory.ino, entry)
+            elif inode.is_dir or len(entries) > HIDDEN_MAX:
+                raise NotEmptyError(f"directory {directory.ino} has entries that are yet to go")
+            else:
+                self._unlink(directory.ino, entry, inode, batch)
 
     # Renaming
 

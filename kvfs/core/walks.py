@@ -7,12 +7,13 @@ Not for what eviction drops (`Room`).
 """
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 
 import trio
 
 from kvfs import failpoints
-from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import CatalogError
@@ -47,7 +48,12 @@ class Walks:
     # Dropped
 
     async def _clear(self, top: int) -> None:
-        """Remove all below a directory that was dropped, deepest first, and the directory."""
+        """Remove all below a directory that was dropped, deepest first, and the directory.
+
+        What was moved away before is accounted to where it is now first: it does not go along.
+        """
+        for ino in list(self.namespaces.unaccounted):
+            await self._account_anew(ino)
         way = [top]
         while way:
             ino = way[-1]
@@ -66,10 +72,8 @@ class Walks:
     def _clear_files(self, entries: list[Dentry], parent: int) -> int:
         """Unlink the files among some entries; a directory to be cleared first, or 0."""
         deeper = 0
-        inodes = self._inodes(entries)
         with self.catalog.batch() as batch:
-            for entry in entries:
-                inode = inodes[entry.ino]
+            for entry, inode in self._inodes(entries):
                 if inode is None:
                     batch.unlink(parent, entry)
                 elif inode.is_dir:
@@ -78,18 +82,16 @@ class Walks:
                     self._unlink(parent, entry, inode, batch)
         return deeper
 
-    def _inodes(self, entries: list[Dentry]) -> dict[int, Inode | None]:
-        """One record for all names of a file: a change of one step does not see another's."""
-        return {entry.ino: self.residency.inode(entry.ino) for entry in entries}
-
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         batch.unlink(parent, entry)
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         if inode.links:
             self._account_to_other(inode, batch)
         elif inode.ino in self.residency.open:
+            before, inode.namespace = inode.copy(), ROOT_INO  # the mount's, until it is closed
             batch.put(inode)
             batch.mark_unfinished(inode.ino)
+            self._count_anew(before, inode, batch)
         else:
             self.residency.forget(inode, batch)
 
@@ -102,19 +104,36 @@ class Walks:
             self._place(inode, directory, entry.name, batch)
 
     def _remove(self, ino: int, *, top: bool, parent: int) -> None:
-        inode = self.catalog.inode(ino)
+        """A directory in which there is nothing any more."""
+        inode, above = self.catalog.inode(ino), self.catalog.inode(parent)
         with self.catalog.batch() as batch:
             if inode is not None:
-                for above, cookie in inode.links:
-                    entry = self.catalog.dentry(above, cookie)
-                    directory = self.catalog.inode(above)
-                    if entry is not None and directory is not None and above == parent:
-                        batch.unlink(above, entry)
-                        directory.subdirs -= 1
-                        batch.put(directory)
-                batch.delete(inode)
+                for link in inode.links:
+                    entry = self.catalog.dentry(*link)
+                    if entry is not None and link[0] == parent and above is not None:
+                        batch.unlink(parent, entry)
+                        above.subdirs -= 1
+                        batch.put(above)
+                self.residency.forget(inode, batch)
             if top:
                 self.namespaces.end_drop(ino, batch)
+
+    def _inodes(self, entries: list[Dentry]) -> Iterator[tuple[Dentry, Inode | None]]:
+        """Entries with their inodes, of which several names share one.
+
+        None also for a record that makes no sense, over which a walk goes on. Raises CatalogError
+        if one cannot be read.
+        """
+        found: dict[int, Inode | None] = {}
+        for entry in entries:
+            if entry.ino not in found:
+                try:
+                    found[entry.ino] = self.residency.inode(entry.ino)
+                except CatalogError:
+                    if entry.ino not in self.catalog.unreadable:
+                        raise
+                    found[entry.ino] = None
+            yield entry, found[entry.ino]
 
     async def _pause(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -135,10 +154,8 @@ class Walks:
             entries = self.catalog.entries_after(ino, cookie, STEP)
             if entries:
                 way.append((ino, entries[-1].cookie))
-            inodes = self._inodes(entries)
             with self.catalog.batch() as batch:
-                for entry in entries:
-                    inode = inodes[entry.ino]
+                for entry, inode in self._inodes(entries):
                     if inode is None or self.namespaces.own(inode.ino):
                         continue
                     if inode.is_dir:
@@ -157,6 +174,9 @@ class Walks:
         if inode == before:
             return
         batch.put(inode)
+        self._count_anew(before, inode, batch)
+
+    def _count_anew(self, before: Inode, inode: Inode, batch: Batch) -> None:
         if self.residency.accounted(inode):
             batch.then(partial(self.residency.dismiss, before))
             batch.then(partial(self.residency.count_anew, inode))

@@ -2,7 +2,7 @@
 
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -350,3 +350,90 @@ def test_records_end_when_the_catalog_is_opened_anew(catalog: Catalog) -> None:
 )
 def test_what_kvfs_cannot_have_written_is_nothing(kind: str, key: bytes, value: bytes) -> None:
     assert getattr(audit, kind)(key, value) is None
+
+
+# Damage
+
+
+def damaged(path: Path, count: int) -> Catalog:
+    """So many inodes and names, and a few blocks in the middle of the table spoilt."""
+    catalog = Catalog(path)
+    for first in range(0, count, 1000):
+        with catalog.batch() as batch:
+            for ino in range(first + 100, first + 1100):
+                batch.put(inode(ino))
+                batch.link(1, Dentry(b"%032d" % ino, ino, ino))
+    catalog._db.flush()
+    catalog.close()
+    (table,) = path.glob("*.sst")
+    with table.open("r+b") as file:
+        for part in range(1, 20):
+            file.seek(table.stat().st_size * part // 20)
+            file.write(b"spoilt")
+    return Catalog(path)
+
+
+def test_a_block_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
+    """The scan raises, whether it begins before the block or in it; what is whole is read."""
+    catalog = damaged(tmp_path / "catalog", 20_000)
+    try:
+        scans: list[Callable[[], object]] = [
+            lambda: catalog.inodes_after(0, 1 << 20),
+            lambda: catalog.entries_after(1, 0, 1 << 20),
+            lambda: list(catalog.records(b"d")),
+        ]
+        for scan in scans:
+            with pytest.raises(CatalogError, match=r"scan failed: .*Corruption"):
+                scan()
+        assert [found.ino for found in catalog.inodes_after(0, 10)] == list(range(100, 110))
+        unreadable = 0
+        for ino in range(100, 20_100):
+            try:
+                assert catalog.inode(ino) == inode(ino)
+            except CatalogError:
+                unreadable += 1
+        assert 0 < unreadable < 10_000
+    finally:
+        catalog.close()
+
+
+def test_a_record_that_makes_no_sense_is_said_once_and_passed_by(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    with catalog.batch() as batch:
+        for ino in range(20, 25):
+            batch.put(inode(ino))
+    catalog.commit([(b"i" + audit.number_key(22), b"nonsense"), (b"ishort", b"x")], sync=False)
+    for _ in range(2):
+        assert [found.ino for found in catalog.inodes_after(0, 100)] == [20, 21, 23, 24]
+        assert [found.ino for found in catalog.inodes_after(20, 2)] == [21, 23]
+        assert catalog.inodes([21, 22, 23]) == [inode(21), None, inode(23)]
+        with pytest.raises(CatalogError, match="record of inode 22 makes no sense"):
+            catalog.inode(22)
+    assert catalog.unreadable == {22}
+    assert caplog.text.count("kvfs fsck --repair removes it") == 1
+
+
+def test_marks_whose_keys_are_no_numbers_are_passed_by(catalog: Catalog) -> None:
+    with catalog.batch() as batch:
+        batch.mark(b"n", 7, b"x")
+    catalog.commit([(b"nshort", b"y"), (b"oshort", b"")], sync=False)
+    assert catalog.marks(b"n") == [(7, b"x")]
+    assert catalog.unfinished() == []
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"short", b"12345678", b"12345678a/b", b"12345678a\0", b"12345678" + b"x" * 256]
+)
+def test_what_nobody_can_be_called_is_no_publication(value: bytes) -> None:
+    assert audit.publication(value) is None
+    assert audit.publication(b"\0" * 7 + b"\x05name") == (5, b"name")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(b"short", b"e\0m"), (b"\0" * 8, b"e\0m"), (b"\xff" * 8, b"e\0m"), (b"\0" * 7 + b"\1", b"e")],
+)
+def test_what_is_no_model_is_none(key: bytes, value: bytes) -> None:
+    assert audit.model(key, value) is None
+    assert audit.model(b"\0" * 7 + b"\1", b"engine\0model") == 1

@@ -1,5 +1,6 @@
 """The check without a mount: what it refuses, and that it leaves no trace."""
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import trio
 from click.testing import CliRunner
 
 from kvfs import fsck
-from kvfs.catalog import Catalog
+from kvfs.catalog import Catalog, Inode
+from kvfs.catalog.audit import number_key
 from kvfs.cli import main
 from kvfs.core.check import Survey, check
 from kvfs.errors import CatalogError, ConfigError, InUseError, TierError
 from kvfs.tiers import NvmeTier
+from tests.unit.formats import write_format1
 
 
 @pytest.fixture
@@ -126,3 +129,64 @@ def test_who_asks_hears_how_far_it_is(directory: Path, monkeypatch: pytest.Monke
     fsck.run(directory, told.append, repair=False, hashes=False)
     assert sum(len(answer["findings"]) for answer in told) == 1
     assert [answer["ended"] for answer in told[-2:]] == [False, True]
+
+
+def test_a_catalog_with_a_spoilt_block_is_no_clean_one(tmp_path: Path) -> None:
+    """RocksDB cannot say what was in it, and nothing is mended beside it."""
+    nvme = NvmeTier(tmp_path / "nvme", 0)
+    catalog = Catalog(nvme.root / "catalog")
+    with catalog.batch() as batch:
+        for ino in range(100, 5000):
+            batch.put(Inode(ino, stat.S_IFIFO, 0, 0, links=((1, ino),)))
+    catalog._db.flush()
+    catalog.close()
+    nvme.close()
+    (table,) = (nvme.root / "catalog").glob("*.sst")
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(b"spoilt")
+    before = table.read_bytes()
+    for options in ([], ["--repair"]):
+        result = CliRunner().invoke(main, ["fsck", *options, str(nvme.root)])
+        assert result.exit_code == 8
+        assert "scan failed: Corruption" in result.stderr
+    assert table.read_bytes() == before
+
+
+def test_a_catalog_of_format_1_is_in_order_and_stays_one(tmp_path: Path) -> None:
+    nvme = NvmeTier(tmp_path / "nvme", 0)
+    nvme.close()
+    write_format1(nvme.root / "catalog", nvme.root)
+    for options in ({}, {"hashes": True}, {"repair": True, "hashes": True}):
+        answer = run(nvme.root, **options)
+        assert answer["findings"] == []
+        assert answer["notes"] == {"copies": 1, "unfinished": 1} | (
+            {"verified": 1} if options else {"to_verify": 1}
+        )
+    assert (b"format", b"1") in facts(nvme.root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "found"),
+    [
+        (b"n", number_key(1), b"nonsense", "settings"),
+        (b"n", number_key(5), b"{}", "mark"),
+        (b"r", number_key(5), b"", "mark"),
+        (b"t", b"short", b"", "mark"),
+        (b"p", number_key(5), b"", "mark"),
+        (b"l", number_key(1), b"no zero", "record"),
+    ],
+)
+def test_exit_codes_of_marks_that_make_no_sense(
+    directory: Path, kind: bytes, key: bytes, value: bytes, found: str
+) -> None:
+    run(directory, repair=True)
+    catalog = Catalog(directory / "catalog")
+    catalog.commit([(kind + key, value)], sync=False)
+    catalog.close()
+    for options, code, state in (([], 4, "--repair"), (["--repair"], 1, "repaired")):
+        result = CliRunner().invoke(main, ["fsck", *options, str(directory)])
+        assert result.exit_code == code
+        assert result.stdout.startswith(f"{found}: ")
+        assert f"({state}: " in result.stdout
+    assert CliRunner().invoke(main, ["fsck", str(directory)]).exit_code == 0

@@ -11,6 +11,7 @@ from functools import partial
 
 from kvfs.catalog import ROOT_INO, Inode, audit
 from kvfs.core.check.names import Names
+from kvfs.core.check.namespaces import Namespaces
 from kvfs.core.check.survey import Survey
 
 
@@ -22,6 +23,7 @@ class Inodes:
         self.catalog = survey.catalog
         self.residency = survey.residency
         self.names = names
+        self.namespaces = Namespaces(survey, names.parents)
         self._session = self._epoch = 0  # the greatest in any record
 
     async def count(self) -> None:
@@ -54,8 +56,9 @@ class Inodes:
         self.survey.report("record", ino, "", what, cure, mend)
 
     async def run(self) -> None:
-        """Links, directories, attributes, marks, facts."""
+        """Links, directories, namespaces, attributes, marks, facts."""
         await self._links()
+        await self.namespaces.run()
         await self._xattrs()
         await self._marks()
         self._facts()
@@ -75,6 +78,7 @@ class Inodes:
                 if seen.is_dir:
                     parent = seen.links[0][0] if seen.links else names.parents.get(seen.ino, 0)
                     directories[seen.ino] = parent, seen.subdirs
+                self.namespaces.suspect(seen)
                 current = survey.inode(ino)
                 if current is not None and current.ino != ROOT_INO:
                     self._check(current)
@@ -119,17 +123,20 @@ class Inodes:
         self.survey.report("link", inode.ino, self.survey.path(inode), what, cure, mend)
 
     def _check_nameless(self, inode: Inode) -> None:
-        """Right for what was unlinked while it was open, or a crash found in that state."""
+        """Right for what was unlinked while it was open, or a crash found in that state.
+
+        And for a directory that was dropped with all that is in it.
+        """
         survey, ino = self.survey, inode.ino
-        if survey.in_use(ino) or survey.to_be_recovered(ino):
+        if survey.in_use(ino) or survey.to_be_recovered(ino) or survey.dropped(ino):
             return
-        if survey.marked(ino):
+        if survey.marked(ino) or (inode.is_file and not inode.sealed):
 
             def forget() -> None:
                 with self.catalog.batch() as batch:
                     self.residency.forget(inode, batch, accounted=False)
 
-            what = "it was unlinked, and nobody has it open"
+            what = "it was unlinked or never sealed, and nobody has it open"
             survey.said.add((ino, "marked"))
             survey.report("nameless", ino, "(no name)", what, "remove it", forget)
         else:

@@ -11,11 +11,10 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 
-from kvfs.catalog import ROOT_INO, Dentry, Inode, audit
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit
+from kvfs.core.check.namespaces import LOST, home
 from kvfs.core.check.survey import Survey
 from kvfs.core.tree import COOKIE_SELF, Tree
-
-LOST = b"lost+found"
 
 
 class Names:
@@ -212,8 +211,9 @@ class Names:
         return self._unlinked(inode) or inode.ino == ROOT_INO or bool(self.valid_links(inode))
 
     def _unlinked(self, inode: Inode) -> bool:
-        in_use = self.survey.in_use(inode.ino) or self.survey.marked(inode.ino)
-        return in_use and not inode.links
+        survey, ino = self.survey, inode.ino
+        meant = survey.in_use(ino) or survey.marked(ino) or survey.dropped(ino)
+        return meant and not inode.links
 
     def _to_be_adopted(self, inode: Inode, parent: int) -> None:
         self.survey.said.add((inode.ino, "adopted"))
@@ -324,6 +324,7 @@ class Names:
         self.survey.unreadable.discard(ino)
         inodes = (self.survey.inode(entry.ino) for entry in self._entries(ino))
         made.subdirs = sum(inode is not None and inode.is_dir for inode in inodes)
+        made.namespace = home(self.survey, made) or ROOT_INO
         self._put(made)
 
     def to_lost_found(self, inode: Inode) -> None:
@@ -340,11 +341,26 @@ class Names:
             if parent is not None and parent.is_dir:
                 parent.subdirs -= 1
                 self._put(parent)
+        accounted, before = self.survey.residency.accounted(inode), inode.copy()
         inode.links = ((directory.ino, entry.cookie),)
         with self.catalog.batch() as batch:
             batch.link(directory.ino, entry)
+            if self._leaves(inode, directory, batch) and accounted:
+                batch.then(partial(self.survey.residency.dismiss, before))
+                batch.then(partial(self.survey.residency.count_anew, inode))
+            batch.unmark(audit.UNPUBLISHED, inode.ino)
             batch.put(inode)
             batch.put(directory)
+
+    def _leaves(self, inode: Inode, directory: Inode, batch: Batch) -> bool:
+        """Account it to its new directory's namespace; one that is a namespace keeps that."""
+        namespaces = self.survey.residency.namespaces
+        if namespaces.own(inode.ino) or inode.namespace == directory.namespace:
+            return False
+        inode.namespace = directory.namespace
+        if inode.is_dir:
+            namespaces.account_anew(inode.ino, batch)
+        return True
 
     def _lost_found(self) -> Inode:
         name = LOST

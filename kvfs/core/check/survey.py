@@ -144,6 +144,10 @@ class Survey:
     def marked(self, ino: int) -> bool:
         return self.catalog.record(audit.MARKS, audit.number_key(ino)) is not None
 
+    def dropped(self, ino: int) -> bool:
+        """Whether it is the top of a tree that a walk is to remove."""
+        return ino in self.residency.namespaces.dropped
+
     def path(self, inode: Inode) -> str:
         """One of its names, from the root, as far as the way there can be found."""
         for parent, cookie in inode.links:

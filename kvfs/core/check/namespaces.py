@@ -1,0 +1,268 @@
+"""Namespaces: what inodes are accounted to, and the marks that say what is to become of them.
+
+Contract: an inode is accounted to the namespace in which it lies, unless a walk has yet to see to
+that; what was dropped and not walked over is right as it is, with its top directory that has no
+name. `suspect` is asked of every inode, and costs two look-ups; `run` looks at suspects again, then
+at the marks, once names and links are mended. What was dropped stays dropped: a miss, never bytes
+that somebody has declared wrong. Not for the mark of what is unfinished (`Inodes`).
+"""
+
+from collections.abc import Callable, Container
+from functools import partial
+
+from kvfs.catalog import ROOT_INO, Batch, Inode, audit
+from kvfs.core.check.survey import DEPTH_MAX, Survey
+from kvfs.errors import ConfigError
+from kvfs.settings import Settings
+
+LOST = b"lost+found"
+
+
+def home(survey: Survey, inode: Inode) -> int | None:
+    """The namespace in which its first name lies; None while that cannot be said.
+
+    It cannot where the way up leads into what was dropped, or is yet to be accounted anew.
+    """
+    namespaces, at = survey.residency.namespaces, inode
+    for _ in range(DEPTH_MAX):
+        if at.ino == ROOT_INO:
+            return ROOT_INO
+        if at.ino in namespaces.dropped or not at.links:
+            return None
+        if namespaces.own(at.ino) and at_top(survey, at):
+            return at.ino
+        parent = survey.inode(at.links[0][0])
+        if parent is None or parent.ino in namespaces.unaccounted:
+            return None
+        at = parent
+    return None
+
+
+def at_top(survey: Survey, directory: Inode) -> bool:
+    """Whether it is where namespaces are, or was put into /lost+found."""
+    parent = directory.links[0][0]
+    if not directory.is_dir or parent == ROOT_INO:
+        return directory.is_dir
+    above = survey.inode(parent)
+    if above is None or not above.links or above.links[0][0] != ROOT_INO:
+        return False
+    entry = survey.catalog.record(audit.COOKIES, audit.cookie_key(*above.links[0]))
+    return entry is not None and entry[8:].startswith(LOST)
+
+
+class Namespaces:
+    """`rebuilt` are directories whose records are to be made anew, and have their marks rightly."""
+
+    def __init__(self, survey: Survey, rebuilt: Container[int]) -> None:
+        self.survey = survey
+        self._rebuilt = rebuilt
+        self.catalog = survey.catalog
+        self.residency = survey.residency
+        self.namespaces = survey.residency.namespaces
+        self._homes: dict[int, int | None] = {}  # of what is in a directory, as far as asked for
+        self._suspects: list[int] = []
+        self._models: set[int | None] = {
+            audit.model(key, value) for key, value in self.catalog.records(audit.MODELS)
+        }
+
+    def suspect(self, inode: Inode) -> None:
+        """Look at it again if it does not seem to be accounted as it should be."""
+        if not inode.links:
+            return
+        if inode.is_dir:
+            expected = home(self.survey, inode)
+        else:
+            parent = inode.links[0][0]
+            if parent not in self._homes:
+                self._homes[parent] = home(self.survey, inode)
+            expected = self._homes[parent]
+        unknown = inode.model and inode.model not in self._models
+        if unknown or (expected is not None and inode.namespace != expected):
+            self._suspects.append(inode.ino)
+
+    async def run(self) -> None:
+        """Suspects first: a namespace that is none holds nothing any more when its mark goes."""
+        survey = self.survey
+        survey.begin("namespaces", len(self._suspects))
+        for ino in self._suspects:
+            inode = survey.inode(ino)
+            if inode is not None and inode.links:
+                self._check_namespace(inode)
+                self._check_model(inode)
+            await survey.step()
+        checks = {
+            audit.SETTINGS: self._check_settings,
+            audit.DROPPED: self._check_dropped,
+            audit.UNACCOUNTED: self._check_unaccounted,
+            audit.UNPUBLISHED: self._check_unpublished,
+            audit.MODELS: self._check_model_record,
+        }
+        for kind, check in checks.items():
+            for key, _ in self.catalog.records(kind):
+                value, ino = self.catalog.record(kind, key), audit.number(key) or 0
+                lost = ino in self._rebuilt and survey.inode(ino) is None
+                if value is not None and not lost:
+                    check(key, value)
+                await survey.step(0)
+
+    # Inodes
+
+    def _check_namespace(self, inode: Inode) -> None:
+        survey, found = self.survey, inode.namespace
+        homes = [home(survey, self._with_link(inode, link)) for link in inode.links]
+        expected = homes[0]
+        if expected is None or None in homes or found in homes:
+            return
+        if found in self.namespaces.dropped:
+            why = "which was dropped"
+        elif self.namespaces.own(found):
+            why = "but does not lie there"
+        else:
+            why = "which is not there"
+        survey.report(
+            "namespace",
+            inode.ino,
+            survey.path(inode),
+            f"it is accounted to namespace {found}, {why}",
+            f"account it to {expected}, where it lies",
+            lambda: self._change(inode, namespace=expected),
+        )
+
+    @staticmethod
+    def _with_link(inode: Inode, link: tuple[int, int]) -> Inode:
+        """As if that were its only name: a file whose names a walk has yet to part has several."""
+        if len(inode.links) == 1:
+            return inode
+        one = inode.copy()
+        one.links = (link,)
+        return one
+
+    def _check_model(self, inode: Inode) -> None:
+        if not inode.model:
+            return
+        key = audit.number_key(inode.model)
+        value = self.catalog.record(audit.MODELS, key)
+        if value is None or audit.model(key, value) is None:
+            self.survey.report(
+                "model",
+                inode.ino,
+                self.survey.path(inode),
+                f"it is of model {inode.model}, and there is no such number",
+                "forget the model",
+                lambda: self._change(inode, model=0),
+            )
+
+    def _change(self, inode: Inode, **changes: int) -> None:
+        residency, before = self.residency, inode.copy()
+        for name, value in changes.items():
+            setattr(inode, name, value)
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.then(self.namespaces.paths_changed)
+            if residency.accounted(inode):
+                batch.then(partial(residency.dismiss, before))
+                batch.then(partial(residency.count_anew, inode))
+
+    # Marks
+
+    def _marked(self, key: bytes) -> tuple[int, Inode | None]:
+        """The number that a mark is of, and its inode; (0, None) for a key that is none."""
+        ino = audit.number(key) or 0
+        return ino, self.survey.inode(ino) if ino else None
+
+    def _report(
+        self, kind: bytes, key: bytes, what: str, forget: Callable[[int, Batch], None]
+    ) -> None:
+        """A mark of what cannot have it goes, in memory as well."""
+        ino, inode = self._marked(key)
+
+        def mend() -> None:
+            with self.catalog.batch() as batch:
+                batch.erase(kind, key)
+                if len(key) == len(audit.number_key(0)):
+                    forget(ino, batch)
+
+        path = "" if inode is None else self.survey.path(inode)
+        self.survey.report("mark", ino, path, what, "remove the mark", mend)
+
+    def _unlinked(self, inode: Inode) -> bool:
+        """Whether it is meant to have no name; otherwise it gets one in /lost+found."""
+        survey, ino = self.survey, inode.ino
+        meant = survey.dropped(ino) or survey.in_use(ino) or survey.marked(ino)
+        return meant and not inode.links
+
+    def _check_settings(self, key: bytes, value: bytes) -> None:
+        survey, (ino, inode) = self.survey, self._marked(key)
+        if inode is None:
+            what = "there is no such directory that could have settings"
+        elif self._unlinked(inode) or (inode.links and not at_top(survey, inode)):
+            what = "it has settings, but is no top-level directory"
+        else:
+            try:
+                Settings.from_json(value.decode(errors="replace"))
+            except ConfigError as error:
+                cure = "give it the default settings"
+                mend = partial(self._set_default, ino)
+                survey.report("settings", ino, survey.path(inode), str(error), cure, mend)
+            return
+        self._report(audit.SETTINGS, key, what, self.namespaces.forget)
+
+    def _set_default(self, ino: int) -> None:
+        with self.catalog.batch() as batch:
+            self.namespaces.set(ino, Settings(), batch)
+
+    def _check_dropped(self, key: bytes, _: bytes) -> None:
+        survey, (ino, inode) = self.survey, self._marked(key)
+        if inode is not None and inode.is_dir and ino != ROOT_INO:
+            if inode.links:
+                what, cure = (
+                    "it was dropped, but has a name",
+                    "take its name away: it stays dropped",
+                )
+                mend = partial(self._take_name, inode)
+                survey.report("mark", ino, survey.path(inode), what, cure, mend)
+            return
+        what = "there is no such directory that could have been dropped"
+        self._report(audit.DROPPED, key, what, self.namespaces.end_drop)
+
+    def _take_name(self, inode: Inode) -> None:
+        ((parent, cookie),) = inode.links
+        entry, directory = self.catalog.dentry(parent, cookie), self.survey.inode(parent)
+        inode.links = ()
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            if directory is not None:
+                directory.subdirs -= 1
+                batch.put(directory)
+            if entry is not None:
+                batch.unlink(parent, entry)
+        if entry is not None:
+            self.residency.gone(parent, entry.name, inode.ino)
+
+    def _check_unaccounted(self, key: bytes, _: bytes) -> None:
+        inode = self._marked(key)[1]
+        if inode is None or not inode.is_dir:
+            what = "there is no such directory whose content could be accounted anew"
+            self._report(audit.UNACCOUNTED, key, what, self.namespaces.end_account_anew)
+
+    def _check_unpublished(self, key: bytes, value: bytes) -> None:
+        inode = self._marked(key)[1]
+        if inode is None or not inode.is_file:
+            what = "there is no such file that could be published"
+        elif inode.links:
+            what = "it is to be published, but has a name"
+        elif audit.publication(value) is None:
+            what = "it is to be published under a name that makes no sense"
+        else:
+            return
+        self._report(audit.UNPUBLISHED, key, what, lambda _ino, _batch: None)
+
+    def _check_model_record(self, key: bytes, value: bytes) -> None:
+        if audit.model(key, value) is None:
+            what = f"a model's name makes no sense (key {(audit.MODELS + key).hex()})"
+
+            def mend() -> None:
+                with self.catalog.batch() as batch:
+                    batch.erase(audit.MODELS, key)
+
+            self.survey.report("record", 0, "", what, "remove it", mend)
