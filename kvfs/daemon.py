@@ -184,6 +184,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
             )
+            self.flow.admission.budget = config.nvme_writes
             objects = Objects(
                 self.residency,
                 self.room,

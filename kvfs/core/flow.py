@@ -94,7 +94,7 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            tasks = (self.census.run, watch.growth, watch.space, watch.health, self.checks.run)
+            tasks = (self.census.run, self.checks.run, *watch.tasks)
             for task in tasks:
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))

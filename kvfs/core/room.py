@@ -14,6 +14,7 @@ Invariants:
 Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from operator import attrgetter
@@ -158,7 +159,9 @@ class Room:
         if not (settings.quota_hard or settings.quota_objects):
             return
         staged = [
-            held.reserved
+            # Not all that is reserved: of a file of unknown size that is 64 MiB, and a growing one
+            # has as much again as it needs. A small quota would be used up by one writer.
+            min(held.reserved, max(wanted, os.fstat(held.fd).st_blocks * 512))
             for held in self.residency.staging.values()
             if self.residency.namespaces.of(held.inode) is namespace
         ]

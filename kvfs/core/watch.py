@@ -1,8 +1,8 @@
 """Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth`, `space` and `health` run as long as the mount lives; what they find becomes
+Contract: `tasks` run as long as the mount lives; what they find becomes
 reservations, capacities, the health of tiers and, where it must, victims. Not for the accounts
-themselves.
+themselves. What is hot cools here as well.
 """
 
 import os
@@ -12,6 +12,7 @@ import trio
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import TierError
+from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
@@ -25,6 +26,7 @@ class Watch:
     def __init__(self, residency: Residency, room: Room) -> None:
         self.residency = residency
         self.room = room
+        self.tasks = (self.growth, self.space, self.health, self.cool)
 
     async def growth(self) -> None:
         """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
@@ -65,6 +67,12 @@ class Watch:
                 namespace.fit(residency.tiers)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    async def cool(self) -> None:
+        """What was hot long ago is not what is hot now."""
+        while True:
+            await trio.sleep(HALF_LIFE)
+            self.residency.namespaces.hot.decay()
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
