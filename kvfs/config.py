@@ -347,9 +347,12 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
     option = _find(name)
     if not option.metadata["hot"]:
         hot = ", ".join(item.name for item in _options() if item.metadata["hot"])
-        raise ConfigError(
-            f"{name} cannot change while mounted: unmount, mount anew; what can: {hot}"
+        cure = (
+            f"without unmounting: kvfs upgrade MOUNTPOINT -o {name}={text}"
+            if option.metadata["upgrade"]
+            else "unmount, mount anew"
         )
+        raise ConfigError(f"{name} cannot change while its daemon runs; {cure}; what can: {hot}")
     return _value(option, text)
 
 

@@ -208,6 +208,7 @@ class Mount:
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
             )
+            self.flow.admission.budget = config.nvme_writes
             objects = Objects(
                 self.residency,
                 self.room,

@@ -102,6 +102,11 @@ def _check_tier_directory(directory: Path, size: int) -> None:
             f"nvme={directory} is on overlayfs, which kernel passthrough cannot stack on; "
             "use a directory on ext4 or xfs, in a container a volume"
         )
+    if mount := runtime.kvfs_holding(Path(os.path.realpath(place))):
+        raise ConfigError(
+            f"nvme={directory} is on {mount.path}, which is a kvfs itself; expected a directory "
+            "on ext4 or xfs"
+        )
     volume = os.statvfs(place)
     if volume.f_flag & os.ST_RDONLY:
         raise ConfigError(f"nvme={directory} is on a read-only file system")

@@ -49,6 +49,14 @@ def mount_at(path: Path) -> Mount | None:
     return next((mount for mount in reversed(mounts()) if mount.path == str(path)), None)
 
 
+def kvfs_holding(path: Path) -> Mount | None:
+    """Return the kvfs that a canonical path is on, or None."""
+    above = {str(path), *map(str, path.parents)}
+    found = [mount for mount in mounts() if mount.path in above]
+    nearest = max(reversed(found), key=lambda mount: len(mount.path), default=None)
+    return nearest if nearest is not None and nearest.fstype == FSTYPE else None
+
+
 def kvfs_mount(mountpoint: Path) -> Mount:
     """Return the kvfs mount at this canonical path, or refuse, saying what is there instead."""
     mount = mount_at(mountpoint)

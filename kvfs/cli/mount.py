@@ -43,6 +43,8 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     """Mount kvfs on the directory MOUNTPOINT."""
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
+    if config.nvme is not None and not config.nvme.exists():  # a slip of the pen looks like this
+        click.echo(f"kvfs: nvme={config.nvme} does not exist: it is made, and empty", err=True)
     if foreground:
         _become_keeper(config)
     _start(config)

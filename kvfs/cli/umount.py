@@ -119,7 +119,7 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
             f"{program[0]} is not installed; it is in the packages mount and fuse3"
         ) from None
     except subprocess.CalledProcessError as error:
-        message = error.stderr.strip() or f"{program[0]} exited with {error.returncode}"
+        message = error.stderr.strip().rstrip(".") or f"{program[0]} exited with {error.returncode}"
         if "busy" in message:
             message += f"; in use by {_users(mountpoint)}; or detach it: kvfs umount --lazy"
         raise KvfsError(message) from None

@@ -28,9 +28,23 @@ def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
         except OSError as error:
             if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
                 raise ControlError(
-                    f"no daemon answers for {mountpoint} ({error}): is it a kvfs mount?"
+                    f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, error)}"
                 ) from error
         time.sleep(RETRY)
+
+
+def _advice(mountpoint: Path, error: OSError) -> str:
+    mount = runtime.mount_at(mountpoint)
+    if mount is None or mount.fstype != runtime.FSTYPE:
+        return "is it a kvfs mount?"
+    if not isinstance(error, FileNotFoundError):
+        return f"if its daemon has died: umount -l {mountpoint}"
+    owner = next((o for o in mount.super_options if o.startswith("user_id=")), "user_id=?")
+    return (
+        f"its sockets are not in {runtime.runtime_dir(mountpoint)}. Ask as who mounted it "
+        f"({owner}) and where, if that was in a container; if they were deleted it serves on, and "
+        f"umount {mountpoint} ends it"
+    )
 
 
 def request_keeper(

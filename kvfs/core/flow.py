@@ -95,8 +95,8 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            looks = (watch.growth, watch.space, watch.quotas, watch.health, watch.heat)
-            for task in (self.census.run, *looks, self.checks.run):
+            tasks = (self.census.run, self.checks.run, *watch.tasks)
+            for task in tasks:
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 

@@ -474,6 +474,7 @@ class Objects:
         held.reserved = 0
         residency.admit(inode)
         held.accounted = True
+        residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
         residency.namespaces.written(inode)
         self.room.trim(residency.namespaces.of(inode))
         if held.tier is residency.nvme:

@@ -1,7 +1,7 @@
 """Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth`, `space`, `quotas` and `health` run as long as the mount lives; what they find
-becomes reservations, capacities, the health of tiers and, where it must, victims. Not for the
+Contract: `tasks` run as long as the mount lives; what they find becomes reservations, capacities,
+the health of tiers and, where it must, victims. What is hot cools here as well. Not for the
 accounts themselves.
 """
 
@@ -32,6 +32,7 @@ class Watch:
         self.residency = residency
         self.room = room
         self.spent = spent
+        self.tasks = (self.growth, self.space, self.quotas, self.health, self.cool)
 
     async def growth(self) -> None:
         """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
@@ -73,8 +74,8 @@ class Watch:
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
 
-    async def heat(self) -> None:
-        """What was hot gets cold."""
+    async def cool(self) -> None:
+        """What was hot long ago is not what is hot now."""
         while True:
             await trio.sleep(HALF_LIFE)
             self.residency.namespaces.hot.decay()

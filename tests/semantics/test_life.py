@@ -75,9 +75,9 @@ def test_resident(either: Mounted) -> None:
 
 def test_demoted(mount: Mount) -> None:
     """
-    When RAM is needed, objects that are on NVMe as well leave RAM, those used longest ago first,
-    and are read from NVMe from then on. An object that is opened there `promote_after` times is
-    copied back to RAM. None of this is seen by programs but in time.
+    When RAM is needed, objects that are on NVMe as well leave RAM, in the order that their
+    namespace gives them, and are read from NVMe from then on. An object that is opened there
+    `promote_after` times is copied back to RAM. None of this is seen by programs but in time.
     """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G,promote_after=2")
     names = [f"{number}.kv" for number in range(40)]

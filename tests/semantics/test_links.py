@@ -9,8 +9,8 @@ PROC = Path("/proc/self/fd")
 
 def test_hard_links(here: Path) -> None:
     """
-    A file may have several names, in any directories. They are equal: each shows the same inode,
-    content and `st_nlink`, and the file stays until the last of them is unlinked.
+    A file may have several names, in any directories of one namespace. They are equal: each shows
+    the same inode, content and `st_nlink`, and the file stays until the last of them is unlinked.
     """
     os.mkdir(here / "d")
     (here / "a").write_bytes(b"one")

@@ -38,8 +38,9 @@ def test_statfs(here: Path, shared: Mounted) -> None:
 def test_never_full(mount: Mount, mode: str) -> None:
     """
     A writer never gets ENOSPC while sealed objects can be dropped for it: more can be written than
-    all tiers hold. What was used longest ago goes; its names are ENOENT at once, in listings too,
-    and what is still there is there from its first byte to its last.
+    all tiers hold. What goes first is said below, under *Namespaces and capacity*; its names are
+    ENOENT at once, in listings too, and what is still there is there from its first byte to its
+    last.
     """
     kv = mount(f"{SMALL},{mode}")
     names = [f"{number:03}.kv" for number in range(150)]

@@ -1,0 +1,650 @@
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs.control import request
+from kvfs.errors import ControlError
+from kvfs.layouts import prefix
+from tests.conftest import Mount
+from tests.harness import Mounted, wait_for
+from tests.semantics.syscalls import NOBODY, opened, refused
+
+M = 1 << 20
+SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
+ONE_TIER = ["ram=48M", "ram=0,nvme={tmp}/nvme,nvme_size=48M"]
+OPENAT = {"257", "56"}  # of x86-64, of arm64
+FOR_EVER = "1"  # byte/s: who owes a MiB waits for 12 days
+
+
+def tell(directory: Path, **settings: str) -> None:
+    for name, text in settings.items():
+        os.setxattr(directory, f"user.kvfs.{name}", text.encode())
+
+
+def told(directory: Path, name: str) -> str:
+    return os.getxattr(directory, f"user.kvfs.{name}").decode()
+
+
+def change(mounted: Mounted, name: str, **settings: str) -> None:
+    request(mounted.path, "ns_set", name=name, settings=settings)
+
+
+def show(mounted: Mounted, name: str) -> dict[str, Any]:
+    return request(mounted.path, "ns_show", name=name)
+
+
+def held(mounted: Mounted, name: str) -> dict[str, int]:
+    """Objects by tier."""
+    tiers = show(mounted, name)["tiers"].items()
+    return {name: tier["objects"] for name, tier in tiers if tier["objects"]}
+
+
+def namespace(mounted: Mounted, name: str, **settings: str) -> Path:
+    request(mounted.path, "ns_create", name=name, settings=settings, uid=0, gid=0)
+    return mounted.path / name
+
+
+def write(directory: Path, names: list[str], size: int = M) -> None:
+    for name in names:
+        (directory / name).write_bytes(name.encode() * (size // len(name)))
+
+
+def left(directory: Path, names: list[str]) -> list[str]:
+    """Those that are there, from their first byte to their last."""
+    found = [name for name in names if (directory / name).exists()]
+    for name in found:
+        assert set((directory / name).read_bytes()) == set(name.encode())
+    return found
+
+
+def numbered(first: int, end: int, suffix: str = "kv") -> list[str]:
+    return [f"{number:04}.{suffix}" for number in range(first, end)]
+
+
+def counted(mounted: Mounted, name: str, objects: int) -> None:
+    wait_for(lambda: show(mounted, name)["objects"] == objects, f"{name} has {objects} objects")
+
+
+def gone(mounted: Mounted) -> None:
+    wait_for(lambda: not request(mounted.path, "ns_list")["dropped"], "space has followed")
+
+
+def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
+    """
+    A top-level directory that was given a setting is a *namespace*: objects below it, however deep,
+    are accounted to it, and live by its settings. All that is elsewhere is in the mount's own
+    namespace, whose directory is the mount point and whose name is `.`.
+    """
+    (here / "a" / "b").mkdir(parents=True)
+    write(here, numbered(0, 2))
+    assert show(shared, here.name)["own"] is False
+    others = show(shared, ".")["objects"]
+    tell(here, weight="200")
+    assert show(shared, here.name)["own"] is True
+    write(here / "a" / "b", numbered(2, 5))
+    counted(shared, here.name, 5)
+    assert show(shared, here.name)["bytes"] == sum(
+        file.stat().st_blocks * 512 for file in here.rglob("*.kv")
+    )
+    assert show(shared, ".")["objects"] == others - 2
+
+
+def test_how_one_is_made(mount: Mount, tmp_path: Path) -> None:
+    """
+    A directory becomes a namespace when it is made, if the mount's file of templates has a pattern
+    for its name; by `kvfs ns create` and `kvfs ns set`; or by its first attribute `user.kvfs.NAME`.
+    What is in it already is accounted to it soon. Settings stay over unmounts, and go with the
+    directory.
+    """
+    templates = tmp_path / "templates.toml"
+    templates.write_text('[namespace."vllm-*"]\nquota_hard = "64M"\nttl = "2d"\n')
+    kv = mount(f"{SMALL},namespaces={templates}")
+    (kv.path / "vllm-8b").mkdir()
+    assert told(kv.path / "vllm-8b", "quota_hard") == "64M"
+    (kv.path / "plain").mkdir()
+    write(kv.path / "plain", numbered(0, 3))
+    assert told(kv.path / "plain", "ttl") == "0"
+    change(kv, "plain", weight="7")
+    counted(kv, "plain", 3)
+    namespace(kv, "made", pin="on")
+    (kv.path / "by-attribute").mkdir()
+    tell(kv.path / "by-attribute", priority="bulk")
+    names = {one["name"] for one in request(kv.path, "ns_list")["namespaces"]}
+    assert names == {".", "vllm-8b", "plain", "made", "by-attribute"}
+
+    kv.remount()
+    counted(kv, "plain", 3)
+    assert told(kv.path / "made", "pin") == "on"
+    (kv.path / "made").rmdir()
+    (kv.path / "made").mkdir()
+    assert told(kv.path / "made", "pin") == "off"
+
+
+def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
+    """
+    Each setting is an attribute `user.kvfs.NAME` of the namespace's directory. It can be read
+    whether it was set or not; `listxattr` has those that are not at their default, and removing one
+    brings the default back. A value that is not allowed, or contradicts another one, is EINVAL, and
+    the log says why; so is every such attribute of anything but the mount point and top-level
+    directories. Nothing has changed then. To set one takes what it takes to set any `user.*`.
+    """
+    assert told(here, "eviction") == "adaptive"
+    assert os.listxattr(here) == []
+    tell(here, ttl="90m", quota_hard="2G")
+    assert (told(here, "ttl"), told(here, "quota_hard")) == ("90m", "2G")
+    assert sorted(os.listxattr(here)) == ["user.kvfs.quota_hard", "user.kvfs.ttl"]
+    shared.expect_log("attribute user.kvfs.* is refused")
+    for name, text in (("quota_hard", "much"), ("quota_soft", "3G"), ("pin", "on"), ("nix", "1")):
+        with refused(errno.EINVAL):
+            tell(here, **{name: text})
+    assert "quota_soft=3G contradicts quota_hard=2G" in shared.log.read_text()
+    assert sorted(os.listxattr(here)) == ["user.kvfs.quota_hard", "user.kvfs.ttl"]
+    os.removexattr(here, "user.kvfs.ttl")
+    assert told(here, "ttl") == "0"
+    with refused(errno.ENODATA):
+        told(here, "nix")
+    (here / "sub").mkdir()
+    (here / "file").touch()
+    for path in (here / "sub", here / "file"):
+        with refused(errno.EINVAL):
+            tell(path, ttl="1h")
+    os.setxattr(here / "sub", "user.other", b"as ever")
+
+
+def test_hard_quota(here: Path, shared: Mounted) -> None:
+    """
+    `quota_hard` is the most bytes that a namespace's objects take, each counted once however many
+    copies there are, and `quota_objects` the most objects. For a new one older ones go, of this
+    namespace and of no other. Only what is being written is beyond it, until it is closed.
+    """
+    tell(here, quota_hard="9M", quota_objects="6")
+    other = namespace(shared, "beside-hard-quota")
+    write(other, numbered(0, 3))
+    write(here, numbered(0, 20))
+    assert left(here, numbered(0, 20)) == numbered(14, 20)
+    tell(here, quota_objects="0")
+    write(here, numbered(20, 40))
+    there = left(here, numbered(0, 40))
+    assert there == numbered(40 - len(there), 40)
+    assert 7 <= len(there) <= 9
+    assert show(shared, here.name)["bytes"] <= 9 * M
+    with opened(here / "large", os.O_CREAT | os.O_WRONLY) as descriptor:
+        for _ in range(6):
+            os.write(descriptor, b"x" * M)
+    assert show(shared, here.name)["bytes"] <= 9 * M
+    wait_for(lambda: len(left(here, numbered(0, 40))) <= 3, "others made room for it")
+    assert (here / "large").stat().st_size == 6 * M
+    assert left(other, numbered(0, 3)) == numbered(0, 3)
+    for name in numbered(0, 3):
+        (other / name).unlink()
+    other.rmdir()
+
+
+def test_quota_exceeded(here: Path, shared: Mounted) -> None:
+    """
+    When a hard quota is used up and nothing of the namespace may go, creating a file there is
+    EDQUOT, and nowhere else. Unlinking makes room at once. Directories and links take none.
+    """
+    tell(here, quota_hard="4M", eviction="never")
+    write(here, numbered(0, 4))
+    for _ in range(2):
+        with refused(errno.EDQUOT):
+            os.open(here / "more.kv", os.O_CREAT | os.O_WRONLY)
+    assert not (here / "more.kv").exists()
+    (here / "directory").mkdir()
+    (here / "link").symlink_to("0000.kv")
+    (shared.path / "elsewhere.kv").write_bytes(b"x" * M)
+    (shared.path / "elsewhere.kv").unlink()
+    assert left(here, numbered(0, 4)) == numbered(0, 4)
+    (here / "0002.kv").unlink()
+    write(here, ["more.kv"])
+
+
+@pytest.mark.parametrize("tier", ONE_TIER)
+def test_who_gives(mount: Mount, tier: str) -> None:
+    """
+    When a tier is full the namespace gives that is beyond its `quota_soft`; if several are, or none
+    is, the one that has most bytes for its `weight`.
+    """
+    kv = mount(tier)
+    soft, heavy, light = (
+        namespace(kv, "soft", quota_soft="4M", weight="1000"),
+        namespace(kv, "heavy", weight="300"),
+        namespace(kv, "light"),
+    )
+    names = numbered(0, 12)
+    for space in (soft, heavy, light):
+        write(space, names)
+    write(heavy, numbered(12, 18))
+    write(light, numbered(12, 18))  # 48M in all: what the tier has, and RAM keeps some free
+    assert left(heavy, numbered(0, 18)) == numbered(0, 18)
+    assert left(light, numbered(0, 18)) == numbered(0, 18)
+    there = left(soft, names)
+    assert there == names[12 - len(there) :]
+    assert 4 <= len(there) < 12
+    write(heavy, numbered(18, 30))  # for a weight of 100 these are less than what light has
+    assert left(heavy, numbered(0, 30)) == numbered(0, 30)
+    assert len(left(soft, names)) >= 3
+    assert len(left(light, numbered(0, 18))) < 14
+
+
+def test_who_goes_first(here: Path) -> None:
+    """
+    Which of its objects a namespace gives first is what its `eviction` says. `lru`: what was used
+    longest ago; `fifo`: what was written longest ago; `lfu`: what was used least often. `arc`,
+    `s3fifo` and `sieve` weigh both. `adaptive` follows the one that would have hit most of what was
+    asked for lately. `ttl` and `never` give nothing. What other tiers hold as well is given first.
+    """
+    write(here, ["a.kv"])
+    (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
+    for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0)):
+        tell(here, eviction=policy, quota_objects="4")
+        write(here, numbered(0, 4))
+        (here / "0000.kv").read_bytes()
+        write(here, numbered(4, 5))
+        assert left(here, numbered(0, 5)) == [n for n in numbered(0, 5) if n != f"{first:04}.kv"]
+        for name in numbered(0, 5):
+            (here / name).unlink(missing_ok=True)
+
+
+def test_prefixes_go_from_their_end(here: Path) -> None:
+    """
+    Where names say which block of a prompt comes before which, as kvfs's own prefix paths do, the
+    end of a prompt goes before its beginning, whatever the policy: a block without those before it
+    would be of no use.
+    """
+    write(here, ["a.kv"])
+    (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
+    for policy in ("lru", "fifo", "adaptive"):
+        tell(here, eviction=policy, quota_objects="0")
+        chain = [os.fsdecode(prefix.name(number, number - 1)) for number in range(1, 9)]
+        write(here, chain)
+        tell(here, quota_objects="4")
+        write(here, [os.fsdecode(prefix.name(99))])
+        assert left(here, chain) == chain[:3], policy
+        for file in list(here.iterdir()):
+            file.unlink()
+
+
+def test_groups(here: Path) -> None:
+    """
+    Files that names show to be one block are a *group*, in the layouts that kvfs knows: the ranks
+    of a model, its layers, data and what describes it. They go together.
+    """
+    tell(here, quota_hard="8M")
+    blocks = [
+        [f"meta-SEP-llama@2@{rank}@{number:x}@bfloat16.data" for rank in range(2)]
+        for number in range(8)
+    ]
+    for shards in blocks:
+        write(here, shards)
+    there = [len(left(here, shards)) for shards in blocks]
+    assert there[-3:] == [2, 2, 2]
+    assert set(there) == {0, 2}
+
+
+def test_ttl(here: Path, shared: Mounted) -> None:
+    """
+    With `ttl` an object is a miss when its `st_mtime`, or with `ttl_from=use` its `st_atime`, is
+    that old: an open finds it no more, and within a minute its name and its space are gone as well.
+    Whoever has it open reads to its end.
+    """
+    tell(here, ttl="1h")
+    write(here, ["young.kv", "old.kv", "open.kv"])
+    past = time.time() - 2 * 3600
+    with opened(here / "open.kv", os.O_RDONLY) as descriptor:
+        os.utime(here / "old.kv", (time.time(), past))
+        os.utime(here / "open.kv", (time.time(), past))
+        with refused(errno.ENOENT):
+            os.open(here / "old.kv", os.O_RDONLY)
+        assert os.pread(descriptor, 7, 0) == b"open.kv"
+    wait_for(lambda: sorted(os.listdir(here)) == ["young.kv"], "names are gone")
+    counted(shared, here.name, 1)
+    tell(here, ttl_from="use")
+    os.utime(here / "young.kv", (time.time(), past))
+    assert left(here, ["young.kv"]) == ["young.kv"]
+    os.utime(here / "young.kv", (past, time.time()))
+    with refused(errno.ENOENT):
+        os.open(here / "young.kv", os.O_RDONLY)
+
+
+def test_what_is_never_dropped(mount: Mount) -> None:
+    """
+    Objects of a namespace with `eviction=never` are never dropped, only moved to NVMe, and those of
+    one with `pin=on` stay in RAM besides, if they are there. In every namespace whose `eviction`
+    was not chosen this holds for files that by their names are LMCache's `local_disk`'s or another
+    program's that keeps an index of them in its memory. Only who unlinks them makes them go.
+    """
+    kv = mount(SMALL)
+    write(kv.path, ["a.kv", "a.pt"])  # how large they are is known from now on
+    never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first
+    pinned = namespace(kv, "pinned", pin="on", quota_soft="1")
+    chosen = namespace(kv, "chosen", eviction="lru")
+    chunks = [f"meta-llama@1@0@{number:x}@bfloat16.pt" for number in range(6)]
+    (kv.path / "lmcache").mkdir()
+    write(never, numbered(0, 6))
+    write(pinned, numbered(0, 4))
+    write(kv.path / "lmcache", chunks)
+    write(chosen, chunks)
+    for _ in range(2):
+        (kv.path / "other").mkdir()
+        write(kv.path / "other", numbered(0, 100))
+        for name in numbered(0, 100):
+            (kv.path / "other" / name).unlink(missing_ok=True)
+        (kv.path / "other").rmdir()
+    write(kv.path, numbered(0, 100))
+    assert left(never, numbered(0, 6)) == numbered(0, 6)
+    assert left(pinned, numbered(0, 4)) == numbered(0, 4)
+    assert held(kv, "pinned")["ram"] == 4
+    assert left(kv.path / "lmcache", chunks) == chunks
+    change(kv, "chosen", quota_objects="3")
+    write(chosen, ["more.pt"])
+    assert len(left(chosen, chunks)) <= 2
+
+
+@pytest.mark.parametrize("tier", ONE_TIER)
+def test_full_of_what_stays(mount: Mount, tier: str) -> None:
+    """
+    What is never dropped leaves less room to the others. When nothing else is left to drop, a
+    writer of any namespace gets ENOSPC, until some of it is unlinked.
+    """
+    kv = mount(tier)
+    write(kv.path, ["a.kv"])
+    kept = namespace(kv, "kept", eviction="never")
+    names = numbered(0, 60)
+    written = []
+    with refused(errno.ENOSPC):
+        for name in names:
+            write(kept, [name])
+            written.append(name)
+    assert 40 <= len(written) <= 48
+    with refused(errno.ENOSPC):
+        write(kv.path, numbered(0, 4))
+    assert left(kept, written) == written
+    for name in written[:10]:
+        (kept / name).unlink()
+    write(kv.path, numbered(0, 4))
+    assert left(kv.path, numbered(0, 4)) == numbered(0, 4)
+
+
+def test_media(mount: Mount) -> None:
+    """
+    `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
+    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
+    mount does not have is refused.
+    """
+    kv = mount(SMALL)
+    cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
+    write(cold, numbered(0, 8))
+    for name in numbered(0, 8) * 3:
+        (cold / name).read_bytes()
+    kv.idle()
+    assert held(kv, "cold") == {"nvme": 8}
+    write(hot, numbered(0, 40))
+    there = left(hot, numbered(0, 40))
+    assert there == numbered(40 - len(there), 40)
+    assert 8 <= len(there) <= 16
+    assert set(held(kv, "hot")) == {"ram"}
+    with pytest.raises(ControlError, match=r"media=s3: this mount has no s3 tier"):
+        namespace(kv, "far", media="s3")
+    kv.remount()
+    assert left(kv.path / "cold", numbered(0, 8)) == numbered(0, 8)
+    assert left(kv.path / "hot", numbered(0, 40)) == []
+
+
+def test_write_through(mount: Mount) -> None:
+    """
+    With `write=through` an object is copied to NVMe as soon as it is closed, not when RAM gets
+    short.
+    """
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    write(kv.path, ["a.kv"])
+    back, through = namespace(kv, "back"), namespace(kv, "through", write="through")
+    write(back, numbered(0, 4))
+    write(through, numbered(0, 4))
+    counted(kv, "through", 4)
+    wait_for(lambda: held(kv, "through") == {"ram": 4, "nvme": 4}, "all is on NVMe")
+    kv.idle()
+    assert held(kv, "back") == {"ram": 4}
+
+
+def test_version(here: Path, shared: Mounted) -> None:
+    """
+    A greater `version` makes all that a namespace has vanish at once, however much: each name below
+    it is ENOENT, and nothing can be made below it (ENOENT or ESTALE for who has his working
+    directory there). The directory is there, empty, another inode with the same settings,
+    attributes and owner. What is open is read to its end, and space follows in the background. No
+    version comes back: a smaller one is EINVAL.
+    """
+    tell(here, weight="5")
+    os.setxattr(here, "user.mine", b"as ever")
+    here.chmod(0o750)
+    (here / "deep" / "er").mkdir(parents=True)
+    write(here, numbered(0, 40), 64 << 10)
+    write(here / "deep" / "er", numbered(0, 40), 64 << 10)
+    before = here.stat().st_ino
+    with (
+        opened(here / "deep", os.O_RDONLY) as inside,
+        opened(here / "deep" / "er" / "0007.kv", os.O_RDONLY) as descriptor,
+    ):
+        tell(here, version="2")
+        assert os.listdir(here) == []
+        for path in ("0000.kv", "deep", "deep/er/0003.kv"):
+            with refused(errno.ENOENT):
+                os.stat(here / path)
+        for name in ("er/0003.kv", "er/new", "new"):
+            for flags in (os.O_RDONLY, os.O_CREAT | os.O_WRONLY):
+                with pytest.raises(OSError, match=r"No such file|Stale file handle"):
+                    os.open(name, flags, dir_fd=inside)
+        assert os.pread(descriptor, 7, 0) == b"0007.kv"
+    assert here.stat().st_ino != before
+    assert here.stat().st_mode & 0o777 == 0o750
+    assert (told(here, "weight"), told(here, "version")) == ("5", "2")
+    assert os.getxattr(here, "user.mine") == b"as ever"
+    write(here, numbered(0, 2))
+    gone(shared)
+    assert left(here, numbered(0, 2)) == numbered(0, 2)
+    counted(shared, here.name, 2)
+    shared.expect_log("attribute user.kvfs.version is refused")
+    with refused(errno.EINVAL):
+        tell(here, version="1")
+
+
+def test_drop(here: Path, shared: Mounted) -> None:
+    """
+    `kvfs ns drop` takes a namespace's directory away with all that is in it, in the same way; its
+    name can be used anew at once. Of the mount itself it is refused.
+    """
+    space = namespace(shared, f"{here.name}-of", weight="5")
+    (space / "deep").mkdir()
+    write(space / "deep", numbered(0, 40), 64 << 10)
+    with opened(space / "deep" / "0007.kv", os.O_RDONLY) as descriptor:
+        request(shared.path, "ns_drop", name=space.name)
+        assert space.name not in os.listdir(shared.path)
+        with refused(errno.ENOENT):
+            os.stat(space / "deep" / "0003.kv")
+        space.mkdir()
+        assert list(space.iterdir()) == []
+        assert told(space, "weight") == "100"
+        assert os.pread(descriptor, 7, 0) == b"0007.kv"
+    gone(shared)
+    space.rmdir()
+    with pytest.raises(ControlError, match="cannot be dropped"):
+        request(shared.path, "ns_drop", name=".")
+
+
+def test_publish_at_close(here: Path) -> None:
+    """
+    With `publish=close` a new file has no name before its writer has closed it: nobody else finds
+    or lists it, and to rename it is ENOENT. Each who makes the name meanwhile has a file of his
+    own, with `O_EXCL` as well. The first that is closed gets the name; who is later is told
+    nothing, and his bytes go. A file that has its name already is written as ever.
+    """
+    tell(here, publish="close")
+    flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY
+    with opened(here / "k", flags) as slow:
+        os.write(slow, b"slow")
+        with opened(here / "k", flags | os.O_EXCL) as quick:
+            os.write(quick, b"quick")
+            assert os.listdir(here) == []
+            for call in (os.stat, os.unlink, lambda path: os.rename(path, f"{path}2")):
+                with refused(errno.ENOENT):
+                    call(here / "k")
+        assert (here / "k").read_bytes() == b"quick"
+        os.write(slow, b"er")
+        with opened(Path(f"/proc/self/fd/{slow}"), os.O_RDONLY) as reader:
+            assert os.pread(reader, 9, 0) == b"slower"
+    assert (here / "k").read_bytes() == b"quick"
+    with opened(here / "k", flags) as writer:
+        assert (here / "k").stat().st_size == 0
+        os.write(writer, b"anew")
+        assert (here / "k").read_bytes() == b"anew"
+    (here / "empty").touch()
+    wait_for((here / "empty").exists, "an empty file has its name when it is closed for good")
+
+
+def test_owner_and_mode(here: Path) -> None:
+    """
+    `uid`, `gid` and `mode` are those of every new file there, whoever makes it and whatever it asks
+    for; owner and group are those of new directories as well. They can be changed afterwards.
+    """
+    tell(here, uid=str(NOBODY), gid="7", mode="0644")
+    os.close(os.open(here / "private", os.O_CREAT | os.O_WRONLY, 0o600))
+    found = (here / "private").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (NOBODY, 7, 0o644)
+    (here / "directory").mkdir(0o700)
+    found = (here / "directory").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (NOBODY, 7, 0o700)
+    (here / "private").chmod(0o600)
+    os.chown(here / "private", 1, 1)
+    found = (here / "private").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (1, 1, 0o600)
+
+
+def test_moving_between(here: Path, shared: Mounted) -> None:
+    """
+    A file that is renamed into another namespace is accounted to it from then on, and a directory
+    with all that is below it soon after. All names of a file are in one namespace: a link in
+    another one, or moving one name of several there, is EXDEV, and so is moving a namespace's
+    directory away from the top, where it may be renamed. `mv` copies then.
+    """
+    tell(here, weight="5")
+    other = namespace(shared, f"{here.name}-other")
+    (here / "deep" / "er").mkdir(parents=True)
+    write(here, numbered(0, 4))
+    write(here / "deep" / "er", numbered(4, 7))
+    (here / "0000.kv").rename(other / "0000.kv")
+    assert show(shared, other.name)["objects"] == 1
+    (here / "deep").rename(other / "deep")
+    assert left(other / "deep" / "er", numbered(4, 7)) == numbered(4, 7)
+    counted(shared, other.name, 4)
+    counted(shared, here.name, 3)
+    with refused(errno.EXDEV):
+        os.link(here / "0001.kv", other / "link")
+    os.link(here / "0001.kv", here / "link")
+    for name in ("0001.kv", "link"):
+        with refused(errno.EXDEV):
+            (here / name).rename(other / "link")
+    with refused(errno.EXDEV):
+        other.rename(here / "below")
+    renamed = other.rename(shared.path / f"{other.name}-renamed")
+    assert told(renamed, "weight") == "100"
+    counted(shared, renamed.name, 4)
+    request(shared.path, "ns_drop", name=renamed.name)
+    gone(shared)
+
+
+class Opener:
+    """Reads or writes a file in another thread, and has to wait for its open."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.done = False
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        wait_for(lambda: self._opens, "the open waits for its answer")
+
+    def _run(self) -> None:
+        self._call()
+        self.done = True
+
+    @property
+    def _opens(self) -> bool:
+        """Whether it waits in openat(2)."""
+        call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()[0]
+        return call in OPENAT
+
+    def end(self) -> None:
+        self._thread.join()
+        assert self.done
+
+
+def test_limits(here: Path, shared: Mounted) -> None:
+    """
+    `read_iops` and `write_iops` limit how many files are opened in a second, `read_bytes` and
+    `write_bytes` the sizes of what is opened to read and of what was written. An object is charged
+    whole, at its open or its close, and who is over a limit waits at the next open, never in the
+    middle of a file. Other namespaces do not wait, and a changed limit holds for who waits already.
+    """
+    write(here, numbered(0, 40))
+    tell(here, weight="5")
+    counted(shared, here.name, 40)
+    other = namespace(shared, f"{here.name}-other")
+    write(other, numbered(0, 20))
+
+    tell(here, read_bytes=FOR_EVER)
+    with opened(here / "0000.kv", os.O_RDONLY) as descriptor:  # on credit
+        reader = Opener(lambda: write(here, left(here, ["0001.kv"])))
+        assert os.pread(descriptor, 2 * M, 0) == b"0000.kv" * (M // 7)
+        assert left(other, numbered(0, 20)) == numbered(0, 20)
+        assert not reader.done
+        change(shared, here.name, read_bytes="0")
+        reader.end()
+    tell(here, write_bytes=FOR_EVER)
+    write(here, ["first.kv"])
+    writer = Opener(lambda: write(here, ["second.kv"]))
+    write(other, numbered(0, 20))
+    assert not writer.done
+    change(shared, here.name, write_bytes="0")
+    writer.end()
+    assert left(here, ["first.kv", "second.kv"]) == ["first.kv", "second.kv"]
+    request(shared.path, "ns_drop", name=other.name)
+    gone(shared)
+
+
+def test_bandwidth(here: Path, shared: Mounted) -> None:
+    """
+    With the mount option `bandwidth` all namespaces together open and write no more than so many
+    bytes a second. Who waits is let in by the weight of its namespace; one with `priority=bulk`
+    gives way to those that are `normal`, for as long as they want all of it.
+    """
+    tell(here, weight="5")
+    bulk = namespace(shared, f"{here.name}-bulk", priority="bulk")
+    write(here, numbered(0, 3))
+    write(bulk, numbered(0, 3))
+    order: list[str] = []
+
+    def read(space: Path) -> None:
+        (space / "0001.kv").read_bytes()
+        order.append(space.name)
+
+    request(shared.path, "set", bandwidth=FOR_EVER)
+    try:
+        (here / "0000.kv").read_bytes()  # on credit
+        openers = [Opener(partial(read, space)) for space in (bulk, here)]
+        assert not any(opener.done for opener in openers)
+        request(shared.path, "set", bandwidth="2M")  # half a second for each
+        for opener in openers:
+            opener.end()
+        assert order == [here.name, bulk.name]
+    finally:
+        request(shared.path, "set", bandwidth="0")
+    request(shared.path, "ns_drop", name=bulk.name)
+    gone(shared)
