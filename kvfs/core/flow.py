@@ -94,7 +94,7 @@ class Flow:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             watch = self.watch
-            watches = (watch.growth, watch.space, watch.quotas, watch.health)
+            watches = (watch.growth, watch.space, watch.quotas, watch.heat, watch.health)
             for task in (self.census.run, *watches, self.checks.run):
                 nursery.start_soon(self.keep_up, task)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))

@@ -1,8 +1,7 @@
 """Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
 
-Contract: `growth`, `space`, `quotas` and `health` run as long as the mount lives; what they find
-becomes reservations, capacities, the health of tiers and, where it must, victims. Not for the
-accounts themselves.
+Contract: all tasks run as long as the mount lives; what they find becomes reservations, capacities,
+the health of tiers and, where it must, victims. Not for the accounts themselves.
 """
 
 import os
@@ -13,6 +12,7 @@ import trio
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import QuotaError, TierError
+from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
@@ -78,6 +78,12 @@ class Watch:
                     while not self.room.keep_quota(namespace, 0):
                         await trio.lowlevel.checkpoint()
             await changed.wait()
+
+    async def heat(self) -> None:
+        """Let what was opened long ago count for less."""
+        while True:
+            await trio.sleep(HALF_LIFE)
+            self.residency.namespaces.hot.decay()
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
