@@ -636,9 +636,10 @@ class SpaceWalk:
             nursery.cancel_scope.cancel()
 
 
-REFUSALS = (ExistsError, NotFoundError, StaleError, NoSpaceError, QuotaError, TierError)
-REFUSALS += (ConfigError, OtherNamespaceError, IsADirError, NotADirError, NotEmptyError)
-REFUSALS += (InvalidError,)
+REFUSALS = (
+    *(ExistsError, NotFoundError, StaleError, NoSpaceError, QuotaError, TierError, InvalidError),
+    *(ConfigError, OtherNamespaceError, IsADirError, NotADirError, NotEmptyError),
+)
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ def test_a_directory_that_is_told_something_becomes_one(tmp_path: Path) -> None:
             "a",
             "2",
             (
-                "setting version=2: expected at least 3, what it has: entries of an earlier version "
-                "do not come back"
+                "setting version=2: expected at least 3, what it has: entries of an earlier "
+                "version do not come back"
             ),
         ),
         (
