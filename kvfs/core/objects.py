@@ -465,6 +465,8 @@ class Objects:
             held.readers -= 1
         if last:
             del residency.open[inode.ino]
+        if written and inode.links:
+            self.room.trim(residency.namespaces.of(inode))
         return last
 
     def _end_of_writing(self, held: OpenObject) -> None:
@@ -476,7 +478,6 @@ class Objects:
         held.accounted = True
         residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
         residency.namespaces.written(inode)
-        self.room.trim(residency.namespaces.of(inode))
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -14,9 +14,9 @@ Invariants:
 Not for the accounts, nor for making copies so that there will be room (`Flow`).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
@@ -30,6 +30,8 @@ from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import NvmeTier, Tier
+
+log = logging.getLogger(__name__)
 
 Twins = Literal["uncopy", "spare", "lose"]
 Which = Callable[[Namespace], Order]
@@ -172,7 +174,7 @@ class Room:
         staged = [
             max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)
             for held in self.residency.staging.values()
-            if self.residency.namespaces.of(held.inode) is namespace
+            if self.residency.namespaces.of(held.inode) is namespace and not held.accounted
         ]
         size, count = wanted + sum(staged), objects + len(staged)
         for _ in range(most):
@@ -191,8 +193,12 @@ class Room:
 
     def trim(self, namespace: Namespace) -> None:
         """One more object of it was written: bring it within its hard quotas, if that can be."""
-        with suppress(QuotaError):  # nothing may go: the next create says so
+        try:
             self.keep_quota(namespace, 0)
+        except QuotaError as error:  # the next create says so
+            log.debug("after a close: %s", error)
+        except CatalogError as error:
+            log.error("namespace %d keeps what is beyond its quota: %s", namespace.ino, error)
 
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""

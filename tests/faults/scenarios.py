@@ -262,6 +262,138 @@ async def forget_all(made: World) -> None:
     await made.flow.empty_trash()
 
 
+# Namespaces
+
+
+def namespace(**settings: str) -> Step:
+    """`n` with a file, and a directory with two names of another one."""
+
+    async def prepare(made: World) -> None:
+        made.namespace("n", **settings)
+        made.mkdir(b"n/d")
+        inode = await made.make_file(b"n/d/f", OLD)
+        made.tree.link(inode.ino, made.find(b"n").ino, b"g")
+        await made.make_file(b"n/h", KEPT)
+
+    return prepare
+
+
+async def make_namespace(made: World) -> None:
+    made.namespace("n", pin="on")
+
+
+async def plain_directory(made: World) -> None:
+    made.mkdir(b"n")
+    await made.make_file(b"n/f", OLD)
+
+
+async def begin_namespace(made: World) -> None:
+    made.tell("n", pin="on")
+    await walk(made)
+
+
+async def tell(made: World) -> None:
+    made.tell("n", quota_hard="1M", eviction="lru")
+    await walk(made)
+
+
+async def switch(made: World) -> None:
+    made.tell("n", version="2")
+    await walk(made)
+
+
+async def drop(made: World) -> None:
+    made.drop("n")
+    await walk(made)
+
+
+async def drop_open(made: World) -> None:
+    held = await made.objects.open(made.at(b"n/d/f").ino, writable=False)
+    try:
+        made.drop("n")
+        await walk(made)
+        assert made.content(held) == OLD
+    finally:
+        await made.close(held, writable=False)
+
+
+async def walk(made: World) -> None:
+    """What the background does, in this task: its errors are the caller's."""
+    namespaces = made.residency.namespaces
+    for ino in list(namespaces.dropped):
+        await made.walks._clear(ino)
+    for ino in list(namespaces.unaccounted):
+        await made.walks._account_anew(ino)
+    await made.flow.empty_trash()
+
+
+async def two_namespaces(made: World) -> None:
+    for name in ("m", "n"):
+        made.namespace(name, weight="7")
+    made.mkdir(b"n/d")
+    for path in (b"n/d/f", b"n/d/g"):
+        await made.make_file(path, OLD)
+
+
+async def move_directory(made: World) -> None:
+    made.tree.rename(made.find(b"n").ino, b"d", made.find(b"m").ino, b"e", 0)
+    await walk(made)
+    assert made.residency.namespaces.of(made.find(b"m")).objects == 2
+
+
+async def move_file(made: World) -> None:
+    made.tree.rename(made.at(b"n/d").ino, b"f", made.find(b"m").ino, b"f", 0)
+
+
+async def hidden(made: World) -> None:
+    made.namespace("n", publish="close")
+
+
+async def publish(made: World) -> None:
+    await made.make_file(b"n/f", NEW)
+
+
+async def publish_empty(made: World) -> None:
+    await made.make_file(b"n/f", b"")
+
+
+async def outrun(made: World) -> None:
+    parent = made.find(b"n").ino
+    one = await made.create(b"f", NEW, parent)
+    try:
+        await made.make_file(b"n/f", OLD)
+    finally:
+        await made.close(one, writable=True)
+
+
+async def expired(made: World) -> None:
+    made.namespace("n", ttl="1h")
+    inode = await made.make_file(b"n/f", OLD)
+    made.tree.change(inode.ino, mtime_ns=1)
+
+
+async def expire(made: World) -> None:
+    await made.walks._expire()
+    await made.flow.empty_trash()
+
+
+async def trim(made: World) -> None:
+    space = made.tell("n", quota_objects="1", eviction="fifo")
+    await walk(made)
+    made.room.keep_quota(space, 0)
+    await made.flow.empty_trash()
+
+
+def told(name: bytes, **settings: bytes) -> State:
+    """A namespace, with what it was told."""
+    attributes = {b"/@user.kvfs." + field.encode(): text for field, text in settings.items()}
+    return {name + key: text for key, text in {b"/": b"", **attributes}.items()}
+
+
+INSIDE: State = {b"n/d/": b"", b"n/d/f": OLD, b"n/g": OLD, b"n/h": KEPT}
+PINNED = {**told(b"n", pin=b"on"), **INSIDE}
+BOTH: State = {**told(b"m", weight=b"7"), **told(b"n", weight=b"7")}
+
 A_OLD: State = {b"a": OLD}
 TWO: State = {b"a": OLD, b"b": KEPT}
 REWRITTEN: list[State] = [A_OLD, {}, {b"a": NEW}]
@@ -314,6 +446,64 @@ SCENARIOS = {
         [{b"a": OLD, b"a@user.x": b"1"}, {b"a": OLD, b"a@user.x": b"2"}],
     ),
     "remove attribute": Scenario(attributed, remove_xattr, [{b"a": OLD, b"a@user.x": b"1"}, A_OLD]),
+    "make a namespace": Scenario(nothing, make_namespace, [{}, told(b"n", pin=b"on")]),
+    "make one of a directory": Scenario(
+        plain_directory,
+        begin_namespace,
+        [{b"n/": b"", b"n/f": OLD}, {**told(b"n", pin=b"on"), b"n/f": OLD}],
+    ),
+    "tell a namespace": Scenario(
+        namespace(pin="on"),
+        tell,
+        [PINNED, {**told(b"n", pin=b"on", quota_hard=b"1M", eviction=b"lru"), **INSIDE}],
+    ),
+    "switch a namespace": Scenario(
+        namespace(pin="on"), switch, [PINNED, told(b"n", pin=b"on", version=b"2")]
+    ),
+    "drop a namespace": Scenario(namespace(pin="on"), drop, [PINNED, {}]),
+    "drop what is open": Scenario(namespace(pin="on"), drop_open, [PINNED, {}]),
+    "drop a directory": Scenario(plain_directory, drop, [{b"n/": b"", b"n/f": OLD}, {}]),
+    "move between namespaces": Scenario(
+        two_namespaces,
+        move_file,
+        [
+            {**BOTH, b"n/d/": b"", b"n/d/f": OLD, b"n/d/g": OLD},
+            {**BOTH, b"n/d/": b"", b"m/f": OLD, b"n/d/g": OLD},
+        ],
+    ),
+    "move a directory between namespaces": Scenario(
+        two_namespaces,
+        move_directory,
+        [
+            {**BOTH, b"n/d/": b"", b"n/d/f": OLD, b"n/d/g": OLD},
+            {**BOTH, b"m/e/": b"", b"m/e/f": OLD, b"m/e/g": OLD},
+        ],
+    ),
+    "publish": Scenario(
+        hidden,
+        publish,
+        [told(b"n", publish=b"close"), {**told(b"n", publish=b"close"), b"n/f": NEW}],
+    ),
+    "publish an empty file": Scenario(
+        hidden,
+        publish_empty,
+        [told(b"n", publish=b"close"), {**told(b"n", publish=b"close"), b"n/f": b""}],
+    ),
+    "publish too late": Scenario(
+        hidden,
+        outrun,
+        [told(b"n", publish=b"close"), {**told(b"n", publish=b"close"), b"n/f": OLD}],
+    ),
+    "expire": Scenario(expired, expire, [told(b"n", ttl=b"1h")]),
+    "trim to a quota": Scenario(
+        namespace(),
+        trim,
+        [
+            {**told(b"n"), **INSIDE},
+            {**told(b"n", quota_objects=b"1", eviction=b"fifo"), **INSIDE},
+            {**told(b"n", quota_objects=b"1", eviction=b"fifo"), b"n/d/": b"", b"n/h": KEPT},
+        ],
+    ),
     "spoilt copy": Scenario(in_both, spoil, [A_OLD], ("nvme",), damaged=True),
 }
 
@@ -338,6 +528,8 @@ def _walk(
 ) -> Iterator[tuple[bytes, int, bytes, Inode]]:
     for entry in made.catalog.entries_after(parent, 0, 1000):
         inode = made.tree.inode(entry.ino)
+        if made.residency.is_gone(inode):
+            continue  # its time was over, and nobody had asked
         path = prefix + entry.name + (b"/" if inode.is_dir else b"")
         yield path, parent, entry.name, inode
         if inode.is_dir:
@@ -351,6 +543,8 @@ async def found(made: World) -> State:
         state[path] = b"" if inode.is_dir else await made.read(inode.ino)
         for name in made.tree.xattrs(inode.ino):
             state[path + b"@" + name] = made.tree.xattr(inode.ino, name)
+        for name in made.lifecycle.attributes(inode):
+            state[path + b"@" + name] = made.lifecycle.attribute(inode, name) or b""
     return state
 
 
@@ -377,8 +571,21 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
         assert made.residency.counters["missing"] == 0
         assert made.residency.counters["quarantined"] == 0
         check_copies(made)
+    await made.walk()
     await made.check_at_rest()
+    check_all_is_named(made)
     return state
+
+
+def check_all_is_named(made: World) -> None:
+    """Nothing is left that no name leads to."""
+    named = {inode.ino for _, _, _, inode in _walk(made)}
+    assert {inode.ino for inode in made.inodes()} == {ROOT_INO, *named}
+    for kind in (b"r", b"t", b"p"):
+        assert not made.catalog.marks(kind), kind
+    spaces = {ino for ino, _ in made.catalog.marks(b"n")}
+    assert spaces == {space.ino for space in made.residency.namespaces} - {ROOT_INO}
+    assert spaces <= named
 
 
 def check_end(made: World, scenario: Scenario) -> None:

@@ -5,6 +5,7 @@ A failure is repeated by its seed, which is in the name of the test.
 
 import os
 import random
+import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,10 +17,23 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import census, watch
+from kvfs.core import census, walks, watch
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
-from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError
+from kvfs.errors import (
+    ConfigError,
+    ExistsError,
+    InvalidError,
+    IsADirError,
+    NoSpaceError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    OtherNamespaceError,
+    QuotaError,
+    StaleError,
+    TierError,
+)
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
 
@@ -412,6 +426,257 @@ def test_accounts_are_right_after_every_restart(
             walker.handles.clear()
             made.restart(crash=crash, reboot=reboot)
             walker.forget_unfinished()
+
+
+SPACES = [b"n1", b"n2", b"n3"]
+SETTINGS = (
+    {"eviction": "lru"},
+    {"eviction": "never"},
+    {"eviction": "adaptive"},
+    {"eviction": "s3fifo"},
+    {"pin": "on"},
+    {"pin": "off"},
+    {"quota_objects": "3"},
+    {"quota_hard": "200K"},
+    {"quota_hard": "0", "quota_objects": "0"},
+    {"media": "ram"},
+    {"media": "nvme"},
+    {"media": "all"},
+    {"publish": "close"},
+    {"publish": "immediate"},
+    {"ttl": "1h"},
+    {"ttl": "0"},
+    {"write": "through"},
+    {"write": "back"},
+)
+NAMED = [b"m@2@%d@%x@half.data" % (rank, block) for rank in range(2) for block in range(3)]
+KEPT = [b"m@1@0@%x@half.pt" % block for block in range(2)]
+A_DAY = 86_400 * 10**9
+
+
+class SpaceWalk:
+    """Does something at random to namespaces and what is in them.
+
+    No model says what must be there: what may not be lost is for other tests. Content is the
+    inode's number, which every reader finds.
+    """
+
+    def __init__(self, made: World, seed: int) -> None:
+        self.world = made
+        self.random = random.Random(seed)
+        self.handles: list[tuple[OpenObject, bool]] = []
+        self.operations: dict[Callable[[], Awaitable[None]], int] = {
+            self.create: 30,
+            self.read: 15,
+            self.rewrite: 8,
+            self.close: 30,
+            self.move: 12,
+            self.unlink: 4,
+            self.remove_directory: 2,
+            self.link: 2,
+            self.directory: 4,
+            self.tell: 12,
+            self.version: 3,
+            self.drop: 3,
+            self.age: 3,
+            self.job: 15,
+            self.make_room: 3,
+            self.walk: 4,
+        }
+
+    def entries(self, *, directories: bool) -> list[tuple[int, bytes]]:
+        """All that can be found, by walking from the top."""
+        found: list[tuple[int, bytes]] = []
+        way = [ROOT_INO]
+        while way:
+            parent = way.pop()
+            for name, inode, _ in list(self.world.tree.read(parent, 2, 1000)):
+                if inode.is_dir:
+                    way.append(inode.ino)
+                if inode.is_dir is directories:
+                    found.append((parent, name))
+        return found
+
+    def any_directory(self) -> int:
+        tree = self.world.tree
+        below = [tree.lookup(*entry).ino for entry in self.entries(directories=True)]
+        return self.random.choice([ROOT_INO, *below])
+
+    def any_file(self) -> tuple[int, bytes] | None:
+        files = self.entries(directories=False)
+        return self.random.choice(files) if files else None
+
+    async def step(self) -> None:
+        operations, weights = zip(*self.operations.items(), strict=True)
+        operation = self.random.choices(operations, weights)[0]
+        self.last = operation.__name__
+        with suppress(*REFUSALS):
+            await operation()
+
+    async def create(self) -> None:
+        name = self.random.choice(NAMES + NAMED + KEPT)
+        held = await self.world.create(name, b"", self.any_directory())
+        self.handles.append((held, True))
+        self.write(held)
+
+    def write(self, held: OpenObject) -> None:
+        with suppress(OSError):  # the tmpfs is full: the kernel says so to the application
+            os.ftruncate(held.fd, 0)
+            os.pwrite(held.fd, self.content(held) * self.random.choice((1, 600, 9000)), 0)
+
+    @staticmethod
+    def content(held: OpenObject) -> bytes:
+        return held.inode.ino.to_bytes(8, "big")
+
+    async def read(self) -> None:
+        await self._open(writable=False)
+
+    async def rewrite(self) -> None:
+        await self._open(writable=True)
+
+    async def _open(self, *, writable: bool) -> None:
+        file = self.any_file()
+        if file is None:
+            return
+        ino = self.world.tree.lookup(*file).ino
+        truncate = writable and self.random.random() < 0.5
+        held = await self.world.objects.open(ino, writable=writable, truncate=truncate)
+        self.handles.append((held, writable))
+        if writable:
+            self.write(held)
+        else:
+            found = self.world.content(held)
+            assert found == self.content(held) * (len(found) // 8)
+
+    async def close(self) -> None:
+        if self.handles:
+            held, writable = self.handles.pop(self.random.randrange(len(self.handles)))
+            await self.world.close(held, writable=writable)
+
+    async def close_all(self) -> None:
+        while self.handles:
+            await self.close()
+
+    async def move(self) -> None:
+        kind = self.random.random() < 0.5
+        entries = self.entries(directories=kind)
+        if entries:
+            name = self.random.choice(SPACES + NAMES[:3] + NAMED + KEPT)
+            flags = self.random.choice((0, 0, 0, 2))
+            parent, old = self.random.choice(entries)
+            self.world.tree.rename(parent, old, self.any_directory(), name, flags)
+
+    async def unlink(self) -> None:
+        if file := self.any_file():
+            self.world.tree.unlink(*file)
+
+    async def remove_directory(self) -> None:
+        entries = self.entries(directories=True)
+        if entries:
+            self.world.tree.rmdir(*self.random.choice(entries))
+
+    async def link(self) -> None:
+        if file := self.any_file():
+            ino = self.world.tree.lookup(*file).ino
+            self.world.tree.link(ino, self.any_directory(), self.random.choice(NAMES))
+
+    async def directory(self) -> None:
+        name = self.random.choice(SPACES + NAMES[:3])
+        self.world.tree.make(self.any_directory(), name, stat.S_IFDIR | 0o755, 0, 0)
+
+    def top(self) -> str:
+        return self.random.choice([*SPACES, b"."]).decode()
+
+    async def tell(self) -> None:
+        settings = self.random.choice(SETTINGS)
+        if self.random.random() < 0.3:
+            self.world.namespace(self.top(), **settings)
+        else:
+            self.world.tell(self.top(), **settings)
+
+    async def version(self) -> None:
+        name = self.top()
+        lifecycle = self.world.lifecycle
+        told = lifecycle.settings(lifecycle.directory(name)).version
+        self.world.tell(name, version=str(told + 1))
+
+    async def drop(self) -> None:
+        self.world.drop(self.top())
+
+    async def age(self) -> None:
+        if file := self.any_file():
+            ino = self.world.tree.lookup(*file).ino
+            then = self.world.tree.now() - A_DAY
+            self.world.tree.change(ino, atime_ns=then, mtime_ns=then)
+
+    async def job(self) -> None:
+        world = self.world
+        world.flow.admission.budget = self.random.choice((0, 0, 1))
+        world.flow._pause = 0.0
+        kind = self.random.choice((world.demote, world.promote, world.settle))
+        which = "ram_only" if kind == world.demote else "on_nvme"
+        inos = [ino for ino in world.listed(which) if not world.flow._written(ino)]
+        if inos:
+            await kind(self.random.choice(inos))
+
+    async def make_room(self) -> None:
+        tier = self.random.choice(self.world.tiers)
+        if self.world.room.reserve(tier, tier.capacity // 2):
+            tier.reserved -= tier.capacity // 2
+
+    async def walk(self) -> None:
+        """Some steps of the background's, of which others happen in between."""
+        steps = self.random.choice((1, 2, 5, 50))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.world.walks.run)
+            nursery.start_soon(self.world.flow.watch.quotas)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+                self.world.check_accounts()
+            nursery.cancel_scope.cancel()
+
+
+REFUSALS = (
+    *(ExistsError, NotFoundError, StaleError, NoSpaceError, QuotaError, TierError, InvalidError),
+    *(ConfigError, OtherNamespaceError, IsADirError, NotADirError, NotEmptyError),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_accounts_of_namespaces_are_right_after_every_operation(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after a restart, in the middle of whatever the background does."""
+    monkeypatch.setattr(walks, "STEP", 2)
+
+    async def life(made: World, walker: SpaceWalk) -> None:
+        await made.census()
+        for _ in range(150):
+            await walker.step()
+            try:
+                made.check()
+            except AssertionError as error:
+                raise AssertionError(f"after {walker.last}") from error
+            if len(walker.handles) > 8:
+                await walker.close()
+
+    async def end(made: World, walker: SpaceWalk) -> None:
+        await walker.close_all()
+        await made.walk()
+        await made.check_at_rest()
+        assert not made.residency.namespaces._ended
+
+    with world(tmp_path, ram=RAM, nvme=NVME) as made:
+        walker = SpaceWalk(made, seed)
+        for _ in range(4):
+            trio.run(life, made, walker, clock=MockClock(autojump_threshold=0))
+            if walker.random.random() < 0.5:
+                trio.run(end, made, walker)
+            walker.handles.clear()
+            made.restart(crash=True, lose_ram=walker.random.random() < 0.3)
+        trio.run(made.census)
+        trio.run(end, made, walker)
 
 
 class Hasty(Objects):

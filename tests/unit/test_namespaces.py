@@ -1,0 +1,989 @@
+"""What a namespace holds, which of it goes, what is kept, and what a name says."""
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs import layouts
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.namespaces import SMALLEST, USES_NOTED
+from kvfs.core.tree import ATIME_STEP
+from kvfs.errors import NotFoundError, QuotaError, StaleError, TierError
+from kvfs.tiers import Tier
+from tests.unit.world import MIB, World, world
+
+BYTES = b"k" * 10_000
+COST = 12_288
+LOCAL_DISK = b"model@1@0@%02x@half.pt"  # LMCache's local_disk, which must find what it wrote
+
+
+def run(case: Callable[[World], Awaitable[None]], tmp_path: Path, **options: int) -> None:
+    with world(tmp_path, **options) as made:
+        trio.run(case, made)
+
+
+def names(made: World, path: bytes) -> list[bytes]:
+    entries = made.catalog.entries_after(made.at(path).ino, 0, 1000)
+    return [entry.name for entry in entries]
+
+
+async def fill(made: World, count: int, path: bytes = b"a", first: int = 0) -> list[Inode]:
+    return [
+        await made.make_file(b"%b/%03d" % (path, n), BYTES) for n in range(first, first + count)
+    ]
+
+
+def in_ram(made: World, path: bytes) -> bytes:
+    """A file of this path will begin there: its size is known."""
+    above, _, name = path.rpartition(b"/")
+    made.room.sizes.learn(made.at(above).ino, name, len(BYTES))
+    return path
+
+
+def kept_name(number: int) -> bytes:
+    name = LOCAL_DISK % number
+    block = layouts.recognise((), name)
+    assert block is not None
+    assert not layouts.LIVES[block.layout].droppable
+    return name
+
+
+# Accounts
+
+
+def test_each_object_is_counted_once_wherever_its_copies_are(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a")
+        inode = await made.make_file(in_ram(made, b"a/x"), BYTES)
+        assert (space.bytes, space.objects, dict(space.held)) == (COST, 1, {"ram": COST})
+        await made.demote(inode.ino)
+        assert (space.bytes, space.objects) == (COST, 1)
+        assert dict(space.held) == {"ram": COST, "nvme": COST}
+        assert (space.clean_bytes, space.clean_objects) == (COST, 1)
+        made.check()
+        made.tree.unlink(made.at(b"a").ino, b"x")
+        assert (space.bytes, space.objects, space.clean_bytes) == (0, 0, 0)
+        assert made.residency.namespaces.default.objects == 0
+
+    run(case, tmp_path)
+
+
+def test_accounts_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.namespace("a", quota_hard="1M")
+
+        async def fill_both() -> None:
+            await fill(made, 3)
+            await made.store(b"x", BYTES)
+
+        trio.run(fill_both)
+        for crash in (False, True):
+            made.restart(crash=crash)
+            trio.run(made.census)
+            space = made.residency.namespaces.own(made.find(b"a").ino)
+            assert space is not None
+            assert (space.bytes, space.objects) == (3 * COST, 3)
+            assert made.residency.namespaces.default.objects == 1
+            made.check()
+
+
+@pytest.mark.parametrize("end", ["drop", "rmdir"])
+def test_what_is_open_is_accounted_to_a_namespace_that_is_no_more(tmp_path: Path, end: str) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a")
+        inode = await made.make_file(b"a/x", BYTES)
+        held = await made.objects.open(inode.ino, writable=False)
+        if end == "drop":
+            made.drop("a")
+            await made.walk()
+        else:
+            made.tree.unlink(space.ino, b"x")
+            made.tree.rmdir(ROOT_INO, b"a")
+        assert space.objects == 1
+        assert made.residency.namespaces.of(held.inode) is space
+        assert made.content(held) == BYTES
+        made.check()
+        await made.close(held, writable=False)
+        assert space.objects == 0
+        assert made.residency.namespaces.of(held.inode) is made.residency.namespaces.default
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_who_writes_in_a_namespace_while_it_is_dropped(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a")
+        held = await made.create(b"x", BYTES, made.at(b"a").ino)
+        inode = await made.make_file(b"a/y", BYTES)
+        again = await made.objects.open(inode.ino, writable=True)
+        made.drop("a")
+        await made.walk()
+        for one in (held, again):
+            made.write(one, BYTES)
+            assert made.content(one) == BYTES
+            made.check()
+            await made.close(one, writable=True)
+        await made.check_at_rest()
+        assert made.residency.objects == 0
+
+    run(case, tmp_path)
+
+
+# Moves
+
+
+def test_a_file_is_accounted_to_where_it_moves(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        a, b = made.namespace("a"), made.namespace("b", eviction="fifo")
+        await made.make_file(b"a/x", BYTES)
+        held = await made.objects.open(made.at(b"a/x").ino, writable=False)
+        made.tree.rename(a.ino, b"x", b.ino, b"y", 0)
+        assert (a.objects, b.objects) == (0, 1)
+        made.check()
+        made.tree.rename(b.ino, b"y", ROOT_INO, b"z", 0)
+        assert (a.objects, b.objects) == (0, 0)
+        assert made.residency.namespaces.default.objects == 1
+        made.check()
+        await made.close(held, writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_directory_takes_along_what_is_below(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        a, b = made.namespace("a"), made.namespace("b")
+        for path in (b"a/d", b"a/d/e", b"a/d/f"):
+            made.mkdir(path)
+            await fill(made, 20, path)
+        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        made.check()
+        assert b.objects == 0, "in the background"
+        await made.walk()
+        assert (a.objects, b.objects) == (0, 60)
+        assert made.at(b"b/d/e/007").namespace == b.ino
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_file_of_a_moved_directory_can_be_found_before_and_after_its_old_place_is_dropped(
+    tmp_path: Path,
+) -> None:
+    async def case(made: World) -> None:
+        a, b = made.namespace("a"), made.namespace("b")
+        for path in (b"a/out", b"a/out/deep", b"b/in"):
+            made.mkdir(path)
+            await made.make_file(path + b"/x", BYTES)
+        inner = made.at(b"b/in").ino
+        made.tree.rename(a.ino, b"out", b.ino, b"out", 0)
+        made.tree.rename(b.ino, b"in", a.ino, b"in", 0)
+        made.drop("a")
+        assert made.at(b"b/out/deep/x").namespace == a.ino, "accounted to what was dropped"
+        assert await made.read(made.at(b"b/out/deep/x").ino) == BYTES
+        with pytest.raises(NotFoundError):
+            made.tree.lookup(inner, b"x")
+        made.check()
+        await made.walk()
+        assert await made.read(made.at(b"b/out/x").ino) == BYTES
+        assert (b.objects, made.residency.objects) == (2, 2)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_directory_that_moves_back_in_the_middle_of_the_walk(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        a, b = made.namespace("a"), made.namespace("b")
+        made.mkdir(b"a/d")
+        await fill(made, 80, b"a/d")
+        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.walks.run)
+            while b.objects < 20:
+                await trio.lowlevel.checkpoint()
+            assert b.objects < 80
+            made.tree.rename(b.ino, b"d", a.ino, b"d", 0)
+            while made.residency.namespaces.unaccounted:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert (a.objects, b.objects) == (80, 0)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_file_with_a_name_elsewhere_outlives_the_namespace(tmp_path: Path) -> None:
+    """Links between namespaces cannot be made, but a directory can become one."""
+
+    async def case(made: World) -> None:
+        made.mkdir(b"a")
+        inode = await made.make_file(b"a/x", BYTES)
+        made.tree.link(inode.ino, ROOT_INO, b"outside")
+        made.tree.link(inode.ino, made.find(b"a").ino, b"y")
+        space = made.namespace("a")
+        await made.walk()
+        assert space.objects == 1
+        made.check()
+        made.drop("a")
+        assert await made.read(made.find(b"outside").ino) == BYTES
+        await made.walk()
+        assert await made.read(made.find(b"outside").ino) == BYTES
+        assert made.find(b"outside").nlink == 1
+        assert made.residency.namespaces.default.objects == 1
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+async def moves_and_a_drop(made: World) -> None:
+    a, b = made.namespace("a"), made.namespace("b")
+    made.namespace("c")
+    made.mkdir(b"a/d")
+    await fill(made, 40, b"a/d")
+    await fill(made, 40, b"c")
+    made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+    made.drop("c")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 6])
+def test_walks_go_on_after_a_death(tmp_path: Path, steps: int) -> None:
+    async def some_steps(made: World) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.walks.run)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    with world(tmp_path) as made:
+        trio.run(moves_and_a_drop, made)
+        trio.run(some_steps, made)
+        made.check()
+        assert made.residency.namespaces.unaccounted
+        made.restart(crash=True)
+        trio.run(made.census)
+        made.check()
+        trio.run(made.walk)
+        assert made.at(b"b/d/007").namespace == made.find(b"b").ino
+        assert made.residency.objects == 40
+        trio.run(made.check_at_rest)
+
+
+# Quotas
+
+
+def test_a_hard_quota_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", quota_hard=str(5 * COST), eviction="lru", media="nvme")
+        await made.store(b"other", BYTES)
+        await fill(made, 5)
+        assert await made.read(made.at(b"a/000").ino) == BYTES
+        await fill(made, 2, first=5)
+        assert names(made, b"a") == [b"000", b"003", b"004", b"005", b"006"]
+        assert space.bytes <= 5 * COST
+        assert names(made, b"") == [b"a", b"other"]
+        made.check()
+
+    run(case, tmp_path)
+
+
+def test_a_quota_of_objects(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", quota_objects="3", eviction="fifo")
+        await fill(made, 5)
+        assert names(made, b"a") == [b"002", b"003", b"004"]
+        made.check()
+
+    run(case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"eviction": "never"}, {"pin": "on"}, {"eviction": "lru"}],
+    ids=["never", "pin", "open"],
+)
+def test_where_nothing_may_go_a_quota_refuses(tmp_path: Path, settings: dict[str, str]) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", quota_hard=str(2 * COST), **settings)
+        inodes = await fill(made, 2)
+        held = []
+        if settings == {"eviction": "lru"}:
+            held = [await made.objects.open(inode.ino, writable=False) for inode in inodes]
+        with pytest.raises(QuotaError) as refused:
+            await fill(made, 1, first=2)
+        assert str(refused.value) == (
+            f"namespace {space.ino} has 2 objects of {2 * COST} bytes, its quota is {2 * COST} "
+            "bytes, any objects, and nothing more may be dropped"
+        )
+        assert names(made, b"a") == [b"000", b"001"]
+        for one in held:
+            await made.close(one, writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_rewrite_needs_no_room_beside_the_old_version(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", quota_objects="2", quota_hard=str(2 * COST))
+        inodes = await fill(made, 2)
+        for inode in inodes:
+            held = await made.objects.open(inode.ino, writable=True, truncate=True)
+            made.write(held, BYTES)
+            await made.close(held, writable=True)
+        assert names(made, b"a") == [b"000", b"001"]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_what_is_set_aside_for_unknown_sizes_is_not_used_up(tmp_path: Path) -> None:
+    """64 MiB are reserved for a file of which nothing is known."""
+
+    async def case(made: World) -> None:
+        made.namespace("a", quota_hard="1M")
+        parent = made.at(b"a").ino
+        held = [await made.create(b"%d" % n, b"", parent) for n in range(3)]
+        assert max(one.reserved for one in held) > MIB
+        for one in held:
+            made.write(one, BYTES)
+            await made.close(one, writable=True)
+        assert len(names(made, b"a")) == 3
+
+    run(case, tmp_path, nvme=256 * MIB)
+
+
+def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", quota_hard=str(5 * COST))
+        await fill(made, 4)
+        made.room.sizes.learn(space.ino, b"x", 10 * COST)
+        await made.make_file(b"a/x", BYTES)
+        assert len(names(made, b"a")) == 5
+        made.room.sizes._seen.clear()
+        made.room.sizes.learn(space.ino, b"x", 2 * COST)
+        held = await made.create(b"y", b"", space.ino)
+        assert len(names(made, b"a")) == 4, "room for two was made, of which one is begun"
+        await made.close(held, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_file_beyond_the_quota_goes_when_nobody_has_it_open(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", quota_hard=str(3 * COST))
+        await fill(made, 2)
+        await made.make_file(b"a/large", BYTES * 5)
+        assert names(made, b"a") == []
+        assert space.bytes == 0
+        held = await made.create(b"large", BYTES * 5, space.ino)
+        again = await made.objects.open(held.inode.ino, writable=False)
+        await made.close(held, writable=True)
+        assert names(made, b"a") == [b"large"], "somebody reads it"
+        made.check()
+        await made.close(again, writable=False)
+        await made.make_file(b"a/small", BYTES)
+        assert names(made, b"a") == [b"small"]
+        assert space.bytes == COST
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_smaller_quota_is_kept_in_the_background(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a")
+        await fill(made, 100)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.watch.quotas)
+            await trio.testing.wait_all_tasks_blocked()
+            made.tell("a", quota_objects="7", eviction="lru")
+            assert space.objects == 100, "the daemon goes on meanwhile"
+            while space.objects > 7:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert names(made, b"a") == [b"%03d" % n for n in range(93, 100)]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        light, heavy = made.namespace("light"), made.namespace("heavy", weight="1000")
+        for path in (b"light", b"heavy"):
+            await fill(made, 4, path)
+        await fill(made, 2, b"heavy", first=4)
+        assert made.room.by_urgency()[0] is light
+        made.tell("heavy", quota_soft=str(COST))
+        assert made.room.by_urgency()[0] is heavy
+        made.tell("heavy", quota_soft="0")
+        made.drop("heavy")
+        assert made.room.by_urgency()[0] is heavy, "what was dropped goes before all"
+        await made.walk()
+
+    run(case, tmp_path)
+
+
+# What goes
+
+
+@pytest.mark.parametrize("settings", [{"pin": "on"}, {"eviction": "never"}])
+def test_what_never_goes_stays_when_room_is_needed(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", **settings)
+        paths = [in_ram(made, b"a/%d" % number) for number in range(4)]
+        inodes = [await made.make_file(path, bytes(MIB)) for path in paths]
+        for inode in inodes[:2]:
+            await made.demote(inode.ino)
+        for tier in made.tiers:
+            while made.room.reserve(tier, MIB):
+                pass
+        pinned = "pin" in settings
+        held = [
+            [tier.name for tier in made.residency.holders(made.tree.inode(inode.ino))]
+            for inode in inodes
+        ]
+        assert held[2:] == [["ram"], ["ram"]]
+        assert held[:2] == [["ram", "nvme"]] * 2 if pinned else [["nvme"]] * 2
+        for tier in made.tiers:
+            tier.reserved = 0
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=8 * MIB, nvme=8 * MIB)
+
+
+@pytest.mark.parametrize("before", [["never"], ["lru", "never", "sieve"]])
+def test_another_policy_has_what_is_there(tmp_path: Path, before: list[str]) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction=before[0])
+        await fill(made, 10)
+        for eviction in (*before[1:], "fifo"):
+            made.tell("a", eviction=eviction)
+            made.check()
+        made.tree.unlink(space.ino, b"004")
+        await made.make_file(b"a/004", BYTES)
+        made.check()
+        made.tell("a", quota_objects="3")
+        made.room.keep_quota(space, 0)
+        assert names(made, b"a") == [b"008", b"009", b"004"]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_movers_are_given_nothing_that_is_gone(tmp_path: Path) -> None:
+    """What is unlinked after a change of policy was in RAM only, and waited to be copied."""
+
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru", write="through")
+        for number in range(3):
+            await made.make_file(in_ram(made, b"a/%d" % number), BYTES)
+        made.tell("a", eviction="fifo")
+        for number in range(3):
+            made.tree.unlink(space.ino, b"%d" % number)
+        assert made.flow._to_demote() == []
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_connectors_own_files_are_kept_unless_an_eviction_is_chosen(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a")
+        for number in range(3):
+            await made.make_file(b"a/" + kept_name(number), BYTES)
+        await made.make_file(b"a/other", BYTES)
+        made.tell("a", quota_objects="1")
+        with pytest.raises(QuotaError):
+            made.room.keep_quota(space, 0)
+        assert names(made, b"a") == [kept_name(number) for number in range(3)]
+        made.check()
+        made.tell("a", eviction="lru")
+        await made.walk()
+        made.check()
+        made.room.keep_quota(space, 0)
+        assert names(made, b"a") == [kept_name(2)]
+        made.tell("a", eviction="adaptive")
+        await made.walk()
+        with pytest.raises(QuotaError):
+            await made.make_file(b"a/other", BYTES)
+        assert names(made, b"a") == [kept_name(2)]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_kept_files_move_between_tiers_and_stay(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+
+        async def store() -> Inode:
+            space = made.namespace("a")
+            inode = await made.make_file(in_ram(made, b"a/" + kept_name(1)), BYTES)
+            assert list(space.ram_kept) == [inode.ino]
+            await made.demote(inode.ino)
+            assert list(space.ram_clean) == list(space.nvme_kept) == [inode.ino]
+            made.check()
+            return inode
+
+        inode = trio.run(store)
+        made.restart()
+        trio.run(made.census)
+        space = made.residency.namespaces.of(made.tree.inode(inode.ino))
+        assert list(space.nvme_kept) == [inode.ino]
+        made.check()
+
+        async def full() -> None:
+            for tier in made.tiers:
+                while made.room.reserve(tier, MIB // 4):
+                    pass
+            assert names(made, b"a") == [kept_name(1)]
+            assert made.residency.holders(made.tree.inode(inode.ino)) == [made.nvme]
+            for tier in made.tiers:
+                tier.reserved = 0
+            await made.check_at_rest()
+
+        trio.run(full)
+
+
+def test_a_group_lives_and_dies_together(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", eviction="lru")
+        for rank in range(3):
+            await made.make_file(b"a/m@3@%d@ab@half.data" % rank, BYTES)
+        await made.make_file(b"a/m@3@0@ac@half.data", BYTES)
+        made.tell("a", quota_objects="3")
+        space = made.residency.namespaces.of(made.find(b"a"))
+        made.room.keep_quota(space, 0)
+        assert names(made, b"a") == [b"m@3@0@ac@half.data"]
+        for rank in range(1, 3):
+            await made.make_file(b"a/m@3@%d@ac@half.data" % rank, BYTES)
+        held = await made.objects.open(made.at(b"a/m@3@2@ac@half.data").ino, writable=False)
+        made.residency.drop(made.at(b"a/m@3@0@ac@half.data"), "lost")
+        assert names(made, b"a") == [b"m@3@2@ac@half.data"], "but for what is in use"
+        assert made.residency.counters["dropped_incomplete"] == 2 + 1
+        await made.close(held, writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_group_of_very_many_files(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", eviction="lru")
+        for layer in range(1200):
+            await made.make_file(b"a/m@1@0@ab@half@%d.data" % layer, b"x")
+        made.residency.drop(made.at(b"a/m@1@0@ab@half@7.data"), "lost")
+        assert names(made, b"a") == []
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+# Tiers
+
+
+def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("ram", media="ram")
+        made.namespace("nvme", media="nvme")
+        for path, tier in ((b"ram", made.ram), (b"nvme", made.nvme)):
+            made.room.sizes._seen.clear()
+            for number in range(2):  # of a size that is not known, and of one that is
+                inode = await made.make_file(b"%b/%d" % (path, number), BYTES)
+                assert made.residency.holders(inode) == [tier]
+        on_nvme = made.at(b"nvme/1")
+        for _ in range(5):
+            await made.read(on_nvme.ino)
+        assert {what for what, _ in made.flow._wanted} == {"settle"}, "it is not promoted"
+        made.flow.write_back()
+        assert made.flow._to_demote() == [], "nor demoted"
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_tiers_that_are_not_mounted_any_more(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.namespace("a", media="ram")
+        made.sizes = (0, made.sizes[1])
+        made.restart(lose_ram=True)
+        trio.run(made.census)
+
+        async def case() -> None:
+            with pytest.raises(TierError, match="no tier takes a new file: media are not mounted"):
+                await made.make_file(b"a/x", BYTES)
+            await made.store(b"x", BYTES)
+            await made.check_at_rest()
+
+        trio.run(case)
+
+
+def test_ram_alone_gives_what_may_not_be_on_nvme(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", media="ram", eviction="lru")
+        for number in range(10):
+            await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
+        assert names(made, b"a")[-1] == b"9"
+        assert 5 < len(names(made, b"a")) < 8
+        assert made.disk.objects == 0
+        await made.check_at_rest()
+
+    run(case, tmp_path, ram=8 * MIB)
+
+
+# Time to live
+
+
+def aged(made: World, inode: Inode, seconds: float) -> Inode:
+    then = time.time_ns() - int(seconds * 1e9)
+    return made.tree.change(inode.ino, atime_ns=then, mtime_ns=then)
+
+
+def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", ttl="100")
+        old, young = await fill(made, 2)
+        aged(made, old, 101)
+        aged(made, young, 90)
+        with pytest.raises(NotFoundError):
+            made.at(b"a/000")
+        assert names(made, b"a") == [b"001"]
+        assert made.residency.counters["dropped_expired"] == 1
+        with pytest.raises(StaleError):
+            await made.objects.open(old.ino, writable=False)
+        assert await made.read(young.ino) == BYTES
+        await made.make_file(b"a/000", BYTES)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", ttl="100")
+        (inode,) = await fill(made, 1)
+        held = await made.objects.open(inode.ino, writable=False)
+        aged(made, inode, 200)
+        with pytest.raises(NotFoundError):
+            made.at(b"a/000")
+        assert made.tree.read(made.at(b"a").ino, 2, 10) == []
+        assert made.content(held) == BYTES
+        made.check()
+        await made.close(held, writable=False)
+        with pytest.raises(NotFoundError):
+            made.at(b"a/000")
+        await made.check_at_rest()
+        assert made.residency.objects == 0
+
+    run(case, tmp_path)
+
+
+def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", ttl="100")
+        for inode in (await fill(made, 30))[:20]:
+            aged(made, inode, 200)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.walks.expire)
+            while made.residency.objects > 10:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            assert made.residency.objects == 10
+            made.tell("a", ttl="0")
+            nursery.cancel_scope.cancel()
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", ttl="32", ttl_from="use")
+        (inode,) = await fill(made, 1)
+        assert space.use_step(ATIME_STEP) == 32 * 10**9 // USES_NOTED
+        aged(made, inode, 30)
+        made.tree.used(made.at(b"a/000"))
+        assert time.time_ns() - made.at(b"a/000").atime_ns < 2 * 10**9
+        now = time.time_ns()
+        made.tree.change(inode.ino, atime_ns=now - 3 * 10**9, mtime_ns=now - 100 * 10**9)
+        made.tree.used(made.at(b"a/000"))
+        assert made.at(b"a/000").atime_ns >= now, "a use is noted while it matters"
+        made.tell("a", ttl_from="write")
+        with pytest.raises(NotFoundError):
+            made.at(b"a/000")
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_the_kernel_may_not_know_a_name_for_longer_than_it_lives(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", ttl="100")
+        (inode,) = await fill(made, 1)
+        assert space.life(inode, 5.0) == 5.0
+        assert 90 < space.life(inode, 3600.0) <= 100
+        inode = aged(made, inode, 99)
+        assert 0 < space.life(inode, 3600.0) <= 1
+        assert space.life(made.at(b"a"), 3600.0) == 3600.0
+        made.tell("a", ttl="0")
+        assert space.life(inode, 3600.0) == 3600.0
+
+    run(case, tmp_path)
+
+
+def test_what_is_written_does_not_expire(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", ttl="100")
+        held = await made.create(b"x", BYTES, made.at(b"a").ino)
+        held.inode.mtime_ns = 1
+        assert made.at(b"a/x").ino == held.inode.ino
+        await made.close(held, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+# Published at close
+
+
+async def hidden(made: World, name: bytes = b"x", content: bytes = BYTES) -> None:
+    held = await made.create(name, content, made.at(b"a").ino)
+    await made.close(held, writable=True)
+
+
+def test_a_file_has_no_name_until_it_is_closed(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", publish="close")
+        held = await made.create(b"x", BYTES, space.ino)
+        with pytest.raises(NotFoundError):
+            made.at(b"a/x")
+        assert names(made, b"a") == []
+        made.check()
+        made.objects.flush(held, writable=True)
+        assert await made.read(made.at(b"a/x").ino) == BYTES
+        await made.close(held, writable=True)
+        assert made.at(b"a").mtime_ns >= held.inode.ctime_ns
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_an_empty_file_waits_for_its_release(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", publish="close")
+        held = await made.create(b"x", b"", space.ino)
+        made.objects.flush(held, writable=True)  # of a shell's duplicate
+        assert names(made, b"a") == []
+        await made.close(held, writable=True)
+        assert names(made, b"a") == [b"x"]
+        assert made.at(b"a/x").size == 0
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_the_first_complete_file_wins(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", publish="close")
+        one = await made.create(b"x", BYTES, space.ino)
+        two = await made.create(b"x", BYTES * 2, space.ino)
+        await made.close(two, writable=True)
+        made.check()
+        await made.close(one, writable=True)
+        assert await made.read(made.at(b"a/x").ino) == BYTES * 2
+        assert made.residency.counters["outrun"] == 1
+        assert space.objects == 1
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_hidden_file_whose_directory_goes(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        for how in ("drop", "version", "rmdir"):
+            space = made.namespace("a", publish="close")
+            held = await made.create(b"x", BYTES, space.ino)
+            if how == "drop":
+                made.drop("a")
+            elif how == "version":
+                made.tell("a", version="2")
+            else:
+                made.tree.rmdir(ROOT_INO, b"a")
+            await made.walk()
+            assert made.content(held) == BYTES
+            made.check()
+            await made.close(held, writable=True)
+            await made.check_at_rest()
+            assert made.residency.objects == 0
+            if how == "version":
+                assert names(made, b"a") == []
+                made.drop("a")
+                await made.walk()
+
+    run(case, tmp_path)
+
+
+def test_a_hidden_file_whose_directory_moves(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        a, b = made.namespace("a", publish="close"), made.namespace("b")
+        made.mkdir(b"a/d")
+        held = await made.create(b"x", BYTES, made.at(b"a/d").ino)
+        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        await made.walk()
+        await made.close(held, writable=True)
+        assert (a.objects, b.objects) == (0, 1)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_hidden_file_is_gone_after_a_death(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+
+        async def begin() -> None:
+            space = made.namespace("a", publish="close")
+            await made.create(b"x", BYTES, space.ino)
+
+        trio.run(begin)
+        assert made.catalog.marks(b"p")
+        made.restart(crash=True)
+        trio.run(made.census)
+        assert names(made, b"a") == []
+        assert made.catalog.marks(b"p") == []
+        trio.run(made.check_at_rest)
+
+
+# What names say
+
+
+def test_a_path_begins_at_the_namespace(tmp_path: Path) -> None:
+    """So that a group is the same before and after a directory becomes one, or a restart."""
+
+    async def case(made: World) -> None:
+        made.mkdir(b"a")
+        made.mkdir(b"a/d")
+        name = b"m@1@0@ab@half.data"
+        before = (await made.make_file(b"a/d/" + name, BYTES)).key
+        made.namespace("a")
+        await made.walk()
+        key = made.at(b"a/d/" + name).key
+        block = layouts.recognise((b"d",), name)
+        assert block is not None
+        assert key == block.key != before
+        await made.make_file(b"a/d/m@2@1@ab@half.data", BYTES)
+        made.tree.unlink(made.at(b"a/d").ino, name)
+        assert (await made.make_file(b"a/d/" + name, BYTES)).key == key
+
+    run(case, tmp_path)
+
+
+def test_models_are_known_by_number_and_survive(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+
+        async def case() -> None:
+            made.namespace("a")
+            for number, model in enumerate((b"m", b"n", b"m")):
+                await made.make_file(b"a/%b@1@0@a%x@half.data" % (model, number), BYTES)
+
+        trio.run(case)
+        for _ in range(2):
+            namespaces = made.residency.namespaces
+            assert namespaces.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
+            assert dict(namespaces.model_objects) == {1: 2, 2: 1}
+            assert dict(namespaces.model_bytes) == {1: 2 * COST, 2: COST}
+            made.restart()
+            trio.run(made.census)
+
+
+def test_a_temporary_name_says_nothing(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a")
+        inode = await made.make_file(b"a/m@1@0@ab@half.tmp", BYTES)
+        directory = made.at(b"a").ino
+        assert (inode.key, inode.model) == (layouts.key_of(directory, b"m@1@0@ab@half.tmp"), 0)
+        made.tree.rename(directory, b"m@1@0@ab@half.tmp", directory, b"m@1@0@ab@half.data", 0)
+        block = layouts.recognise((), b"m@1@0@ab@half.data")
+        assert block is not None
+        inode = made.at(b"a/m@1@0@ab@half.data")
+        assert (inode.key, inode.model) == (block.key, 1)
+        made.check()
+
+    run(case, tmp_path)
+
+
+# What policies are told
+
+
+def test_policies_know_how_much_room_there_is(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru")
+        for number in range(4):
+            await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
+        space.fit(made.tiers)
+        room = (4 * MIB + made.fast.free) // MIB
+        assert space.ram_only.policy.capacity == max(SMALLEST, room)
+        made.tell("a", quota_objects="20")
+        made.fast.capacity *= 10
+        space.fit(made.tiers)
+        assert space.ram_only.policy.capacity == 20
+        assert space.would_be.capacity == 20
+        made.fast.capacity //= 10
+
+    run(case, tmp_path)
+
+
+def test_spare_room_is_told_once(tmp_path: Path) -> None:
+    """What was not worth a write is written after all, when RAM is emptied."""
+
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru")
+        inodes = [await made.make_file(in_ram(made, b"a/%d" % n), BYTES) for n in range(2)]
+        made.flow.admission.budget = 1
+        for inode in inodes:
+            await made.demote(inode.ino)
+        assert space.spare == dict.fromkeys((inode.ino for inode in inodes), COST)
+        made.check()
+        made.flow.write_back()
+        await made.demote(inodes[0].ino)
+        assert list(space.spare) == [inodes[1].ino]
+        free = made.fast.free - made.room.headroom
+        assert made.room.reclaimable == free + 2 * COST
+        made.check()
+        await made.read(inodes[1].ino)
+        assert not space.spare, "it is asked for"
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_tier_is_not_a_namespaces_because_its_first_choice_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(made: World) -> None:
+        made.namespace("nvme", media="nvme")
+        made.namespace("all")
+        made.room.sizes._seen.clear()
+
+        def fail(ino: int, version: int) -> int:
+            raise TierError(f"no file {ino} of version {version}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(made.disk, "create", fail)
+            with pytest.raises(TierError):
+                await made.make_file(b"nvme/x", BYTES)
+            held = await made.create(b"x", BYTES, made.at(b"all").ino)
+        assert held.tier is made.ram
+        assert Tier.cost(0) <= held.reserved
+        await made.close(held, writable=True)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
