@@ -122,6 +122,7 @@ class Lifecycle:
                 batch.put(directory)
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
+            batch.answers()
         self.residency.wake()
         return self.namespaces.of(directory)
 
@@ -141,6 +142,7 @@ class Lifecycle:
                 value = self.catalog.xattr(directory.ino, attribute) or b""
                 batch.set_xattr(fresh.ino, attribute, value)
             self.namespaces.set(fresh.ino, settings, batch)
+            batch.answers()
         self.gone(ROOT_INO, name.name, directory.ino)
         return self.namespaces.of(fresh)
 

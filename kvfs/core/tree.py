@@ -95,9 +95,7 @@ class Tree:
         if name == b"..":
             return self._parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
-        if entry is None:
-            if self.residency.inode(parent) is None:
-                raise StaleError(f"directory {parent} is gone")
+        if entry is None:  # also where the directory itself is gone, with somebody still inside
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 
@@ -170,9 +168,15 @@ class Tree:
 
     def check_new(self, parent: int, name: bytes) -> Inode:
         """The directory that a new name may be made in."""
-        directory = self.directory(parent)
-        if not directory.links or directory.namespace in self.namespaces.dropped:
+        directory = self.residency.inode(parent)
+        if (
+            directory is None
+            or not directory.links
+            or directory.namespace in self.namespaces.dropped
+        ):
             raise NotFoundError(f"directory {parent} was removed")
+        if not directory.is_dir:
+            raise NotADirError(f"inode {parent} is not a directory")
         if name in {b".", b".."} or self._entry(parent, name) is not None:
             raise ExistsError(f"{name!r} exists in directory {parent}")
         return directory
