@@ -6,6 +6,7 @@ usage, which is 2 as everywhere here.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -64,6 +65,8 @@ def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
+                # What its layers would log is among the findings.
+                logging.getLogger("kvfs").addHandler(logging.NullHandler())
                 fsck.run(target, shown.take, repair=repair, hashes=hashes)
     except InUseError as error:
         raise Failed(

@@ -140,6 +140,7 @@ class Lifecycle:
             elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
+            batch.answers()
         self.residency.wake()
         return self.namespaces.of(directory)
 
@@ -165,6 +166,7 @@ class Lifecycle:
                 value = self.catalog.xattr(directory.ino, attribute) or b""
                 batch.set_xattr(fresh.ino, attribute, value)
             self.namespaces.set(fresh.ino, settings, batch)
+            batch.answers()
         self.gone(ROOT_INO, name.name, directory.ino)
         return self.namespaces.of(fresh)
 

@@ -141,7 +141,20 @@ def _finish(objects: Objects, ino: int) -> None:
     elif inode.links:
         _seal(residency, objects, inode)
     else:
+        if objects.to_publish(ino) is not None:
+            _measure(residency, objects, inode)
         residency.enter_limbo(inode)
+
+
+def _measure(residency: Residency, objects: Objects, inode: Inode) -> None:
+    """Its CREATE was not answered and comes again: then its bytes are to be what is there now."""
+    tier = residency.holders(inode)[0]
+    fd = _file(inode, tier, writable=False)
+    if fd >= 0:
+        objects.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
+        os.close(fd)
+        with residency.catalog.batch() as batch:
+            batch.put(inode)
 
 
 def _watch(objects: Objects, inode: Inode) -> None:

@@ -95,7 +95,7 @@ class Tree:
         if name == b"..":
             return self._parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
-        if entry is None:
+        if entry is None:  # also where the directory itself is gone, with somebody still inside
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 

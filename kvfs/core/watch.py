@@ -92,12 +92,6 @@ class Watch:
                         await trio.lowlevel.checkpoint()
             await changed.wait()
 
-    async def heat(self) -> None:
-        """Let what was opened long ago count for less."""
-        while True:
-            await trio.sleep(HALF_LIFE)
-            self.residency.namespaces.hot.decay()
-
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
         nvme = self.residency.nvme

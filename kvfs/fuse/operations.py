@@ -454,7 +454,7 @@ class Operations(pyfuse3.Operations):
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
         return True  # default_permissions: the kernel has checked
 
-    @_answer
+    @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
             with self._told(name):

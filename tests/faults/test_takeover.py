@@ -127,6 +127,45 @@ def no_xattr(at: Path) -> None:
     assert os.listxattr(at / "a") == []
 
 
+def published(at: Path) -> None:
+    os.setxattr(at, "user.kvfs.publish", b"close")
+
+
+def two_writers(at: Path) -> None:
+    """The first one that is complete gets the name; neither is seen before."""
+    first, second = (os.open(at / "a", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for _ in range(2))
+    os.write(first, OLD)
+    os.write(second, NEW)
+    assert os.listdir(at) == []
+    os.close(second)
+    os.close(first)
+
+
+def told(at: Path) -> None:
+    os.setxattr(at, "user.kvfs.quota_hard", b"1G")
+    os.setxattr(at, "user.kvfs.weight", b"7")
+    os.removexattr(at, "user.kvfs.weight")
+
+
+def is_told(at: Path) -> None:
+    assert os.getxattr(at, "user.kvfs.quota_hard") == b"1G"
+    assert os.listxattr(at) == ["user.kvfs.quota_hard"]
+    assert (at / "a").read_bytes() == OLD
+
+
+def namespace(at: Path) -> None:
+    old(at)
+    (at / "d").mkdir()
+    (at / "d" / "b").write_bytes(NEW)
+    os.setxattr(at, "user.kvfs.fingerprint", b"x")
+
+
+def is_new(at: Path) -> None:
+    assert os.listdir(at) == []
+    assert os.getxattr(at, "user.kvfs.version") == b"2"
+    assert os.getxattr(at, "user.kvfs.fingerprint") == b"x"
+
+
 OPERATIONS = {
     "create": Operation(nothing, write("a", os.O_CREAT | os.O_EXCL), holds(a=NEW)),
     "create what is there": Operation(old, write("a", os.O_CREAT | os.O_TRUNC), holds(a=NEW)),
@@ -154,6 +193,12 @@ OPERATIONS = {
     "attributes": Operation(old, set_attributes, attributes),
     "remove an attribute": Operation(
         xattr, lambda at: os.removexattr(at / "a", "user.x"), no_xattr
+    ),
+    "publish": Operation(published, write("a", os.O_CREAT), holds(a=NEW)),
+    "publish the first": Operation(published, two_writers, holds(a=NEW)),
+    "settings": Operation(old, told, is_told),
+    "another version": Operation(
+        namespace, lambda at: os.setxattr(at, "user.kvfs.version", b"2"), is_new
     ),
 }
 

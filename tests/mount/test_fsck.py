@@ -14,8 +14,10 @@ import pytest
 
 from kvfs import runtime
 from kvfs.catalog import Catalog, Dentry
+from kvfs.tiers import NvmeTier
 from tests.conftest import Mount
 from tests.harness import KVFS, PATIENCE, Mounted, alive, wait_for
+from tests.unit.formats import CONTENT, write_format1
 
 MIB = 1 << 20
 SEED = 40
@@ -175,6 +177,75 @@ def test_without_a_mount_the_nvme_directory_is_checked(kv: Mounted, tmp_path: Pa
     saved = kv.path / "lost+found" / str(inos[1])
     assert saved.read_bytes() == random.Random(SEED + 1).randbytes(MIB)
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_namespaces_are_checked_and_repaired_with_and_without_a_mount(kv: Mounted) -> None:
+    """Settings that make no sense, and what is accounted to a namespace that is not there."""
+    space = kv.path / "n"
+    space.mkdir()
+    os.setxattr(space, "user.kvfs.quota_hard", b"1G")
+    (space / "a").write_bytes(b"x" * 5000)
+    (space / "b").write_bytes(b"y" * 5000)
+    kv.idle()
+    assert found(kv.path)[:2] == (0, [])
+    nvme = nvme_of(kv)
+
+    def harm() -> None:
+        kv.umount()
+        catalog = Catalog(nvme / "catalog")
+        top = catalog.lookup(1, b"n")
+        assert top
+        entry = catalog.lookup(top.ino, b"a")
+        assert entry
+        inode = catalog.inode(entry.ino)
+        assert inode
+        inode.namespace = 999
+        with catalog.batch() as batch:
+            batch.put(inode)
+            batch.mark(b"n", top.ino, b"nonsense")
+            batch.mark(b"r", 5)
+            batch.mark(b"l", 77, b"nonsense")
+        catalog.close()
+
+    wrong = ["mark", "namespace", "record", "settings"]
+    harm()
+    assert found(nvme)[:2] == (4, [(kind, "found") for kind in wrong])
+    assert found(nvme, "--repair")[:2] == (1, [(kind, "repaired") for kind in wrong])
+    assert found(nvme)[:2] == (0, [])
+    kv.mount()
+    harm()
+    kv.mount()
+    kv.expect_log("has the default settings, since its own are bad: settings 'nonsense'")
+    kv.expect_log("repaired: give it the default settings")
+    kv.allow_log("check: .*repaired: ")
+    # The walk over the dropped tree that there never was has ended, and taken its mark along.
+    wait_for(lambda: not kv.status()["dropped"], "the walk has ended")
+    wrong.remove("mark")
+    assert found(kv.path)[:2] == (4, [(kind, "found") for kind in wrong])
+    assert found(kv.path, "--repair")[:2] == (1, [(kind, "repaired") for kind in wrong])
+    assert found(kv.path, "--hashes")[:2] == (0, [])
+    spaces = {one["name"]: one["objects"] for one in kv.idle()["namespaces"]}
+    assert spaces == {".": 0, "n": 2}
+
+
+def test_a_directory_of_format_1_is_mounted_checked_and_used(mount: Mount, tmp_path: Path) -> None:
+    """What the kvfs before namespaces left, after a power loss: read, and extended."""
+    nvme = tmp_path / "nvme"
+    NvmeTier(nvme, 0).close()
+    write_format1(nvme / "catalog", nvme)
+    assert found(nvme, "--hashes")[:2] == (0, [])
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G")
+    kv.expect_log("did not end properly: copies are verified before use")
+    assert sorted(os.listdir(kv.path)) == ["a", "d"]
+    assert (kv.path / "a").read_bytes() == (kv.path / "d/s").read_bytes() == CONTENT
+    assert os.getxattr(kv.path / "a", "user.x") == b"y"
+    os.setxattr(kv.path / "d", "user.kvfs.weight", b"7")
+    (kv.path / "d/new").write_bytes(b"new")
+    assert found(kv.path, "--hashes")[:2] == (0, [])
+    kv.remount()
+    assert (kv.path / "d/a2").read_bytes() == CONTENT
+    assert os.getxattr(kv.path / "d", "user.kvfs.weight") == b"7"
+    assert found(kv.path)[:2] == (0, [])
 
 
 def test_after_a_kill_memory_is_checked_where_the_daemon_left_it(kv: Mounted) -> None:
