@@ -25,7 +25,7 @@ PREFIX = b"user.kvfs."  # attributes of a namespace's directory
 
 
 class Lifecycle:
-    """`gone(parent, name, ino)` is told of each name that is taken away."""
+    """`gone(parent, name, ino)` is told of each name that is taken away with all below it."""
 
     def __init__(self, tree: Tree, *, gone: Callable[[int, bytes, int], None]) -> None:
         self.tree = tree

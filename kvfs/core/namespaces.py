@@ -51,7 +51,7 @@ class Namespace:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
-        self.would_be = eviction.WouldBe(SMALLEST)
+        self.would_be = eviction.WouldBe(max(SMALLEST, settings.quota_objects))
         self._following = "lru"  # what `would_be` begins with
         self._make_orders()
 
@@ -59,12 +59,13 @@ class Namespace:
         settings = self.settings
         goes = "never" if settings.pin else settings.eviction
         moves = "never" if settings.pin else "lru" if goes in {"never", "ttl"} else goes
-        self.ram_only = _order(goes)
-        self.ram_clean = _order(moves)
-        self.on_nvme = _order(goes)
+        entries = settings.quota_objects or 1  # until something is known (`fit`)
+        self.ram_only = _order(goes, entries)
+        self.ram_clean = _order(moves, entries)
+        self.on_nvme = _order(goes, entries)
         self.ram_kept = _order("never")  # what only its owner unlinks, and only RAM holds
         self.nvme_kept = _order("never")
-        self.ram_spare = _order(goes)  # in RAM only, and not worth a write to NVMe
+        self.ram_spare = _order(goes, entries)  # in RAM only, and not worth a write to NVMe
 
     @property
     def orders(self) -> tuple[Order, ...]:
@@ -189,8 +190,8 @@ def _discard(known: dict[int, T], ino: int) -> None:
     known.pop(ino, None)
 
 
-def _order(policy: str) -> Order:
-    return Order(eviction.make(policy, 1, leaf_first=True), goes=policy != "never")
+def _order(policy: str, entries: int = 1) -> Order:
+    return Order(eviction.make(policy, entries, leaf_first=True), goes=policy != "never")
 
 
 class Namespaces:
@@ -338,14 +339,16 @@ class Namespaces:
         if not inode.is_file:
             return
         block = layouts.recognise(self._path(directory), name)
-        if block is None or block.temporary:
+        if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.model, inode.kept = 0, False
             return
+        # One that waits for its rename is the block already: to policies and ghosts it is one use.
         inode.key, inode.parent_key = block.key, block.parent_key
         inode.model = self._number(block.engine, block.model, batch)
         default = self.of(inode).settings.eviction == Settings().eviction
-        inode.kept = default and not layouts.LIVES[block.layout].droppable
+        droppable = block.temporary or layouts.LIVES[block.layout].droppable
+        inode.kept = default and not droppable
 
     def _path(self, directory: Inode) -> layouts.Directory:
         """Names from the namespace's directory down to this one."""

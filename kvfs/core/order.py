@@ -38,7 +38,9 @@ class Order:
         """`goes`: whether anything here may ever be taken."""
         self.policy = policy
         self.goes = goes
-        self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second member
+        self._groups: dict[
+            int, tuple[int, ...]
+        ] = {}  # by key, where there ever was a second member
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
 
