@@ -452,6 +452,8 @@ class Objects:
                 batch.put(inode)
         if written:
             residency.staging.pop(inode.ino, None)
+            if inode.links:  # counted once from here on; open yet, so that it is not itself dropped
+                self.room.trim(residency.namespaces.of(inode))
         if writable:
             held.writers -= 1
         else:
@@ -468,7 +470,6 @@ class Objects:
         residency.admit(inode)
         held.accounted = True
         residency.namespaces.written(inode)
-        self.room.trim(residency.namespaces.of(inode))
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -175,7 +175,7 @@ class Room:
 
     def trim(self, namespace: Namespace) -> None:
         """One more object of it was written: bring it within its hard quotas, if that can be."""
-        with suppress(QuotaError):  # nothing may go: the next create says so
+        with suppress(QuotaError, CatalogError):  # the next create says so
             self.keep_quota(namespace, 0)
 
     def _give_one(self, namespace: Namespace) -> bool:
