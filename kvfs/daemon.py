@@ -218,7 +218,7 @@ class Mount:
                 settle=self.flow.settle,
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
-            self.lifecycle = Lifecycle(tree, gone=self.backings.gone)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
             self.walks = Walks(tree)
             self.operations = operations.Operations(
                 tree,

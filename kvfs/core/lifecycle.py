@@ -44,7 +44,7 @@ def _raw(name: str) -> bytes:
 
 
 class Lifecycle:
-    """`gone(parent, name, ino)` is told of each name that is taken away."""
+    """`gone(parent, name, ino)` is told of each name that is taken away with all below it."""
 
     def __init__(self, tree: Tree, *, gone: Callable[[int, bytes, int], None]) -> None:
         self.tree = tree

@@ -53,15 +53,16 @@ class Namespace:
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
         self.opens = OpenOrder()
-        self.would_be = eviction.WouldBe(SMALLEST)
+        self.would_be = eviction.WouldBe(max(SMALLEST, settings.quota_objects))
         self._following = "lru"  # what `would_be` begins with
         goes, moves = _policies(settings)
-        self.ram_only = _order(goes)
-        self.ram_clean = _order(moves)
-        self.on_nvme = _order(goes)
+        entries = settings.quota_objects or 1  # until something is known (`fit`)
+        self.ram_only = _order(goes, entries)
+        self.ram_clean = _order(moves, entries)
+        self.on_nvme = _order(goes, entries)
         self.ram_kept = _order("never")  # what only its owner unlinks, and only RAM holds
         self.nvme_kept = _order("never")
-        self.ram_spare = _order(goes)  # in RAM only, and not worth a write to NVMe
+        self.ram_spare = _order(goes, entries)  # in RAM only, and not worth a write to NVMe
 
     @property
     def orders(self) -> tuple[Order, ...]:
@@ -164,8 +165,10 @@ class Namespace:
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
             goes, moves = _policies(settings)
             for order in (self.ram_only, self.ram_spare, self.on_nvme):
-                order.change(_policy(goes), goes=goes != "never")
-            self.ram_clean.change(_policy(moves), goes=moves != "never")
+                order.change(_policy(goes, order.policy.capacity), goes=goes != "never")
+            self.ram_clean.change(
+                _policy(moves, self.ram_clean.policy.capacity), goes=moves != "never"
+            )
 
     def members(self, inode: Inode) -> set[int]:
         """What is here of an object's group."""
@@ -210,12 +213,12 @@ def _policies(settings: Settings) -> tuple[str, str]:
     return goes, "lru" if goes in {"never", "ttl"} else goes
 
 
-def _policy(name: str) -> eviction.Policy:
-    return eviction.make(name, 1, leaf_first=True)
+def _policy(name: str, entries: int) -> eviction.Policy:
+    return eviction.make(name, entries, leaf_first=True)
 
 
-def _order(name: str) -> Order:
-    return Order(_policy(name), goes=name != "never")
+def _order(name: str, entries: int = 1) -> Order:
+    return Order(_policy(name, entries), goes=name != "never")
 
 
 class Namespaces:
@@ -398,13 +401,13 @@ class Namespaces:
             self._paths.pop(inode.ino, None)
             return
         block = layouts.recognise(self._path(directory), name)
-        # A temporary file is of no group before its rename; one in a temporary directory is.
-        if block is None or (block.temporary and b".tmp" in name):
+        if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.model, inode.kept = 0, False
-            if block is None and b".tmp" not in name:
+            if b".tmp" not in name:
                 inode.parent_key = self.of(inode).opens.follows(inode.key)
             return
+        # One that waits for its rename is the block already: to policies and ghosts it is one use.
         inode.key = block.key
         inode.parent_key = (
             block.parent_key
@@ -413,7 +416,8 @@ class Namespaces:
         )
         inode.model = self._number(block.engine, block.model, batch)
         default = self.of(inode).settings.eviction == Settings().eviction
-        inode.kept = default and not layouts.LIVES[block.layout].droppable
+        droppable = block.temporary or layouts.LIVES[block.layout].droppable
+        inode.kept = default and not droppable
 
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""

@@ -459,6 +459,8 @@ class Objects:
                 batch.put(inode)
         if written:
             residency.staging.pop(inode.ino, None)
+            if inode.links:  # counted once from here on; open yet, so that it is not itself dropped
+                self.room.trim(residency.namespaces.of(inode))
         if writable:
             held.writers -= 1
         else:

@@ -408,7 +408,7 @@ class Tree:
             self._move_directory(inode, target_dir, batch)
         else:
             self.namespaces.place(inode, target_dir, moved.name, batch)
-            if self.residency.accounted(inode):
+            if _place_of(inode) != _place_of(before) and self.residency.accounted(inode):
                 batch.then(partial(self.residency.dismiss, before))
                 batch.then(partial(self.residency.admit, inode))
         batch.put(inode)
@@ -534,6 +534,11 @@ class Tree:
 
 
 ATIME_STEP = 60 * 10**9  # ns
+
+
+def _place_of(inode: Inode) -> tuple[int, int, int, int, bool]:
+    """What accounts and orders go by."""
+    return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept
 
 
 def _check_name(name: bytes) -> None:

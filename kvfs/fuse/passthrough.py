@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from enum import IntEnum
+from struct import Struct
 from typing import NamedTuple
 
 from kvfs import failpoints
@@ -28,6 +29,10 @@ try:
 finally:
     sys.setdlopenflags(_flags)
 
+_NOTIFY = Struct(
+    "<IiQ"
+)  # struct fuse_out_header of linux/fuse.h, of a message that nobody asked for
+_INC_EPOCH = 8  # enum fuse_notify_code; Linux 6.16
 SLOTS, TEXT, FILE_SIZE = _passthrough.SLOTS, _passthrough.TEXT, _passthrough.FILE_SIZE
 
 
@@ -63,9 +68,11 @@ class Passthrough:
         self._entries: dict[int, int] = {}  # backing id -> its place in the session file
         self._free: list[int] = []
         self._end = 0
+        self._device = -1
 
     def attach(self, device: int, session_file: int, *, takeover: bool) -> None:
         _passthrough.attach(device, not self.unwanted, session_file, takeover)
+        self._device = device
 
     @property
     def settled(self) -> bool:
@@ -191,3 +198,17 @@ class Passthrough:
         """
         del ino
         _passthrough.gone(parent, name)
+
+    def detached(self, parent: int, name: bytes, ino: int) -> None:
+        """Tell the kernel that a name is gone with all below it. It knows when this returns.
+
+        Every name on the mount is looked up once more: what is below has been cached by millions
+        perhaps, and what `gone` says waits in a queue. Before Linux 6.16 only that is left.
+        """
+        try:
+            os.write(self._device, _NOTIFY.pack(_NOTIFY.size, _INC_EPOCH, 0))
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.ENOTCONN, errno.ENODEV}:
+                raise
+            log.debug("names of inode %d are left to the kernel's queue: %s", ino, error)
+        self.gone(parent, name, ino)

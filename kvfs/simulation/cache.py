@@ -3,7 +3,8 @@
 Contract: a cache of `capacity` blocks, all of one size. The blocks of a prompt are looked up from
 its begin; each one that is missing is stored at once, so that the next lookup finds a cache that
 has it. That is the order in which a cache library counts objects, and for tokens it makes no
-difference when the rest of the prompt is stored. Not for time: a trace's pauses mean nothing here.
+difference when the rest of the prompt is stored. Policies are leaf-first, as those of a mount are.
+Not for time: a trace's pauses mean nothing here.
 """
 
 from kvfs import eviction
@@ -15,7 +16,7 @@ POLICIES = eviction.NAMES
 
 def simulate(trace: Trace, policy: str, capacity: int, advance: Advance = unheard) -> Hits:
     """Return what a cache of that many blocks finds; `advance` hears of each request done."""
-    cache = eviction.make(policy, capacity)
+    cache = eviction.make(policy, capacity, leaf_first=True)
     hits = Hits()
     for request in trace:
         parent, found = 0, []

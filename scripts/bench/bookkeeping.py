@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -163,7 +164,7 @@ def main(
 ) -> None:
     """What an open adds for eviction, would-be answers and heat."""
     report = Report("bookkeeping", eviction=eviction, calls=CALLS, rounds=ROUNDS, seed=seed)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in objects:
         for place in places:
             note(f"{count:,} objects in {place}")

@@ -126,3 +126,14 @@ def test_it_must_come_before_pyfuse3() -> None:
     code = f"import pyfuse3\n{refused('import kvfs.fuse.passthrough', 'ImportError')}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "must be imported before pyfuse3" in done.stdout
+
+
+def test_who_drops_a_directory_has_told_the_kernel() -> None:
+    """FUSE_NOTIFY_INC_EPOCH, in the caller's thread: a header without a body."""
+    assert (
+        python(
+            "attach()\nmount = Passthrough()\nmount._device = device.fileno()\n"
+            "mount.detached(1, b'a', 2)\nprint(struct.unpack('<IiQ', kernel.recv(99)))"
+        )
+        == "(16, 8, 0)"
+    )

@@ -52,13 +52,13 @@ def example(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("capacity", "tokens", "objects"),
     [
-        (2, 0, 0),  # 2 and 3 are left of the first prompt; 1 drops 2, which comes next
-        (3, 1024, 2),  # 4 and 5 drop 3 and 1; then again each miss drops what comes next
+        (2, 512, 1),  # 3 drops 2, as 1 has a child; 2 drops 3, without its parent; 4 and 5 both
+        (3, 1536, 3),  # 4 drops 3, and 5 drops 2: 1 is left of the prompt
         (4, 2048, 4),  # 5 drops 3
         (5, 2124, 5),
     ],
 )
-def test_least_recently_used_by_hand(capacity: int, tokens: int, objects: int) -> None:
+def test_least_recently_used_leaf_first_by_hand(capacity: int, tokens: int, objects: int) -> None:
     assert simulate(trace_of(EXAMPLE), "lru", capacity) == Hits(TOKENS, tokens, 10, objects)
 
 
@@ -240,7 +240,7 @@ def test_json_has_the_policies_and_nothing_else(example: str) -> None:
         "token_hit_ratio": 2124 / TOKENS,
         "object_hit_ratio": 0.5,
     }
-    small = {"capacity_blocks": 3, "token_hit_ratio": 1024 / TOKENS, "object_hit_ratio": 0.2}
+    small = {"capacity_blocks": 3, "token_hit_ratio": 1536 / TOKENS, "object_hit_ratio": 0.3}
     assert rows == [best | small, best, best]
 
 
@@ -254,7 +254,7 @@ def test_the_table_has_the_bound_beside_each_ratio(example: str) -> None:
         "10 blocks looked up",
         "5 unique",
     ]
-    assert found[-1].split() == ["3", "3", "lru", "26.78", "55.54", "20.00", "50.00"]
+    assert found[-1].split() == ["3", "3", "lru", "40.17", "55.54", "30.00", "50.00"]
 
 
 def test_without_a_policy_it_is_the_adaptive_one() -> None:
