@@ -348,11 +348,11 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
     if not option.metadata["hot"]:
         hot = ", ".join(item.name for item in _options() if item.metadata["hot"])
         cure = (
-            f"without unmounting: kvfs upgrade MOUNTPOINT -o {name}={text}"
+            f" by kvfs set, but by kvfs upgrade MOUNTPOINT -o {name}={text}"
             if option.metadata["upgrade"]
-            else "unmount, mount anew"
+            else ": unmount, mount anew"
         )
-        raise ConfigError(f"{name} cannot change while its daemon runs; {cure}; what can: {hot}")
+        raise ConfigError(f"{name} cannot change while mounted{cure}; what kvfs set can: {hot}")
     return _value(option, text)
 
 

@@ -42,8 +42,8 @@ def _advice(mountpoint: Path, error: OSError) -> str:
     owner = next((o for o in mount.super_options if o.startswith("user_id=")), "user_id=?")
     return (
         f"its sockets are not in {runtime.runtime_dir(mountpoint)}. Ask as who mounted it "
-        f"({owner}) and where, if that was in a container; if they were deleted it serves on, and "
-        f"umount {mountpoint} ends it"
+        f"({owner}), and in the same container; else its daemon has died: umount -l {mountpoint}, "
+        f"or they were deleted, and it serves on: umount {mountpoint}"
     )
 
 

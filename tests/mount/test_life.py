@@ -327,6 +327,21 @@ def test_mount_t_kvfs_works(tmp_path: Path) -> None:
         kv.clean_up()
 
 
+def test_an_nvme_directory_that_is_not_there_is_made_and_told(mount: Mount, tmp_path: Path) -> None:
+    """A slip of the pen looks like a new mount."""
+    mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M").umount()
+    for options, said in (
+        ("nvme", ""),
+        ("nmve", f"nvme={tmp_path}/nmve does not exist: it is made"),
+    ):
+        where = f"ram=32M,nvme={tmp_path / options},nvme_size=64M,log={tmp_path / 'kv.log'}"
+        command = [*KVFS, "mount", str(tmp_path / "kv"), "-o", where]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert said in done.stderr
+        assert bool(said) == bool(done.stderr)
+        subprocess.run([*KVFS, "umount", tmp_path / "kv"], check=True)
+
+
 def test_hot_options_change_and_others_are_refused(kv: Mounted) -> None:
     command = [*KVFS, "set", str(kv.path)]
     subprocess.run([*command, "promote_after=5", "reclaimable=50"], check=True)

@@ -318,6 +318,7 @@ def test_a_busy_mount_names_who_uses_it(tmp_path: Path) -> None:
         with (tmp_path / "open").open("wb"), pytest.raises(Exception, match="busy") as refusal:
             umount_command._unmount(tmp_path, lazy=False)
         assert f"({os.getpid()})" in str(refusal.value)
+        assert "is busy; in use by" in str(refusal.value)
     finally:
         umount(tmp_path)
 
@@ -352,7 +353,8 @@ def test_status_as_json_is_what_the_daemon_said(
 
 def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     result = kvfs("status", dead_mount)
-    assert_refused(result, f"(mounted by user_id=0; if its daemon died: umount -l {dead_mount})", 1)
+    assert_refused(result, "(user_id=0), and in the same container", 1)
+    assert f"its daemon has died: umount -l {dead_mount}" in result.stderr
 
 
 def test_set_hands_all_settings_over_at_once(

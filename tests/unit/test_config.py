@@ -284,8 +284,10 @@ def test_a_relative_mount_point_is_refused() -> None:
 def test_a_hot_option_changes_and_no_other_does() -> None:
     config = Config(mountpoint=KV)
     assert config.changed("promote_after", "7").promote_after == 7
-    with pytest.raises(ConfigError, match=r"ram cannot change while mounted.*promote_after"):
+    with pytest.raises(ConfigError, match=r"by kvfs upgrade MOUNTPOINT -o ram=1G; .*promote_after"):
         config.changed("ram", "1G")
+    with pytest.raises(ConfigError, match=r"nvme cannot change while mounted: unmount"):
+        config.changed("nvme", "/data")
     with pytest.raises(ConfigError, match="did you mean log_level"):
         parse_hot("loglevel", "info")
     with pytest.raises(ConfigError, match="reclaimable=x"):
@@ -386,6 +388,20 @@ def test_a_tier_on_a_read_only_bind_mount_is_refused(mountpoint: Path, tmp_path:
             Config.from_options(mountpoint, f"nvme={place},nvme_size=16M").check()
     finally:
         umount(place)
+
+
+def test_a_tier_on_a_kvfs_is_refused(
+    mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = runtime.Mount("/", str(tmp_path), runtime.FSTYPE, "kvfs", ())
+    monkeypatch.setattr(runtime, "mounts", lambda *_: [above])
+    config = Config(mountpoint=mountpoint, ram=32 * MIB, nvme=tmp_path / "nvme", nvme_size=32 * MIB)
+    with pytest.raises(ConfigError, match=rf"is on {tmp_path}, which is a kvfs itself"):
+        config.check()
+    below = above._replace(path=str(tmp_path / "nvme"), fstype="ext4")
+    monkeypatch.setattr(runtime, "mounts", lambda *_: [above, below])
+    (tmp_path / "nvme").mkdir()
+    config.check()
 
 
 def test_a_tier_on_overlayfs_is_refused(mountpoint: Path, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Tables in documents say what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvfs import connectors
+from kvfs.settings import Settings
+from kvfs.templates import Templates
+
+NAMESPACES = Path(__file__).parents[2] / "docs" / "namespaces.md"
+
+
+def rows(heading: str) -> list[str]:
+    """The rows of the first table below a heading."""
+    text = NAMESPACES.read_text().partition(f"\n## {heading}\n")[2]
+    table = re.search(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    assert table is not None, heading
+    return table[0].splitlines()[2:]
+
+
+def test_every_setting_is_in_the_table() -> None:
+    assert rows("Settings") == [
+        f"| `{row.name}` | {row.unit} | {row.default} | {row.meaning} |" for row in Settings.rows()
+    ]
+
+
+def test_every_connector_is_in_the_table() -> None:
+    settings = {
+        name: ", ".join(f"`{key}={text}`" for key, text in connectors.settings(name).items())
+        for name in connectors.NAMES
+    }
+    assert rows("For each connector") == [
+        f"| `{name}` | {told} |" for name, told in settings.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("connector", "path", "gib"),
+    [
+        ("lmcache-fs", "lmcache", 500),
+        ("lmcache-local-disk", "disk", 200),
+        ("sglang-file", "sglang", 200),
+    ],
+)
+def test_configurations_are_what_is_printed(connector: str, path: str, gib: int) -> None:
+    printed = connectors.configuration(connector, "/mnt/kv", path, gib << 30)
+    indented = "".join(f"    {line}\n" for line in printed.splitlines())
+    assert indented in NAMESPACES.read_text()
+
+
+def test_the_example_of_templates_is_one(tmp_path: Path) -> None:
+    text = NAMESPACES.read_text()
+    begin = text.index('    [namespace."vllm-*"]')
+    example = text[begin : text.index("\n\nPatterns are", begin)]
+    file = tmp_path / "namespaces.toml"
+    file.write_text(example)
+    told = Templates.read(file).for_name("vllm-8b")
+    assert told is not None
+    assert (told.quota_hard, told.ttl) == (500 << 30, 7 * 86400)
