@@ -190,7 +190,7 @@ def test_a_templates_file_that_is_wrong_ends_the_mount_before_it_begins(
     (tmp_path / "t.toml").write_text(text)
     path = tmp_path / "kv"
     path.mkdir()
-    command = [*KVFS, "mount", path, "-o", f"ram=64M,namespaces={tmp_path}/t.toml"]
+    command = [*KVFS, "mount", str(path), "-o", f"ram=64M,namespaces={tmp_path}/t.toml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2
     assert f'{tmp_path}/t.toml: [namespace."a"]: {said}' in done.stderr
