@@ -40,7 +40,12 @@ class Lifecycle:
         """A top-level directory, or the root for `.`. Raises NotFoundError."""
         if name == MOUNT:
             return self.tree.directory(ROOT_INO)
-        found = self.tree.lookup(ROOT_INO, name.encode("utf-8", "surrogateescape"))
+        try:
+            found = self.tree.lookup(ROOT_INO, name.encode("utf-8", "surrogateescape"))
+        except NotFoundError:
+            raise NotFoundError(
+                f"namespace {name}: there is no such top-level directory; make it: kvfs ns create"
+            ) from None
         if not found.is_dir:
             raise NotFoundError(f"{name!r} is a file, expected a top-level directory")
         return found
