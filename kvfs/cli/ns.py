@@ -40,6 +40,10 @@ class Named:
         if os.sep in text:
             path = runtime.canonical(text)
             at = path if runtime.mount_at(path) else path.parent
+            if (around := runtime.kvfs_holding(at)) and around.path != str(at):
+                raise ConfigError(
+                    f"namespace {text}: expected a directory right below {around.path}, or that"
+                )
             runtime.kvfs_mount(at)
             self.mountpoint = at
             self.name = "." if at == path else path.name

@@ -53,13 +53,13 @@ def test_local_disk_loses_nothing_behind_its_back(
     config = tmp_path / "lmcache.yaml"
     config.write_text(create(tight, "disk", "lmcache-local-disk"))
     for number in range(64):  # the tiers are full before it comes
-        (tight.path / f"{number}.kv").write_bytes(bytes(16 * MiB))
+        (tight.path / f"{number}.kv").write_bytes(b"x" * (16 * MiB))
     arguments = ("--config", str(config), "--chunks", "16", "--lossy", "--keep")
     found = client("run_lmcache.py", tight.path / "disk", "--mode", "local_disk", *arguments)
     assert 4 <= found["hits"] <= 0.9 * QUOTA / CHUNK
     assert found["left_in_dir"] == found["hits"]
     for number in range(64):
-        (tight.path / f"{number}.kv").write_bytes(bytes(16 * MiB))
+        (tight.path / f"{number}.kv").write_bytes(b"x" * (16 * MiB))
     assert len(list((tight.path / "disk").iterdir())) == found["left_in_dir"]
     assert show(tight, "disk")["bytes"] <= QUOTA
     assert tight.counter("dropped") > 0

@@ -164,16 +164,18 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
     copies there are, and `quota_objects` the most objects. For a new one older ones go, of this
     namespace and of no other. Only what is being written is beyond it, until it is closed.
     """
-    tell(here, quota_hard="9M", quota_objects="6")
+    tell(here, quota_hard="9M", quota_objects="6", eviction="fifo")
     other = namespace(shared, "beside-hard-quota")
     write(other, numbered(0, 3))
     write(here, numbered(0, 20))
-    assert left(here, numbered(0, 20)) == numbered(14, 20)
+    there = left(here, numbered(0, 20))
+    assert len(there) == 6
+    assert set(there) > set(numbered(16, 20))  # closes may overtake each other
     tell(here, quota_objects="0")
     write(here, numbered(20, 40))
     there = left(here, numbered(0, 40))
-    assert there == numbered(40 - len(there), 40)
     assert 7 <= len(there) <= 9
+    assert set(there) > set(numbered(36, 40))
     assert show(shared, here.name)["bytes"] <= 9 * M
     with opened(here / "large", os.O_CREAT | os.O_WRONLY) as descriptor:
         for _ in range(6):
@@ -235,7 +237,7 @@ def test_who_gives(mount: Mount, tier: str) -> None:
     assert len(left(light, numbered(0, 18))) < 16
 
 
-def test_who_goes_first(here: Path) -> None:
+def test_who_goes_first(here: Path, shared: Mounted) -> None:
     """
     Which of its objects a namespace gives first is what its `eviction` says. `lru`: what was used
     longest ago; `fifo`: what was written longest ago; `lfu`: what was used least often. `arc`,
@@ -246,8 +248,11 @@ def test_who_goes_first(here: Path) -> None:
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
     for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0)):
         tell(here, eviction=policy, quota_objects="4")
-        write(here, numbered(0, 4))
+        for name in numbered(0, 4):
+            write(here, [name])
+            shared.check_gauges()  # closes may overtake each other
         (here / "0000.kv").read_bytes()
+        shared.check_gauges()  # what is still being closed does not go
         write(here, numbered(4, 5))
         assert left(here, numbered(0, 5)) == [n for n in numbered(0, 5) if n != f"{first:04}.kv"]
         for name in numbered(0, 5):
@@ -295,7 +300,7 @@ def test_ttl(here: Path, shared: Mounted) -> None:
     """
     With `ttl` an object is a miss when its `st_mtime`, or with `ttl_from=use` its `st_atime`, is
     that old: an open finds it no more, and within a minute its name and its space are gone as well.
-    Whoever has it open reads to its end.
+    Whoever has it open reads to its end, and as long as he does others may still open it.
     """
     tell(here, ttl="1h")
     write(here, ["young.kv", "old.kv", "open.kv"])
