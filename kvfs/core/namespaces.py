@@ -192,8 +192,10 @@ class Namespace:
     def life(self, inode: Inode, most: float) -> float:
         """Seconds until its time is over, `most` of them if it lives longer, or for ever."""
         ttl = self.settings.ttl
-        if not ttl or not inode.sealed or not inode.is_file:
+        if not ttl or not inode.is_file:
             return most
+        if not inode.sealed:  # its time has not begun
+            return min(most, ttl)
         at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
         return min(most, ttl - (time.time_ns() - at) / SECOND)
 

@@ -492,7 +492,11 @@ SCENARIOS = {
     "publish too late": Scenario(
         hidden,
         outrun,
-        [told(b"n", publish=b"close"), {**told(b"n", publish=b"close"), b"n/f": OLD}],
+        [
+            told(b"n", publish=b"close"),
+            {**told(b"n", publish=b"close"), b"n/f": NEW},  # the other one was refused
+            {**told(b"n", publish=b"close"), b"n/f": OLD},
+        ],
     ),
     "expire": Scenario(expired, expire, [told(b"n", ttl=b"1h")]),
     "trim to a quota": Scenario(

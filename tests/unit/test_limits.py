@@ -1,0 +1,77 @@
+"""What a namespace may open and move in a second, on a clock that the test turns."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from kvfs.core.limits import Limits
+from kvfs.settings import Settings
+
+
+def run(case: Callable[[], Awaitable[None]]) -> None:
+    trio.run(case, clock=MockClock(autojump_threshold=0))
+
+
+async def times(limits: Limits, *opens: tuple[int, bool]) -> list[float]:
+    """When each of some opens, one after the other, was let in."""
+    begun, found = trio.current_time(), []
+    for size, writable in opens:
+        await limits.open(size, writable=writable)
+        found.append(round(trio.current_time() - begun, 6))
+    return found
+
+
+def test_without_limits_nobody_waits() -> None:
+    async def case() -> None:
+        limits = Limits(Settings(weight=7))
+        assert not limits.on
+        limits.written(1 << 60)
+        assert await times(limits, (1 << 60, False), (1 << 60, True)) == [0, 0]
+
+    run(case)
+
+
+def test_opens_are_counted_by_whether_they_write() -> None:
+    async def case() -> None:
+        limits = Limits(Settings(read_iops=2, write_iops=10))
+        assert limits.on
+        assert await times(limits, *[(5, False)] * 3) == [0, 0.5, 1.0]
+        assert await times(limits, *[(5, True)] * 3) == [0, 0.1, 0.2]
+
+    run(case)
+
+
+def test_a_reader_pays_at_its_open_and_a_writer_at_its_close() -> None:
+    async def case() -> None:
+        limits = Limits(Settings(read_bytes=100, write_bytes=100))
+        assert await times(limits, (400, False), (1, False)) == [0, 4.0]
+        assert await times(limits, (400, True), (400, True)) == [0, 0]
+        limits.written(400)
+        limits.written(100)
+        assert await times(limits, (1, True)) == [5.0]
+
+    run(case)
+
+
+@pytest.mark.parametrize("fresh", [Settings(), Settings(read_bytes=10**9)])
+def test_who_waits_goes_on_when_the_limit_changes(fresh: Settings) -> None:
+    async def case() -> None:
+        limits = Limits(Settings(read_bytes=1))
+        await limits.open(10**6, writable=False)
+        passed: list[float] = []
+
+        async def second() -> None:
+            await limits.open(10**6, writable=False)
+            passed.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(second)
+            await wait_all_tasks_blocked()
+            limits.change(fresh)
+            changed = trio.current_time()
+        assert passed[0] - changed < 1
+        assert limits.on is (fresh.read_bytes > 0)
+
+    trio.run(case)
