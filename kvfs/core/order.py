@@ -74,14 +74,14 @@ class Order:
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
         key = key_of(inode)
-        members = self.members(key)
-        left = tuple(ino for ino in members if ino != inode.ino)
-        if left == members:
-            return
-        if left:
+        group = self._groups.get(key)
+        if group is None:
+            if self.policy.value(key) == inode.ino:
+                self.policy.discard(key)
+        elif left := tuple(ino for ino in group if ino != inode.ino):
             self._groups[key] = left
         else:
-            self._groups.pop(key, None)
+            del self._groups[key]
             self.policy.discard(key)
 
     def __contains__(self, inode: Inode) -> bool:
