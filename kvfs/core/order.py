@@ -4,8 +4,8 @@ Contract: synchronous, no I/O. Members are inode numbers; they enter by `touch` 
 name said of them (`Inode.key`, `Inode.parent_key`), so that a policy knows an object again that was
 dropped and is made anew. Objects of one key are a group: shards of one block, taken together. What
 was there before the daemon started comes in by `add_past`, oldest first within the hour of its last
-use, at 8 bytes each until it is touched, and goes before all that was. About 300 bytes for a member
-that was touched, by the sizes of its dicts, beside what the policy remembers.
+use, at 8 bytes each until it is touched, and goes before all that was. About 320 bytes for a member
+that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
 Not for saying whether an object may go now: that is `Room`.
 """
 
