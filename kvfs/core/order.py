@@ -4,8 +4,8 @@ Contract: synchronous, no I/O. Members are inode numbers; they enter by `touch` 
 name said of them (`Inode.key`, `Inode.parent_key`), so that a policy knows an object again that was
 dropped and is made anew. Objects of one key are a group: shards of one block, taken together. What
 was there before the daemon started comes in by `add_past`, oldest first within the hour of its last
-use, at 8 bytes each until it is touched, and goes before all that was. About 300 bytes for a member
-that was touched, by the sizes of its dicts, beside what the policy remembers.
+use, at 8 bytes each until it is touched, and goes before all that was. About 320 bytes for a member
+that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
 Not for saying whether an object may go now: that is `Room`.
 """
 
@@ -81,16 +81,18 @@ class Order:
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
         key = key_of(inode)
-        members = self.members(key)
-        left = tuple(ino for ino in members if ino != inode.ino)
-        if left == members:
-            return
-        if left:
+        group = self._groups.get(key)
+        if group is None:
+            if self.policy.value(key) == inode.ino:
+                self.policy.discard(key)
+            elif self._before and inode.ino in self.members(key):
+                self._discard_before(key)
+        elif left := tuple(ino for ino in group if ino != inode.ino):
             self._groups[key] = left
-            return
-        self._groups.pop(key, None)
-        if self._discard_before(key) is None:
-            self.policy.discard(key)
+        else:
+            del self._groups[key]
+            if self._discard_before(key) is None:
+                self.policy.discard(key)
 
     def _discard_before(self, key: int) -> int | None:
         found = (policy.discard(key) for policy in self._before)

@@ -247,7 +247,7 @@ def test_what_is_not_to_be_read_any_more_is_said_and_not_used(
             space = made.residency.namespaces.own(ino)
             assert space is not None
             assert space.settings == Settings()
-            assert f"the settings of namespace {ino} are not used" in caplog.text
+            assert f"namespace {ino} has the default settings" in caplog.text
 
 
 # Switched and dropped
