@@ -1,9 +1,9 @@
 """What a namespace may open and move in a second.
 
 Contract: bytes do not pass the daemon, so an object is charged whole: read when it is opened,
-written when it is closed. Who is over a limit waits at the next open, never in the middle of a
-file. Without limits `passes` is all that is asked. Not for what namespaces compete for together
-(`kvfs.fairness.shares`).
+written when it is closed, and there its reader or writer waits, never in the middle of a file. Not
+at the create: the kernel holds the directory until that is answered, against everybody. Not for
+what namespaces compete for together (`kvfs.fairness.shares`).
 """
 
 from kvfs.fairness.token_bucket import LATE, TokenBucket
@@ -24,15 +24,8 @@ class Limits:
         self._bytes[False].rate, self._bytes[True].rate = settings.read_bytes, settings.write_bytes
         self.on = any(b.rate for b in (*self._opens.values(), *self._bytes.values()))
 
-    async def open(self, size: int, *, writable: bool) -> None:
-        """Wait for an open of an object of so many bytes; one to be written pays at its close."""
-        opens, moved = self._opens[writable], self._bytes[writable]
-        if not opens.try_take(1):
-            await opens.take(1)
-        cost = 0 if writable else size
-        if not moved.try_take(cost):
-            await moved.take(cost)
-
-    def written(self, size: int) -> None:
-        """A writer has closed what it wrote."""
-        self._bytes[True].charge(size)
+    async def take(self, size: int, *, written: bool) -> None:
+        """Wait until an object of so many bytes may pass, read or written, and charge it."""
+        for bucket, cost in ((self._opens[written], 1), (self._bytes[written], size)):
+            if not bucket.try_take(cost):
+                await bucket.take(cost)

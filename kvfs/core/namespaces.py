@@ -95,9 +95,9 @@ class Namespace:
     def see(self, inode: Inode) -> None:
         """It was opened or stored: what another capacity would have made of that is known later.
 
-        Where its name does not say what it follows, the opens of its process may.
+        Where a connector's name does not say what it follows, the opens of its process may.
         """
-        if not inode.parent_key and (before := self.opens.follows(key_of(inode))):
+        if inode.model and not inode.parent_key and (before := self.opens.follows(key_of(inode))):
             inode.parent_key = before
             for order in self.orders:
                 if inode in order:
@@ -339,7 +339,6 @@ class Namespaces:
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
         found.see(inode)
-        found.limits.written(inode.size)
         if self.shares is not None:
             self.shares.total.charge(inode.size)
 
@@ -360,6 +359,8 @@ class Namespaces:
 
     def _end(self, among: dict[int, Namespace], ino: int) -> None:
         found = among.pop(ino, None)
+        if found is not None:
+            found.limits.change(Settings())  # who waits there may go
         if found is not None and found.objects:  # open, without a name
             self._ended[ino] = found
         self._look_for_limits()
@@ -406,8 +407,6 @@ class Namespaces:
         if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.model, inode.kept = 0, False
-            if b".tmp" not in name:
-                inode.parent_key = self.of(inode).opens.follows(inode.key)
             return
         # One that waits for its rename is the block already: to policies and ghosts it is one use.
         inode.key = block.key

@@ -386,24 +386,26 @@ class Objects:
                 inode.mtime_ns = inode.backing_mtime_ns = found.st_mtime_ns
                 inode.ctime_ns = max(inode.ctime_ns, found.st_mtime_ns)
 
-    def flush(self, held: OpenObject, *, writable: bool) -> None:
-        """A descriptor was closed; if it was the only writer's the object is sealed."""
+    def flush(self, held: OpenObject, *, writable: bool) -> bool:
+        """A descriptor was closed; if it was the only writer's the object is sealed.
+
+        Whether it was, with something new in it.
+        """
         if not writable or held.writers - held.mapped != 1:
-            return
+            return False
         if held.publish is not None:
             self.measure(held)
             if held.inode.size:
                 self._publish(held)
-        if held.inode.links:
-            self._seal(held)
+        return bool(held.inode.links) and self._seal(held)
 
-    def _seal(self, held: OpenObject) -> None:
+    def _seal(self, held: OpenObject) -> bool:
         inode = held.inode
         self.measure(held)
         # What the record in memory says is no measure: whoever asked for attributes has updated it.
         found = (inode.size, inode.backing_mtime_ns)
         if inode.sealed and found == held.sealed_as:
-            return
+            return False
         inode.sealed = True
         inode.session = self.residency.session
         with self.catalog.batch() as batch:
@@ -412,6 +414,7 @@ class Objects:
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
         self.room.sizes.learn(*self._some_name(inode), inode.blocks * 512)
+        return True
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""

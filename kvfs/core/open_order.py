@@ -1,5 +1,7 @@
 """Which block follows which in a prompt, where no name says it: from how a process opens files.
 
+Only files that a connector's name shows to be blocks are asked about.
+
 Contract: a block whose predecessor is the same twice, once when it was stored and once when it was
 read, or at two readings, is taken for its successor. Once is not enough: what a process stores next
 may be of another prompt, and a chain of everything would make the newest go first. Wrong guesses do

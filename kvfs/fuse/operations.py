@@ -306,17 +306,15 @@ class Operations(pyfuse3.Operations):
 
         caller.set(ctx.pid)
         make()  # fail before anything is set aside; it is called again after that
-        if self.residency.namespaces.limited:
-            await self._wait_turn(self.tree.directory(parent), writable=True)
         return await self.objects.create(parent, name, make)
 
-    async def _wait_turn(self, inode: Inode, *, writable: bool) -> None:
+    async def _wait_turn(self, inode: Inode, *, written: bool) -> None:
         """By the limits of its namespace, and its share of what the mount may move at all."""
         namespaces = self.residency.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
-            await namespace.limits.open(inode.size, writable=writable)
-        if namespaces.shares is not None and not writable:
+            await namespace.limits.take(inode.size, written=written)
+        if namespaces.shares is not None and not written:
             settings = namespace.settings
             await namespaces.shares.take(
                 namespace.ino,
@@ -337,8 +335,8 @@ class Operations(pyfuse3.Operations):
         caller.set(ctx.pid)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
-        if self.residency.namespaces.limited:
-            await self._wait_turn(self.tree.inode(inode), writable=writable)
+        if self.residency.namespaces.limited and not writable:
+            await self._wait_turn(self.tree.inode(inode), written=False)
         if truncate and not writable:
             await self.objects.truncate(inode, 0)
         held = None if writable else self.objects.open_at_once(inode)
@@ -408,7 +406,9 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def flush(self, fh: int) -> None:
         handle = self.handles[fh]
-        self.objects.flush(handle.held, writable=handle.writable)
+        new = self.objects.flush(handle.held, writable=handle.writable)
+        if new and self.residency.namespaces.limited:
+            await self._wait_turn(handle.held.inode, written=True)
 
     @_answer
     async def release(self, fh: int) -> None:

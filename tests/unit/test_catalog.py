@@ -58,7 +58,12 @@ def inode(ino: int) -> Inode:
 
 def crashed(catalog: Catalog, to: Path) -> Catalog:
     """What the next process finds when this one dies now."""
-    shutil.copytree(catalog.path, to)
+    for _ in range(20):
+        try:
+            shutil.copytree(catalog.path, to)
+            break
+        except shutil.Error:  # RocksDB removes tables of its own accord
+            shutil.rmtree(to)
     return Catalog(to)
 
 
