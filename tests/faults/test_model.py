@@ -214,6 +214,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule(descriptor=descriptors, append=st.booleans())
     def set_append(self, descriptor: Descriptor, *, append: bool) -> None:
+        if descriptor.append and not append:
+            return  # under passthrough the kernel goes on appending
         wanted = os.O_NONBLOCK | (os.O_APPEND if append else 0)
         self.through(descriptor, lambda fd: fcntl.fcntl(fd, fcntl.F_SETFL, wanted))
 

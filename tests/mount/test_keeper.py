@@ -142,7 +142,9 @@ def test_a_daemon_that_stops_answering_is_replaced(mount: Mount) -> None:
     (kv.path / "a").write_bytes(b"a")
     kv.expect_log("has said nothing for 1")
     kv.expect_log("was killed by SIG(ABRT|KILL)")
-    os.kill(kv.pid, signal.SIGSTOP)
+    daemon = kv.pid
+    os.kill(daemon, signal.SIGSTOP)
+    wait_for(lambda: ") T " in Path(f"/proc/{daemon}/stat").read_text(), "it is stopped")
     assert (kv.path / "a").read_bytes() == b"a"  # waits for the next daemon
     assert kv.status()["takeovers"] == 1
 
