@@ -317,7 +317,7 @@ def upgrade_to(kv: Mounted) -> Iterator[Callable[[str], str]]:
     [
         (
             f"say(what='loaded', version='0.0', protocol={PROTOCOL}, format=0)\nkeeper.recv(9)",
-            "kvfs 0.0 reads catalogs up to format 0, this one has format 1: nothing is changed",
+            "kvfs 0.0 reads catalogs up to format 0, this one has format 2: nothing is changed",
         ),
         (
             "say(what='loaded', version='9.9', protocol=99, format=1)\nkeeper.recv(9)",
