@@ -320,7 +320,7 @@ def upgrade_to(kv: Mounted) -> Iterator[Callable[[str], str]]:
             "kvfs 0.0 reads catalogs up to format 0, this one has format 2: nothing is changed",
         ),
         (
-            "say(what='loaded', version='9.9', protocol=99, format=1)\nkeeper.recv(9)",
+            "say(what='loaded', version='9.9', protocol=99, format=2)\nkeeper.recv(9)",
             "kvfs 9.9 needs another keeper (protocol 99",
         ),
         ("sys.exit(7)", "the daemon exited with 7 before it was loaded"),
@@ -335,7 +335,7 @@ def test_a_version_that_does_not_fit_is_refused(
     assert kv.pid == before, "nothing is changed"
 
 
-LOADED = f"say(what='loaded', version='9.9', protocol={PROTOCOL}, format=1)\n"
+LOADED = f"say(what='loaded', version='9.9', protocol={PROTOCOL}, format=2)\n"
 
 
 @pytest.mark.parametrize(
