@@ -10,8 +10,6 @@ from typing import Any
 from kvfs import runtime
 from kvfs.errors import ConfigError, ControlError
 
-# Done twice they would do harm, or fail: the second daemon's answer would not be the first one's.
-ONCE = {"ns_create", "ns_drop"}
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
 RETRY = 0.02  # s
@@ -20,19 +18,14 @@ RETRY = 0.02  # s
 def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
     """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason.
 
-    A daemon that dies meanwhile has a successor soon, which is asked again: but for those of ONCE
-    no request does harm when it is made twice.
+    A daemon that dies meanwhile has a successor soon, which is asked again: no request does harm
+    when it is made twice.
     """
     deadline = time.monotonic() + TAKEOVER
     while True:
         try:
             return _ask(runtime.socket_path(mountpoint), PATIENCE, verb, arguments)
         except OSError as error:
-            if verb in ONCE and not isinstance(error, FileNotFoundError | ConnectionRefusedError):
-                raise ControlError(
-                    f"the daemon went away while it was asked ({error}): kvfs ns list {mountpoint} "
-                    "says whether it was done"
-                ) from error
             if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
                 raise ControlError(
                     f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, error)}"

@@ -50,8 +50,6 @@ def drop(kv: Mounted, name: str) -> None:
         request(kv.path, "ns_drop", name=name)
     except ControlError as error:
         print(error)
-        if (kv.path / name).exists():  # it died over something else before
-            request(kv.path, "ns_drop", name=name)
 
 
 def check_sound(kv: Mounted) -> None:
