@@ -217,6 +217,12 @@ static ssize_t read_request(int fd, void *buffer, size_t length) {
     return got;
 }
 
+/* Requests that come again come first, but for these: interrupts precede everything, and of every
+ * 24 requests 16 may be forgets as long as there are any (fuse_dev_do_read of Linux). */
+static int overtakes(uint32_t opcode) {
+    return opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT;
+}
+
 static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     (void)userdata;
     ssize_t got;
@@ -237,7 +243,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     struct fuse_in_header *in = buffer;
     if (got < (ssize_t)sizeof *in) return got;
     session.request = in->unique;
-    if (!(in->unique & UNIQUE_RESEND)) session.resends_over = 1; /* they come first */
+    if (!(in->unique & UNIQUE_RESEND) && !overtakes(in->opcode)) session.resends_over = 1;
     if (in->opcode == FUSE_INIT) {
         if (got <= (ssize_t)sizeof session.record->init) {
             memcpy(session.record->init, buffer, got);
