@@ -643,6 +643,7 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
         (space / "0001.kv").read_bytes()
         order.append(space.name)
 
+    shared.idle()  # what was written is charged: the kernel tells of it after its close
     request(shared.path, "set", bandwidth=FOR_EVER)
     try:
         (here / "0000.kv").read_bytes()  # on credit
