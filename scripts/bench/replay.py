@@ -7,6 +7,8 @@ blocks that is and what they would find; `kvfs replay` plays the same requests, 
 a namespace of a mount of its own that has a hard quota of as many objects and the same policy.
 Memory has room for all of them, so that the quota alone decides what goes.
 
+--both-tiers gives memory room for a quarter of them only, so that three quarters are on NVMe.
+
 --whole-mount makes the mount itself the cache: no namespace, no memory, and NVMe with room for that
 many blocks. It is slower, as each file is made on the disk, and has the mount's own policy, which
 --policy must name.
@@ -27,6 +29,7 @@ from scripts.bench.report import Report, note
 NAMESPACE = "replayed"
 WITHIN = 0.5  # points
 SLACK = 256 << 20  # bytes of memory beyond the blocks: a part is always kept free
+SMALLEST = 16 << 20  # bytes: no tier is smaller
 RATIOS = {"token_hit_ratio": "tokens", "object_hit_ratio": "objects"}
 
 
@@ -47,14 +50,17 @@ def create(mounted: Mounted, objects: int, policy: str) -> None:
 
 
 def replayed(
-    trace: Path, requests: int, blocks: int, policy: str, *, size: int, whole: bool, nvme: Path
+    trace: Path, requests: int, blocks: int, policy: str, *, size: int, cache: str, nvme: Path
 ) -> dict[str, Any]:
     """Play the trace on a mount of its own."""
     with scratch() as folder, scratch(nvme) as disk:
-        if whole:
-            options = f"ram=0,nvme={disk}/kvfs,nvme_size={blocks * size}"
-        else:
-            options = f"ram={2 * blocks * size + SLACK}"
+        whole = cache == "mount"
+        options = {
+            "mount": f"ram=0,nvme={disk}/kvfs,nvme_size={blocks * size}",
+            "memory": f"ram={2 * blocks * size + SLACK}",
+            "tiers": f"ram={max(SMALLEST, blocks * size // 4)},"
+            f"nvme={disk}/kvfs,nvme_size={2 * blocks * size + SLACK}",
+        }[cache]
         with kvfs(folder / "kv", options) as mounted:
             asked = ["replay", str(trace), str(mounted.path), "--limit", str(requests)]
             asked += ["--block-size", str(size)]
@@ -71,7 +77,8 @@ def replayed(
 @click.option("--capacity", "capacities", multiple=True, default=("5%", "10%"), show_default=True)
 @click.option("--policy", "policies", multiple=True, default=("adaptive", "lru"), show_default=True)
 @click.option("--block-size", "size", default=4096, show_default=True, help="bytes of a file")
-@click.option("--whole-mount", "whole", is_flag=True)
+@click.option("--both-tiers", "cache", flag_value="tiers")
+@click.option("--whole-mount", "cache", flag_value="mount")
 @click.option("--nvme", type=click.Path(exists=True, path_type=Path), default=Path("/var/tmp"))  # noqa: S108 (a fresh folder)
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
 def main(
@@ -81,18 +88,19 @@ def main(
     capacities: tuple[str, ...],
     policies: tuple[str, ...],
     size: int,
-    whole: bool,
+    cache: str | None,
     nvme: Path,
     output: Path | None,
 ) -> None:
     """Compare `kvfs replay` with `kvfs simulate`."""
-    report = Report("replay", trace=trace.name, requests=requests, block_size=size, whole=whole)
+    cache = cache or "memory"
+    report = Report("replay", trace=trace.name, requests=requests, block_size=size, cache=cache)
     chosen = [f"--capacity={one}" for one in capacities] + [f"--policy={one}" for one in policies]
     rows = ask("simulate", str(trace), "--limit", str(requests), *chosen)
     for row in rows:
         blocks, policy = int(row["capacity_blocks"]), str(row["policy"])
         note(f"{policy}, {blocks} blocks")
-        found = replayed(trace, requests, blocks, policy, size=size, whole=whole, nvme=nvme)
+        found = replayed(trace, requests, blocks, policy, size=size, cache=cache, nvme=nvme)
         row["replayed"] = found
         row["points"] = {ratio: 100 * abs(found[ratio] - row[ratio]) for ratio in RATIOS}
         row["holds"] = max(row["points"].values()) <= WITHIN
