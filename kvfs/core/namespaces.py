@@ -53,16 +53,32 @@ class Namespace:
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
         self.opens = OpenOrder()
-        self.would_be = eviction.WouldBe(max(SMALLEST, settings.quota_objects))
-        self._following = "lru"  # what `would_be` begins with
+        entries = max(SMALLEST, settings.quota_objects)  # until something is known (`fit`)
+        self.would_be = eviction.WouldBe(entries)
+        self.choice = eviction.Choice(entries)  # by which objects go
+        self.ram_choice = eviction.Choice(entries)  # by which they leave RAM
+        self._watch()
         goes, moves = _policies(settings)
-        entries = settings.quota_objects or 1  # until something is known (`fit`)
-        self.ram_only = _order(goes, entries)
-        self.ram_clean = _order(moves, entries)
-        self.on_nvme = _order(goes, entries)
-        self.ram_kept = _order("never")  # what only its owner unlinks, and only RAM holds
-        self.nvme_kept = _order("never")
-        self.ram_spare = _order(goes, entries)  # in RAM only, and not worth a write to NVMe
+        self.ram_only = self._order(goes, self.ram_choice)
+        self.ram_clean = self._order(moves, self.ram_choice)
+        self.on_nvme = self._order(goes, self.choice)
+        self.ram_kept = _kept()  # what only its owner unlinks, and only RAM holds
+        self.nvme_kept = _kept()
+        self.ram_spare = self._order(goes, self.ram_choice)  # not worth a write to NVMe
+
+    def _watch(self) -> None:
+        """Only what is followed needs to see accesses."""
+        choices = (self.choice, self.ram_choice) if "adaptive" in _policies(self.settings) else ()
+        self.accesses = eviction.Accesses(self.would_be, *choices)
+
+    def _order(self, name: str, choice: eviction.Choice) -> Order:
+        return Order(self._policy(name, choice), goes=name != "never")
+
+    @staticmethod
+    def _policy(name: str, choice: eviction.Choice) -> eviction.Policy:
+        if name == "adaptive":
+            return eviction.Following(choice, choice.capacity)
+        return eviction.make(name, choice.capacity, leaf_first=True)
 
     @property
     def orders(self) -> tuple[Order, ...]:
@@ -103,7 +119,7 @@ class Namespace:
                 if inode in order:
                     order.discard(inode)
                     order.touch(inode)
-        self.would_be.see(key_of(inode), inode.parent_key, self.parent)
+        self.accesses.see(key_of(inode), inode.parent_key, self.parent)
 
     def describe(self) -> dict[str, Any]:
         """What it holds and what became of what was asked of it, for people; bytes and counts."""
@@ -130,7 +146,7 @@ class Namespace:
 
         What others have is not counted as room, but neither is what they may have to give.
         """
-        rooms = []
+        most = 0
         for tier in tiers:
             bytes_, objects = self.held[tier.name], self.held_objects[tier.name]
             if not self.takes(tier) or not objects:
@@ -141,34 +157,34 @@ class Namespace:
             entries = max(SMALLEST, room * objects // max(1, bytes_))
             if self.settings.quota_objects:
                 entries = min(entries, self.settings.quota_objects)
-            rooms.append(entries)
+            most = max(most, entries)
             for order in (self.on_nvme,) if tier.slow else (self.ram_only, self.ram_clean):
                 order.give_room_for(entries)
-        self._follow()
-        if rooms:
-            self.would_be.capacity = max(rooms)
+            if not tier.slow:
+                self.ram_choice.capacity = entries
+        if most:
+            self.would_be.capacity = self.choice.capacity = most
+        self.would_be.follow(self.winner or "lru")
+        self.accesses.fit()
 
     @property
     def winner(self) -> str:
         """The policy that its adaptive one follows at the moment; "" if it has another."""
-        best = self.on_nvme.policy if len(self.on_nvme) else self.ram_only.policy
-        return best.winner if isinstance(best, eviction.Adaptive) else ""
-
-    def _follow(self) -> None:
-        if self.winner not in {"", self._following}:
-            self._following = self.winner
-            self.would_be.follow(self.winner)
+        return self.choice.winner if _policies(self.settings)[0] == "adaptive" else ""
 
     def change(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
         self.limits.change(settings)
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
             goes, moves = _policies(settings)
-            for order in (self.ram_only, self.ram_spare, self.on_nvme):
-                order.change(_policy(goes, order.policy.capacity), goes=goes != "never")
-            self.ram_clean.change(
-                _policy(moves, self.ram_clean.policy.capacity), goes=moves != "never"
-            )
+            for order, name, choice in (
+                (self.ram_only, goes, self.ram_choice),
+                (self.ram_clean, moves, self.ram_choice),
+                (self.ram_spare, goes, self.ram_choice),
+                (self.on_nvme, goes, self.choice),
+            ):
+                order.change(self._policy(name, choice), goes=name != "never")
+            self._watch()
 
     def members(self, inode: Inode) -> set[int]:
         """What is here of an object's group."""
@@ -215,12 +231,8 @@ def _policies(settings: Settings) -> tuple[str, str]:
     return goes, "lru" if goes in {"never", "ttl"} else goes
 
 
-def _policy(name: str, entries: int) -> eviction.Policy:
-    return eviction.make(name, entries, leaf_first=True)
-
-
-def _order(name: str, entries: int = 1) -> Order:
-    return Order(_policy(name, entries), goes=name != "never")
+def _kept() -> Order:
+    return Order(eviction.make("never", 1), goes=False)
 
 
 class Namespaces:
@@ -330,7 +342,7 @@ class Namespaces:
         counters = found.counters
         counters[_READ[tier.name]] += 1
         counters["read_bytes"] += inode.size
-        found.would_be.see(inode.key or inode.ino, inode.parent_key, found.parent)
+        found.accesses.see(inode.key or inode.ino, inode.parent_key, found.parent)
         self.hot.touch(inode.ino)
 
     def written(self, inode: Inode) -> None:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
-from kvfs.eviction import Adaptive, LeafFirst, Policy
+from kvfs.eviction import LeafFirst, Policy
 
 EPSILON = 16  # entries, the least that a policy is told to have room for
 
@@ -75,7 +75,7 @@ class Order:
     def parent(self, key: int) -> int:
         """Of the block before it in its prompt; 0: not known."""
         policies = (self.policy, *self._before)
-        able = (policy for policy in policies if isinstance(policy, LeafFirst | Adaptive))
+        able = (policy for policy in policies if isinstance(policy, LeafFirst))
         return next(filter(None, (policy.parent(key) for policy in able)), 0)
 
     def discard(self, inode: Inode) -> None:

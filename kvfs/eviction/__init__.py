@@ -7,8 +7,10 @@ Contract: `make` gives a policy by its name; `kvfs.eviction.policy` says what a 
 from collections.abc import Callable
 
 from kvfs.errors import ConfigError
-from kvfs.eviction.adaptive import Adaptive
+from kvfs.eviction.adaptive import Adaptive, Following
 from kvfs.eviction.arc import Arc
+from kvfs.eviction.choice import Choice
+from kvfs.eviction.ghosts import Accesses
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.lfu import Lfu
 from kvfs.eviction.policy import Policy
@@ -19,7 +21,10 @@ from kvfs.eviction.wouldbe import WouldBe
 
 __all__ = [
     "NAMES",
+    "Accesses",
     "Adaptive",
+    "Choice",
+    "Following",
     "LeafFirst",
     "Policy",
     "WouldBe",

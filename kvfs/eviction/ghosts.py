@@ -5,10 +5,14 @@ the cache that they stand for, so that their hit ratio is that of the whole (C. 
 "Efficient MRC Construction with SHARDS", FAST 2015). A key's parent in a ghost is its nearest
 ancestor in the sample: found by a walk of about 2**shift parents, for one access in 2**shift.
 
-Not for deciding anything: `kvfs.eviction.adaptive`, `kvfs.eviction.wouldbe`.
+An `Observer` has several ghosts that see the same accesses, and counts what each would have missed.
+Misses are counted in the sample and accesses everywhere, so that a block that all prompts begin
+with does not decide the ratio by being in the sample or not (SHARDS-adj of that paper). Counts
+decay, in steps. Not for deciding anything: `kvfs.eviction.choice`, `kvfs.eviction.wouldbe`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from kvfs.eviction.arc import Arc
 from kvfs.eviction.leaffirst import LeafFirst
@@ -23,7 +27,9 @@ KINDS: dict[str, Callable[[int], Policy]] = {
     "arc": Arc,
     "bimodal": Bimodal,
 }
+_STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
+Which = TypeVar("Which")  # says what a ghost of an observer stands for
 _FAR = 4  # times the expected number of parents: the walk ends there, for 1 in e**4 too early
 
 
@@ -77,7 +83,7 @@ class Ghost:
         self.kind = kind
         self.policy = LeafFirst(KINDS[kind](entries))
         self.touch = self.policy.touch  # an access; None: it would have missed
-        self.misses = 0.0  # the owner counts them, and lets them decay
+        self.misses = 0.0  # the observer counts them, and lets them decay
 
     def store(self, key: int, parent: int) -> None:
         """What comes of a miss."""
@@ -95,3 +101,110 @@ class Ghost:
             policy.discard(key)
         while len(policy) > entries:
             policy.take()
+
+
+class Observer(Generic[Which]):
+    """What several caches would have missed; each access of the real one goes to `see`.
+
+    An access is an object opened or stored. `accesses` counts all of them, of any key.
+    """
+
+    def __init__(self, capacity: int, entries: int, window: int, *, fewest: int = 1) -> None:
+        """`capacity` of the real cache, `entries` of a ghost as large, at most.
+
+        Of what was counted 1/e is left after `window` capacities' worth of accesses, or more where
+        that would make less than `fewest` of them a step.
+        """
+        self.sample = Sample(capacity, entries)
+        self.accesses = 0.0
+        self._capacity = capacity
+        self._keep = 1 - 1 / (window * _STEPS)
+        self._fewest = fewest
+        self._due = 0
+        self.ghosts: Mapping[Which, Ghost] = self._make()
+
+    def _make(self) -> dict[Which, Ghost]:
+        raise NotImplementedError
+
+    def _entries(self, which: Which) -> int:
+        """Of a ghost, in the sample."""
+        raise NotImplementedError
+
+    def _missed(self, missed: list[Ghost]) -> None:
+        """An access that some would have missed."""
+
+    def _step(self) -> None:
+        """Before each decay."""
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, entries: int) -> None:
+        self._capacity = entries
+        shift = self.sample.shift
+        self.sample.fit(entries)
+        for which, ghost in self.ghosts.items():
+            ghost.resize(self._entries(which), self.sample)
+            ghost.misses *= 2.0 ** (shift - self.sample.shift)
+
+    @property
+    def sampled(self) -> float:
+        """How many accesses the sample should have had."""
+        return self.accesses / (1 << self.sample.shift)
+
+    def hit_ratios(self) -> dict[Which, float]:
+        """The share of accesses (0 to 1) that each would have hit lately."""
+        sampled = max(self.sampled, 1)
+        return {which: max(0.0, 1 - ghost.misses / sampled) for which, ghost in self.ghosts.items()}
+
+    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """An access, a hit or a miss. `parent_of` gives the parent of a key, or 0."""
+        self.accesses += 1
+        if not (key * GOLDEN >> 40) & self.sample.mask:
+            self.look(key, parent, parent_of)
+
+    def look(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """An access to a key of the sample, which is counted already."""
+        missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
+        if missed:
+            self._missed(missed)
+            ancestor = self.sample.ancestor(parent, parent_of)
+            for ghost in missed:
+                ghost.misses += 1
+                ghost.store(key, ancestor)
+        self._due += 1
+        if self._due >= max(self._fewest, (self._capacity >> self.sample.shift) // _STEPS):
+            self._due = 0
+            self._step()
+            self.accesses *= self._keep
+            for ghost in self.ghosts.values():
+                ghost.misses *= self._keep
+
+
+class Accesses:
+    """The accesses of one cache, for several observers, with one look at each key for all."""
+
+    __slots__ = ("_mask", "_observers", "_since")
+
+    def __init__(self, *observers: Observer[Any]) -> None:
+        self._observers = observers
+        self._since = 0  # accesses that no observer has counted
+        self.fit()
+
+    def fit(self) -> None:
+        """Their samples may have changed: masks are of low bits, so the least is part of all."""
+        self._mask = min(observer.sample.mask for observer in self._observers)
+
+    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """As `Observer.see`."""
+        self._since += 1
+        drawn = key * GOLDEN >> 40
+        if drawn & self._mask:
+            return
+        for observer in self._observers:
+            observer.accesses += self._since
+            if not drawn & observer.sample.mask:
+                observer.look(key, parent, parent_of)
+        self._since = 0

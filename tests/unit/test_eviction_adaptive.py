@@ -71,12 +71,12 @@ def test_documents_in_turn_make_bimodal_the_winner() -> None:
     policy = Adaptive(80)
     documents = [[key for key in blocks if key % 1000 <= 10] for blocks in DOCUMENTS]
     hits(policy, documents * 30)
-    assert policy.winner == "bimodal"
-    assert policy.switches == 1
-    assert policy.scores["bimodal"] > 0.6
+    assert policy.choice.winner == "bimodal"
+    assert policy.choice.switches == 1
+    assert policy.choice.hit_ratios()["bimodal"] > 0.6
     assert policy._past is None, "nothing of the old order is left"
-    assert not isinstance(policy._order.inner, Succession)
-    assert policy.scores["lru"] == 0
+    assert not isinstance(policy.inner, Succession)
+    assert policy.choice.hit_ratios()["lru"] == 0
 
 
 @pytest.mark.slow
@@ -87,16 +87,16 @@ def test_it_changes_its_mind() -> None:
     policy = Adaptive(80)
     documents = [[key for key in blocks if key % 1000 <= 10] for blocks in DOCUMENTS]
     hits(policy, documents * 30)
-    assert policy.winner == "bimodal"
+    assert policy.choice.winner == "bimodal"
     moving = [[10_000 + place + drawn.randrange(60)] for place in range(6000)]
     hits(policy, moving)
-    assert policy.winner != "bimodal"
-    before = policy.switches
+    assert policy.choice.winner != "bimodal"
+    before = policy.choice.switches
     alone = make("bimodal", 80, leaf_first=True)
     hits(alone, moving)
     later = [[20_000 + place + drawn.randrange(60)] for place in range(6000)]
     assert hits(policy, later) > hits(alone, later)
-    assert policy.switches >= before
+    assert policy.choice.switches >= before
 
 
 @given(
@@ -203,11 +203,11 @@ def test_another_sample_keeps_what_was_counted() -> None:
     hits(policy, [[key] for key in keys])
     for key in keys:
         would_be.see(key, 0, lambda _: 0)
-    scores, answers = policy.scores, would_be.answers()
-    shift = policy._sample.shift
+    scores, answers = policy.choice.hit_ratios(), would_be.answers()
+    shift = policy.choice.sample.shift
     policy.capacity = would_be.capacity = 8000
-    assert policy._sample.shift == shift + 3
-    assert policy.scores == pytest.approx(scores)
+    assert policy.choice.sample.shift == shift + 3
+    assert policy.choice.hit_ratios() == pytest.approx(scores)
     assert would_be.answers() == pytest.approx(answers)
 
 
@@ -216,10 +216,10 @@ def test_another_capacity_leaves_the_ghosts_what_fits() -> None:
     hits(policy, [[key] for key in zipf(3000, 5000, 8)])
     for capacity in (10, 100_000, 1000):
         policy.capacity = capacity
-        for ghost in policy._ghosts:
-            assert len(ghost.policy) <= max(1, capacity >> policy._sample.shift)
-            assert all(key in policy._sample for key in ghost.policy)
+        for ghost in policy.choice.ghosts.values():
+            assert len(ghost.policy) <= max(1, capacity >> policy.choice.sample.shift)
+            assert all(key in policy.choice.sample for key in ghost.policy)
         while len(policy) > capacity:
             assert policy.take() is not None
         hits(policy, [[key] for key in zipf(3000, 1000, 9)])
-    assert isinstance(policy._order, LeafFirst)
+    assert isinstance(policy, LeafFirst)
