@@ -215,7 +215,13 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
 @click.option("--wait", is_flag=True, help="Wait until its space is free again.")
 def drop(namespace: Named, *, wait: bool) -> None:
     """Drop NAMESPACE with everything in it: gone at once, its space follows in the background."""
-    ino = namespace.ask("ns_drop")["dropped"]
+    answer = namespace.ask("ns_drop")
+    ino = answer["dropped"]
+    if answer["before"]:
+        click.echo(
+            f"namespace {namespace.name} is not there any more: the daemon that died over this "
+            "has dropped it, or there was none"
+        )
     if not wait:
         return
     with progress() as bar:

@@ -30,6 +30,7 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
+MOUNT = "."  # the name of the mount's own namespace
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 MODELS_MAX = 10_000  # more are not told apart
 SECOND = 10**9
@@ -231,6 +232,7 @@ class Namespaces:
         self.default = Namespace(ROOT_INO, Settings())
         self._all: dict[int, Namespace] = {ROOT_INO: self.default}
         self.dropped: dict[int, Namespace] = {}  # by top-level directory
+        self._names: dict[int, bytes] = {}  # that those had
         self._ended: dict[int, Namespace] = {}  # what is open still, of those that are no more
         # Directories to be walked, oldest first, and how often that was asked for.
         self.unaccounted: Counter[int] = Counter()
@@ -245,8 +247,8 @@ class Namespaces:
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
             self._load(ino, text)
-        for ino, _ in catalog.marks(b"r"):
-            self._dropped(ino)
+        for ino, name in catalog.marks(b"r"):
+            self._dropped(ino, name)
         self.unaccounted.update(ino for ino, _ in catalog.marks(b"t"))
         for number, value in catalog.marks(b"l"):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
@@ -303,6 +305,21 @@ class Namespaces:
     def own(self, ino: int) -> Namespace | None:
         """What a directory is the namespace of; None if of none."""
         return self._all.get(ino)
+
+    def name(self, ino: int) -> str:
+        """Of its directory, or the one that it had when it was dropped; "" if it has none."""
+        if ino == ROOT_INO:
+            return MOUNT
+        found = self._names.get(ino, b"")
+        inode = self.catalog.inode(ino)
+        if inode is not None and inode.links:
+            entry = self.catalog.dentry(*inode.links[0])
+            found = found if entry is None else entry.name
+        return found.decode("utf-8", "surrogateescape")
+
+    def last_dropped(self, name: str) -> int:
+        """The last directory of a name that was dropped and is not all gone; 0: there is none."""
+        return max((ino for ino in self.dropped if self.name(ino) == name), default=0)
 
     # Settings
 
@@ -365,14 +382,15 @@ class Namespaces:
             self._ended[ino] = found
         self._look_for_limits()
 
-    def drop(self, ino: int, batch: Batch) -> None:
-        """All below this directory is gone from now on; its space follows."""
+    def drop(self, ino: int, name: bytes, batch: Batch) -> None:
+        """All below this directory, which had that name, is gone from now on; its space follows."""
         batch.unmark(b"n", ino)
-        batch.mark(b"r", ino)
-        batch.then(lambda: self._dropped(ino))
+        batch.mark(b"r", ino, name)
+        batch.then(lambda: self._dropped(ino, name))
 
-    def _dropped(self, ino: int) -> None:
+    def _dropped(self, ino: int, name: bytes) -> None:
         found = self._all.pop(ino, None)
+        self._names[ino] = name
         self.dropped[ino] = Namespace(ino, Settings()) if found is None else found
         self.dropped[ino].limits.change(Settings())  # who waits there may go
         self._look_for_limits()
@@ -382,7 +400,11 @@ class Namespaces:
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
         batch.unmark(b"r", ino)
-        batch.then(partial(self._end, self.dropped, ino))
+        batch.then(lambda: self._cleared(ino))
+
+    def _cleared(self, ino: int) -> None:
+        self._end(self.dropped, ino)
+        self._names.pop(ino, None)
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""

@@ -9,7 +9,8 @@ import trio
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core import administration
-from kvfs.errors import ConfigError, KvfsError, NotFoundError
+from kvfs.errors import ConfigError, ExistsError, KvfsError, NotFoundError
+from kvfs.settings import Settings
 from tests.unit.world import World, world
 
 BYTES = b"k" * 10_000
@@ -48,10 +49,10 @@ def test_the_verbs(tmp_path: Path) -> None:
         found = await ask(made, "ns_show", name=".")
         assert (found["own"], found["name"]) == (True, ".")
         ino = made.find(b"a").ino
-        assert await ask(made, "ns_drop", name="a") == {"dropped": ino}
+        assert await ask(made, "ns_drop", name="a") == {"dropped": ino, "before": False}
         found = await ask(made, "ns_list")
         assert [one["name"] for one in found["namespaces"]] == ["."]
-        assert found["dropped"] == [{"ino": ino, "bytes": COST, "objects": 1}]
+        assert found["dropped"] == [{"ino": ino, "name": "a", "bytes": COST, "objects": 1}]
         await made.walk()
         assert (await ask(made, "ns_list"))["dropped"] == []
 
@@ -76,6 +77,41 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
             with pytest.raises(kind):
                 await ask(made, verb, **arguments)
         assert await ask(made, "ns_list") == before
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+def test_what_is_asked_again_may_have_been_done(tmp_path: Path) -> None:
+    """By a daemon that died without an answer: the next one is told that it is asked again."""
+
+    async def case(made: World) -> None:
+        made.mkdir(b"plain")
+        made.templates = lambda _: Settings.parse({"ttl": "2h"})
+        for name, ttl in (("plain", "0"), ("new", "2h")):
+            asked: dict[str, Any] = {"name": name, "uid": 0, "gid": 0}
+            asked["settings"] = {"weight": "7"}
+            first = await ask(made, "ns_create", **asked)
+            assert first["settings"]["ttl"] == ttl
+            assert await ask(made, "ns_create", **asked, again=True) == first
+            with pytest.raises(ExistsError):
+                await ask(made, "ns_create", **asked)
+            asked["settings"] = {"weight": "8"}
+            with pytest.raises(ExistsError):
+                await ask(made, "ns_create", **asked, again=True)
+        ino = (await ask(made, "ns_drop", name="new"))["dropped"]
+        made.namespace("new")
+        last = (await ask(made, "ns_drop", name="new", again=True))["dropped"]
+        assert last > ino
+        made.restart()
+        await made.census()
+        answer = {"dropped": last, "before": True}
+        assert await ask(made, "ns_drop", name="new", again=True) == answer
+        with pytest.raises(NotFoundError):
+            await ask(made, "ns_drop", name="new")
+        await made.walk()
+        answer = {"dropped": 0, "before": True}
+        assert await ask(made, "ns_drop", name="new", again=True) == answer
 
     with world(tmp_path) as made:
         trio.run(case, made)
