@@ -37,6 +37,7 @@ from kvfs.errors import (
     IsADirError,
     KvfsError,
     NoAttributeError,
+    NotPermittedError,
     UnsupportedError,
 )
 from kvfs.fuse.errnos import errno_of
@@ -457,7 +458,7 @@ class Operations(pyfuse3.Operations):
     @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name):
+            with self._told(name, ctx):
                 self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
             return
         self.tree.set_xattr(inode, name, value)
@@ -480,15 +481,23 @@ class Operations(pyfuse3.Operations):
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name):
+            with self._told(name, ctx):
                 self.lifecycle.reset_attribute(self.tree.inode(inode), name)
             return
         self.tree.remove_xattr(inode, name)
 
     @staticmethod
     @contextmanager
-    def _told(name: bytes) -> Iterator[None]:
-        """The caller gets no more than EINVAL: the log says why."""
+    def _told(name: bytes, ctx: RequestContext) -> Iterator[None]:
+        """By root or who mounted, as the control socket. EINVAL is all they get: the log says why.
+
+        Whoever may write to the directory is not enough: settings bind him, too.
+        """
+        if ctx.uid not in {0, os.geteuid()}:
+            raise NotPermittedError(
+                f"attribute {name.decode('ascii', 'replace')}: uid {ctx.uid} is neither root nor "
+                f"uid {os.geteuid()}, who mounted"
+            )
         try:
             yield
         except ConfigError as error:

@@ -14,7 +14,7 @@ from kvfs.errors import ConfigError
 from kvfs.layouts import prefix
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
-from tests.semantics.syscalls import NOBODY, opened, refused
+from tests.semantics.syscalls import NOBODY, as_nobody, opened, refused
 
 M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
@@ -133,7 +133,9 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
     whether it was set or not; `listxattr` has those that are not at their default, and removing one
     brings the default back. A value that is not allowed, or contradicts another one, is EINVAL, and
     the log says why; so is every such attribute of anything but the mount point and top-level
-    directories. Nothing has changed then. To set one takes what it takes to set any `user.*`.
+    directories. Nothing has changed then. Root and who mounted may set and remove them, as they may
+    use `kvfs ns`, and whoever may read the directory can read them. For everybody else that is
+    EPERM, also in a directory of his own, or EACCES where he may not write.
     """
     assert told(here, "eviction") == "adaptive"
     assert os.listxattr(here) == []
@@ -156,6 +158,16 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
         with refused(errno.EINVAL):
             tell(path, ttl="1h")
     os.setxattr(here / "sub", "user.other", b"as ever")
+    set_it, remove_it = (
+        partial(os.setxattr, ".", "user.kvfs.ttl", b"1h"),
+        partial(os.removexattr, ".", "user.kvfs.quota_hard"),
+    )
+    assert [as_nobody(here, call) for call in (set_it, remove_it)] == [errno.EACCES] * 2
+    os.chown(here, NOBODY, NOBODY)
+    assert [as_nobody(here, call) for call in (set_it, remove_it)] == [errno.EPERM] * 2
+    assert as_nobody(here, partial(os.setxattr, ".", "user.other", b"as ever")) == 0
+    assert as_nobody(here, partial(os.getxattr, ".", "user.kvfs.quota_hard")) == 0
+    assert (told(here, "ttl"), told(here, "quota_hard")) == ("0", "2G")
 
 
 def test_hard_quota(here: Path, shared: Mounted) -> None:
