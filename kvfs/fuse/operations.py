@@ -29,7 +29,7 @@ from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
 from kvfs.core.residency import OpenObject
-from kvfs.core.tree import Tree
+from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
     CatalogError,
     ConfigError,
@@ -224,15 +224,19 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         wanted = FIRST_ENTRIES
         while True:
-            entries = self.tree.read(fh, start_id, wanted)
+            entries, start_id, ended = self.tree.read(fh, start_id, wanted)
             for name, inode, cookie in entries:
                 attributes = self._attributes(inode)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
                     return
-                start_id = cookie
-            if len(entries) < wanted:
+            if entries:
+                if ended or len(entries) < wanted:
+                    return  # what was said so far must be true when it is sent: no turn of the loop
+                wanted = MORE_ENTRIES
+            elif ended or wanted == MORE_ENTRIES:
                 return
-            wanted = MORE_ENTRIES
+            else:
+                await trio.lowlevel.checkpoint()
 
     async def releasedir(self, fh: int) -> None:
         """The handle is the inode number; there is nothing to let go of."""
@@ -283,6 +287,12 @@ class Operations(pyfuse3.Operations):
 
     @_once
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
+        for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
+            entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
+            if entries or ended:
+                break
+            await trio.lowlevel.checkpoint()  # what nobody finds has gone, some at a time
         self.tree.rmdir(parent_inode, name)
 
     @_once
