@@ -151,6 +151,8 @@ def show(namespace: Named, *, as_json: bool) -> None:
     console = screen()
     if not found["own"]:
         console.print(Text(f"{namespace.name} has no settings of its own: it is in the mount's."))
+    if found["problem"]:
+        console.print(Text(f"{namespace.name}: {found['problem']}"))
     console.print(
         pairs(found["settings"].items()),
         pairs(
@@ -180,7 +182,7 @@ def list_(mountpoint: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     console = screen()
-    console.print(table(found["namespaces"]))
+    console.print(table(found["namespaces"]), *problems(found["namespaces"]))
     for one in found["dropped"]:
         console.print(Text(f"dropped: {one['objects']} objects, {human(one['bytes'])} left"))
 
@@ -208,6 +210,11 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
         ]
         made.add_row(*map(Text, cells))
     return made
+
+
+def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
+    """Return a line for each that takes nothing new."""
+    return [Text(f"{one['name']}: {one['problem']}") for one in namespaces if one["problem"]]
 
 
 @command.command()

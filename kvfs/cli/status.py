@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvfs import runtime
 from kvfs.cli import human, json_option, mountpoint_argument
-from kvfs.cli.ns import table
+from kvfs.cli.ns import problems, table
 from kvfs.cli.screen import pairs, screen
 from kvfs.control import request
 
@@ -31,7 +31,8 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
 
 def _show(status: dict[str, Any]) -> None:
     console = screen()
-    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(status["namespaces"]))
+    spaces = status["namespaces"]
+    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(spaces), *problems(spaces))
     console.print(pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
 
 

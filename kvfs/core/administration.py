@@ -37,7 +37,8 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         directory = lifecycle.directory(name)
         found = lifecycle.namespaces.of(directory)
         own = found.ino == directory.ino
-        return {"name": name, "own": own, **found.describe()}
+        problem = found.homeless(lifecycle.residency.tiers)
+        return {"name": name, "own": own, "problem": problem, **found.describe()}
 
     async def drop(name: str, again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         try:
@@ -66,7 +67,11 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
     namespaces = lifecycle.namespaces
     return {
         "namespaces": [
-            {"name": lifecycle.name(one.ino), **one.describe()}
+            {
+                "name": namespaces.name(one.ino),
+                "problem": one.homeless(lifecycle.residency.tiers),
+                **one.describe(),
+            }
             for one in sorted(namespaces, key=lambda one: one.ino != ROOT_INO)
         ],
         "dropped": [

@@ -70,9 +70,6 @@ class Lifecycle:
             raise NotFoundError(f"namespace {name}: expected a directory, found a file")
         return found
 
-    def name(self, ino: int) -> str:
-        return self.namespaces.name(ino)
-
     def settings(self, directory: Inode) -> Settings:
         """What a directory's namespace is told; of one that is none: what the mount is."""
         return self.namespaces.of(directory).settings

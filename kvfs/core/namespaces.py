@@ -11,7 +11,7 @@ All methods are synchronous. Not for walking trees (`Walks`), nor for choosing v
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -179,6 +179,17 @@ class Namespace:
     def takes(self, tier: Tier) -> bool:
         """Whether its objects may be there."""
         return not self.settings.media or tier.name in self.settings.media
+
+    def homeless(self, tiers: Iterable[Tier]) -> str:
+        """Why it has no place for anything new on these tiers; "" if it has."""
+        names = [tier.name for tier in tiers]
+        media = self.settings.media
+        if not media or set(media) & set(names):
+            return ""
+        return (
+            f"its objects may be in media={'+'.join(media)}, and the mount has "
+            f"{'+'.join(names)} only: mount with {media[0]}=, or kvfs ns set media=all"
+        )
 
     @property
     def urgency(self) -> tuple[bool, float]:

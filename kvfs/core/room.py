@@ -49,6 +49,7 @@ class Room:
         self.ram = residency.ram
         self.nvme = residency.nvme
         self.sizes = ExpectedSizes()
+        self._said: set[str] = set()
 
     async def choose(
         self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
@@ -68,6 +69,8 @@ class Room:
         while not self.keep_quota(namespace, more, objects=0 if replaces else 1, most=AT_ONCE):
             await trio.lowlevel.checkpoint()
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        if not tiers:
+            raise self._homeless(namespace)
         ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
         while True:
@@ -75,8 +78,7 @@ class Room:
             order = [tier for tier in order if not tier.health.down]
             if not order:
                 raise TierError(
-                    "no tier takes a new file: "
-                    + (", ".join(tier.health.why for tier in tiers) or "media are not mounted")
+                    "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
                 )
             for tier in order:
                 least = min(wanted, tier.capacity // 4) if expected is None else wanted
@@ -96,6 +98,16 @@ class Room:
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
+
+    def _homeless(self, namespace: Namespace) -> NoSpaceError:
+        """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
+        residency = self.residency
+        why = namespace.homeless(residency.tiers)
+        what = f"namespace {residency.namespaces.name(namespace.ino)} takes no new file: {why}"
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what)
+        return NoSpaceError(what)
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
         """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.

@@ -396,7 +396,8 @@ def test_media(mount: Mount) -> None:
     """
     `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
     `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
-    mount does not have is refused.
+    mount does not have is refused. If a later mount has none of them, creating a file there is
+    ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
     """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
@@ -415,6 +416,15 @@ def test_media(mount: Mount) -> None:
     kv.remount()
     assert left(kv.path / "cold", numbered(0, 8)) == numbered(0, 8)
     assert left(kv.path / "hot", numbered(0, 40)) == []
+    write(hot, ["new.kv"])
+    kv.remount(kv.options.replace("ram=16M", "ram=0"))
+    for _ in range(2):
+        with refused(errno.ENOSPC):
+            os.open(hot / "newer.kv", os.O_CREAT | os.O_WRONLY)
+    why = "its objects may be in media=ram, and the mount has nvme only"
+    kv.expect_log(f"WARNING .* namespace hot takes no new file: {why}")
+    assert why in show(kv, "hot")["problem"]
+    write(kv.path / "cold", numbered(8, 9))
 
 
 def test_write_through(mount: Mount) -> None:

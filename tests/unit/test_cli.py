@@ -66,6 +66,7 @@ STATUS: dict[str, Any] = {
     "namespaces": [
         {
             "name": "[ns]",
+            "problem": "no place",
             "settings": {"quota_hard": "1G", "eviction": "adaptive"},
             "bytes": 1 << 20,
             "objects": 5,
@@ -348,6 +349,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
     assert "[ns] 5 1.0 MiB 1G 7 25.0% 50.0% 75.0% adaptive (lru)" in shown
+    assert "[ns]: no place" in shown
     assert "opens of [ns]/a.kv 6" in shown
 
 

@@ -191,9 +191,9 @@ def test_settings_change_one_by_one_and_survive(tmp_path: Path) -> None:
         trio.run(made.census)
         assert made.lifecycle.settings(made.find(b"a")) == Settings(quota_hard=MIB, ttl=3600)
         assert made.residency.namespaces.default.settings == Settings(weight=5)
-        assert made.lifecycle.name(made.find(b"a").ino) == "a"
-        assert made.lifecycle.name(ROOT_INO) == "."
-        assert made.lifecycle.name(4711) == ""
+        assert made.residency.namespaces.name(made.find(b"a").ino) == "a"
+        assert made.residency.namespaces.name(ROOT_INO) == "."
+        assert made.residency.namespaces.name(4711) == ""
 
 
 def test_a_directory_that_is_told_something_becomes_one(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import trio.testing
 
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core import administration
 from kvfs.core.namespaces import SMALLEST, USES_NOTED
 from kvfs.core.tree import ATIME_STEP
-from kvfs.errors import NotFoundError, QuotaError, StaleError, TierError
+from kvfs.errors import NoSpaceError, NotFoundError, QuotaError, StaleError, TierError
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
 
@@ -611,7 +612,9 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_tiers_that_are_not_mounted_any_more(tmp_path: Path) -> None:
+def test_tiers_that_are_not_mounted_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with world(tmp_path) as made:
         made.namespace("a", media="ram")
         made.sizes = (0, made.sizes[1])
@@ -619,9 +622,25 @@ def test_tiers_that_are_not_mounted_any_more(tmp_path: Path) -> None:
         trio.run(made.census)
 
         async def case() -> None:
-            with pytest.raises(TierError, match="no tier takes a new file: media are not mounted"):
-                await made.make_file(b"a/x", BYTES)
+            why = (
+                "its objects may be in media=ram, and the mount has nvme only: mount with ram=, or "
+                "kvfs ns set media=all"
+            )
+            for _ in range(2):
+                with pytest.raises(NoSpaceError) as refused:
+                    await made.make_file(b"a/x", BYTES)
+                assert str(refused.value) == f"namespace a takes no new file: {why}"
+            assert [(record.levelname, record.message) for record in caplog.records] == [
+                ("WARNING", str(refused.value))
+            ], "once"
+            show = administration.handlers(made.lifecycle)["ns_show"]
+            assert (await show(name="a"))["problem"] == why
+            listed = administration.summary(made.lifecycle)["namespaces"]
+            assert {one["name"]: one["problem"] for one in listed} == {".": "", "a": why}
             await made.store(b"x", BYTES)
+            made.tell("a", media="all")
+            await made.make_file(b"a/x", BYTES)
+            assert (await show(name="a"))["problem"] == ""
             await made.check_at_rest()
 
         trio.run(case)
