@@ -7,6 +7,7 @@ first, with its names told to the kernel.
 
 Invariants:
 - What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
+  What comes before it in its prompt is none either, but for very long prompts.
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
 - Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
   gives is said by its policy. What is kept, pinned or never evicted is never given.
@@ -25,7 +26,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.namespaces import Namespace
-from kvfs.core.order import Order, Victim
+from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
@@ -38,6 +39,7 @@ Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
+PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -314,22 +316,35 @@ class Room:
     ) -> tuple[Victim, list[Inode]] | None:
         """Take the group that goes first, if all of it is really there and not in use.
 
+        What comes before a block that is in use is of use as well: it goes after that.
         alone: only one that no other tier holds.
         """
-        passed: list[Inode] = []
+        passed: list[tuple[Victim, list[Inode]]] = []
+        before: set[int] = set()  # keys of blocks without which one that is in use is of no use
         found = None
         while (victim := order.take()) is not None:
             inodes = [inode for ino in victim.inos if (inode := self._resident(ino, order, tier))]
             if not inodes or (not victim.key and inodes[0] in order):
                 continue  # gone since, or touched since
-            if any(self._held_back(inode, alone=alone) for inode in inodes):
-                passed += inodes
-                continue
-            found = victim, inodes
-            break
-        for inode in passed:
-            order.touch(inode)
+            useful = len(passed) < PASSED_MAX and key_of(inodes[0]) in before
+            if useful or any(map(self._in_use, inodes)):
+                before.update(inode.parent_key for inode in inodes)
+            elif not (alone and any(len(self.residency.holders(inode)) > 1 for inode in inodes)):
+                found = victim, inodes
+                break
+            passed.append((victim, inodes))
+        self._put_back(order, passed)
         return found
+
+    @staticmethod
+    def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:
+        """To where they were; many to the young end, or each search would pass them by again."""
+        for victim, inodes in reversed(passed):
+            if len(passed) <= PASSED_MAX:
+                order.put_back(Victim(victim.key, tuple(inode.ino for inode in inodes)))
+                continue
+            for inode in inodes:
+                order.touch(inode)
 
     def _resident(self, ino: int, order: Order, tier: Tier) -> Inode | None:
         """An object if it is still in this order."""
@@ -344,13 +359,8 @@ class Room:
             inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
         )
 
-    def _held_back(self, inode: Inode, *, alone: bool) -> bool:
-        residency = self.residency
-        return (
-            inode.ino in residency.open
-            or inode.ino in residency.busy
-            or (alone and len(residency.holders(inode)) > 1)
-        )
+    def _in_use(self, inode: Inode) -> bool:
+        return inode.ino in self.residency.open or inode.ino in self.residency.busy
 
     @property
     def reclaimable(self) -> int:
