@@ -18,6 +18,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
@@ -103,9 +104,8 @@ class Room:
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
         """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
-        residency = self.residency
-        why = namespace.homeless(residency.tiers)
-        what = f"namespace {residency.namespaces.name(namespace.ino)} takes no new file: {why}"
+        why = namespace.homeless(self.residency.tiers)
+        what = f"namespace {self._name(namespace)} takes no new file: {why}"
         if what not in self._said:
             self._said.add(what)
             log.warning("%s", what)
@@ -180,11 +180,16 @@ class Room:
     ) -> bool:
         """Drop of a namespace, `most` groups, until so much more of it is within its hard quotas.
 
-        Whether it is. Raises QuotaError if nothing of it may go.
+        Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
         """
         settings = namespace.settings
         if not (settings.quota_hard or settings.quota_objects):
             return True
+        if 0 < settings.quota_hard < wanted:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
+                f"{settings.quota_hard}"
+            )
         staged = [
             max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)
             for held in self.residency.staging.values()
@@ -199,11 +204,29 @@ class Room:
                 return True
             if not self._give_one(namespace):
                 raise QuotaError(
-                    f"namespace {namespace.ino} has {namespace.objects} objects of "
+                    f"namespace {self._name(namespace)} has {namespace.objects} objects of "
                     f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
                     f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
                 )
         return False
+
+    def _name(self, namespace: Namespace) -> str:
+        return self.residency.namespaces.name(namespace.ino)
+
+    async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
+        """Have quotas allow what comes: namespaces, each with bytes and objects more.
+
+        `arrivals` is asked anew after each turn of the loop, and there is none after the last time.
+        Raises QuotaError, and what `arrivals` does.
+        """
+        while not all(self.keep_quota(space, size, objects=n) for space, size, n in arrivals()):
+            await trio.lowlevel.checkpoint()
+
+    async def bring_within(self, namespace: Namespace) -> None:
+        """Drop what is beyond the hard quotas of a namespace, as far as it may go."""
+        with suppress(QuotaError):  # the next create says so
+            while not self.keep_quota(namespace, 0):
+                await trio.lowlevel.checkpoint()
 
     def trim(self, namespace: Namespace) -> None:
         """One more object of it was written: bring it within its hard quotas, if that can be."""

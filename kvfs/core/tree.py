@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
+from kvfs.core.namespaces import Namespace
 from kvfs.core.residency import Residency
 from kvfs.errors import (
     AttributeTooLargeError,
@@ -30,6 +31,7 @@ from kvfs.errors import (
     UnsupportedError,
 )
 from kvfs.settings import Settings
+from kvfs.tiers import Tier
 
 NAME_MAX = 255
 TARGET_MAX = 4095
@@ -354,6 +356,28 @@ class Tree:
 
     def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; other flags raise InvalidError."""
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        source_dir, entry, inode, target_dir, target = move
+        if target is not None and target[1].ino == inode.ino:
+            return  # two names of one file: rename(2) does nothing
+        if flags == RENAME_EXCHANGE and target is not None:
+            self._exchange(source_dir, entry, inode, target_dir, *target)
+            return
+        with self.catalog.batch() as batch:
+            if target is not None:
+                self._replace(target_dir, *target, batch)
+            batch.unlink(parent, entry)
+            cookie = self.catalog.next_id() if target is None else target[0].cookie
+            moved = Dentry(name2, inode.ino, cookie)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
+            self._changed(source_dir, batch)
+            self._changed(target_dir, batch)
+            batch.answers()
+
+    def _check_rename(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]:
+        """The directory, entry and inode that are renamed, into which directory, over what."""
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.directory(parent)
@@ -368,32 +392,55 @@ class Tree:
             self._check_descent(inode.ino, parent2)
         self._check_namespace(inode, target_dir)
         if flags == RENAME_EXCHANGE:
-            self._exchange(source_dir, entry, inode, target_dir, name2)
-            return
-        if target is not None and flags == RENAME_NOREPLACE:
+            _, inode2 = target or self._expect(parent2, name2)
+            if inode2.is_dir and inode2.ino != inode.ino:
+                self._check_descent(inode2.ino, parent)
+            self._check_namespace(inode2, source_dir)
+        elif target is not None and flags == RENAME_NOREPLACE:
             raise ExistsError(f"{name2!r} exists in directory {parent2}")
-        if target is not None and target[1].ino == inode.ino:
-            return  # two names of one file: rename(2) does nothing
-        with self.catalog.batch() as batch:
-            if target is not None:
-                self._replace(target_dir, *target, inode, batch)
-            batch.unlink(parent, entry)
-            cookie = self.catalog.next_id() if target is None else target[0].cookie
-            moved = Dentry(name2, inode.ino, cookie)
-            self._move(inode, entry, source_dir, target_dir, moved, batch)
-            self._changed(source_dir, batch)
-            self._changed(target_dir, batch)
-            batch.answers()
+        elif target is not None and target[1].is_dir != inode.is_dir:
+            raise (IsADirError if target[1].is_dir else NotADirError)(
+                f"{name2!r} in directory {parent2} cannot be replaced by what is of another kind"
+            )
+        return source_dir, entry, inode, target_dir, target
+
+    def arrivals(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> list[tuple[Namespace, int, int]]:
+        """What a rename would bring into other namespaces: each with bytes and objects more.
+
+        That is of files: what is below a directory is accounted to where it is in the background.
+        Raises what `rename` does.
+        """
+        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
+        if len({None if one is None else one.namespace for one in directories}) == 1:
+            return []
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        source_dir, _, inode, target_dir, target = move
+        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
+            return []
+        comes, goes = _counted(inode), (0, 0)
+        if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
+            goes = _counted(target[1])
+        more = (comes[0] - goes[0], comes[1] - goes[1])
+        found = [(self.namespaces.of(target_dir), *more)]
+        if flags == RENAME_EXCHANGE:
+            found.append((self.namespaces.of(source_dir), -more[0], -more[1]))
+        return [one for one in found if one[1] > 0 or one[2] > 0]
+
+    def _is_last(self, inode: Inode) -> bool:
+        """Whether it goes with one name less."""
+        return len(inode.links) == 1 and inode.ino not in self.residency.open
 
     def _exchange(
-        self, source_dir: Inode, entry: Dentry, inode: Inode, target_dir: Inode, name2: bytes
+        self,
+        source_dir: Inode,
+        entry: Dentry,
+        inode: Inode,
+        target_dir: Inode,
+        entry2: Dentry,
+        inode2: Inode,
     ) -> None:
-        entry2, inode2 = self._expect(target_dir.ino, name2)
-        if inode2.ino == inode.ino:
-            return
-        if inode2.is_dir:
-            self._check_descent(inode2.ino, source_dir.ino)
-        self._check_namespace(inode2, source_dir)
         with self.catalog.batch() as batch:
             batch.unlink(source_dir.ino, entry)  # both before either is made again
             batch.unlink(target_dir.ino, entry2)
@@ -448,15 +495,9 @@ class Tree:
                 f"inode {inode.ino} has other names: it cannot move to another namespace"
             )
 
-    def _replace(
-        self, directory: Inode, entry: Dentry, old: Inode, new: Inode, batch: Batch
-    ) -> None:
+    def _replace(self, directory: Inode, entry: Dentry, old: Inode, batch: Batch) -> None:
         if old.is_dir:
-            if not new.is_dir:
-                raise IsADirError(f"{entry.name!r} is a directory")
             self._rmdir(directory, entry, old, batch)
-        elif new.is_dir:
-            raise NotADirError(f"{entry.name!r} is not a directory")
         else:
             self._unlink(directory.ino, entry, old, batch)
 
@@ -554,6 +595,11 @@ class Tree:
 
 
 ATIME_STEP = 60 * 10**9  # ns
+
+
+def _counted(inode: Inode) -> tuple[int, int]:
+    """Bytes and objects that a quota counts."""
+    return (Tier.cost(inode.blocks), 1) if inode.is_file else (0, 0)
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool]:

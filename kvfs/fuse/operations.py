@@ -306,7 +306,9 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         caller.set(ctx.pid)
-        self.tree.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        await self.objects.room.take_in(partial(self.tree.arrivals, *move))
+        self.tree.rename(*move)
 
     # Files
 

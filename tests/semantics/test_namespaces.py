@@ -204,7 +204,8 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     """
     When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and nowhere else. Unlinking makes room at once. Directories and links take none.
+    EDQUOT, and so is renaming one to there from another namespace, also one that is larger than the
+    quota; it stays where it was. Unlinking makes room at once. Directories and links take none.
     """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
@@ -215,7 +216,15 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     (here / "directory").mkdir()
     (here / "link").symlink_to("0000.kv")
     (shared.path / "elsewhere.kv").write_bytes(b"x" * M)
+    with refused(errno.EDQUOT):
+        (shared.path / "elsewhere.kv").rename(here / "elsewhere.kv")
+    assert (shared.path / "elsewhere.kv").read_bytes() == b"x" * M
     (shared.path / "elsewhere.kv").unlink()
+    (shared.path / "large.kv").write_bytes(b"x" * (5 * M))
+    tell(here, eviction="lru")
+    with refused(errno.EDQUOT):
+        (shared.path / "large.kv").rename(here / "large.kv")
+    (shared.path / "large.kv").unlink()
     assert left(here, numbered(0, 4)) == numbered(0, 4)
     (here / "0002.kv").unlink()
     write(here, ["more.kv"])
@@ -558,18 +567,24 @@ def test_owner_and_mode(here: Path) -> None:
 
 def test_moving_between(here: Path, shared: Mounted) -> None:
     """
-    A file that is renamed into another namespace is accounted to it from then on, and a directory
-    with all that is below it soon after. All names of a file are in one namespace: a link in
-    another one, or moving one name of several there, is EXDEV, and so is moving a namespace's
-    directory away from the top, where it may be renamed. `mv` copies then.
+    A file that is renamed into another namespace is accounted to it from then on, and older ones
+    there go for it if its quota is full; a directory with all that is below it soon after. All
+    names of a file are in one namespace: a link in another one, or moving one name of several
+    there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
+    renamed. `mv` copies then.
     """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")
     (here / "deep" / "er").mkdir(parents=True)
     write(here, numbered(0, 4))
     write(here / "deep" / "er", numbered(4, 7))
+    write(other, ["old.kv"])
+    counted(shared, other.name, 1)
+    change(shared, other.name, quota_objects="1")
     (here / "0000.kv").rename(other / "0000.kv")
     assert show(shared, other.name)["objects"] == 1
+    assert os.listdir(other) == ["0000.kv"]
+    change(shared, other.name, quota_objects="0")
     (here / "deep").rename(other / "deep")
     assert left(other / "deep" / "er", numbered(4, 7)) == numbered(4, 7)
     counted(shared, other.name, 4)
