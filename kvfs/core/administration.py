@@ -37,8 +37,13 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         directory = lifecycle.directory(name)
         found = lifecycle.namespaces.of(directory)
         own = found.ino == directory.ino
-        problem = found.homeless(lifecycle.residency.tiers)
-        return {"name": name, "own": own, "problem": problem, **found.describe()}
+        return {
+            "name": name,
+            "own": own,
+            "problem": found.homeless(lifecycle.residency.tiers),
+            **found.describe(),
+            "models": lifecycle.namespaces.describe_models([found]),
+        }
 
     async def drop(name: str, again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         try:
@@ -83,15 +88,7 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
             }
             for one in namespaces.dropped.values()
         ],
-        "models": [
-            {
-                "engine": engine,
-                "model": model,
-                "objects": namespaces.model_objects[number],
-                "bytes": namespaces.model_bytes[number],
-            }
-            for number, (engine, model) in namespaces.models.items()
-        ],
+        "models": namespaces.describe_models(namespaces.everything()),
         "hot": [
             {"path": path, "opens": hot.opens}
             for hot in namespaces.hot.top(HOTTEST)

@@ -62,9 +62,15 @@ class Lifecycle:
         try:
             found = self.tree.lookup(ROOT_INO, raw)
         except NotFoundError:
+            left = self.namespaces.dropped.get(self.namespaces.last_dropped(name))
+            why = (
+                ""
+                if left is None
+                else f", it was dropped, and {left.objects} objects are to go yet"
+            )
             raise NotFoundError(
-                f"namespace {name}: there is no such directory at the top of the mount; kvfs ns "
-                "create makes one"
+                f"namespace {name}: there is no such directory at the top of the mount{why}; kvfs "
+                "ns create makes one"
             ) from None
         if not found.is_dir:
             raise NotFoundError(f"namespace {name}: expected a directory, found a file")

@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import trio
@@ -50,6 +51,8 @@ class Namespace:
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
+        self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
+        self.model_bytes: Counter[int] = Counter()
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
@@ -249,8 +252,6 @@ class Namespaces:
         self.unaccounted: Counter[int] = Counter()
         self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
         self._numbers: dict[tuple[str, str], int] = {}
-        self.model_objects: Counter[int] = Counter()
-        self.model_bytes: Counter[int] = Counter()
         self.shares: Shares | None = None  # of what the mount may read in a second, when served
         self.hot = HotObjects()  # by inode
         self.limited = False  # whether anybody may have to wait at an open
@@ -526,5 +527,23 @@ class Namespaces:
         if self._ended and not found.objects:
             self._ended.pop(found.ino, None)
         if inode.model:
-            self.model_objects[inode.model] += sign
-            self.model_bytes[inode.model] += sign * cost
+            found.models[inode.model] += sign
+            found.model_bytes[inode.model] += sign * cost
+
+    def everything(self) -> Iterator[Namespace]:
+        """All, also those that were dropped, and those of which only open files are left."""
+        return chain(self._all.values(), self.dropped.values(), self._ended.values())
+
+    def describe_models(self, spaces: Iterable[Namespace]) -> list[dict[str, Any]]:
+        """Whose blocks these hold, for people: the models with most bytes first."""
+        objects: Counter[int] = Counter()
+        bytes_: Counter[int] = Counter()
+        for space in spaces:
+            objects.update(space.models)
+            bytes_.update(space.model_bytes)
+        return [
+            {"engine": engine, "model": model, "objects": objects[number], "bytes": size}
+            for number, size in bytes_.most_common()
+            if objects[number]
+            for engine, model in [self.models[number]]
+        ]

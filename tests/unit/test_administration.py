@@ -50,6 +50,8 @@ def test_the_verbs(tmp_path: Path) -> None:
         assert (found["own"], found["name"]) == (True, ".")
         ino = made.find(b"a").ino
         assert await ask(made, "ns_drop", name="a") == {"dropped": ino, "before": False}
+        with pytest.raises(NotFoundError, match="mount, it was dropped, and 1 objects are to go"):
+            await ask(made, "ns_show", name="a")
         found = await ask(made, "ns_list")
         assert [one["name"] for one in found["namespaces"]] == ["."]
         assert found["dropped"] == [{"ino": ino, "name": "a", "bytes": COST, "objects": 1}]
@@ -130,6 +132,8 @@ def test_models_and_the_hottest_objects_are_listed(tmp_path: Path) -> None:
         assert found["models"] == [
             {"engine": "lmcache", "model": "m% \udcff", "objects": 3, "bytes": 3 * COST}
         ]
+        assert (await ask(made, "ns_show", name="a"))["models"] == found["models"]
+        assert (await ask(made, "ns_show", name="."))["models"] == []
         paths = [name.decode("utf-8", "surrogateescape") for name in names]
         assert found["hot"] == [
             {"path": paths[number], "opens": number + 1} for number in (2, 1, 0)
@@ -137,9 +141,11 @@ def test_models_and_the_hottest_objects_are_listed(tmp_path: Path) -> None:
         made.tree.unlink(made.at(b"a/d").ino, names[2].rpartition(b"/")[2])
         assert [one["path"] for one in (await ask(made, "ns_list"))["hot"]] == paths[1::-1]
         made.drop("a")
-        assert (await ask(made, "ns_list"))["hot"] == []
+        found = await ask(made, "ns_list")
+        assert (found["hot"], [one["objects"] for one in found["models"]]) == ([], [2])
         await made.walk()
-        assert (await ask(made, "ns_list"))["hot"] == []
+        found = await ask(made, "ns_list")
+        assert (found["hot"], found["models"]) == ([], [])
 
     with world(tmp_path) as made:
         trio.run(case, made)

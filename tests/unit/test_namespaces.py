@@ -1028,8 +1028,11 @@ def test_models_are_known_by_number_and_survive(tmp_path: Path) -> None:
         for _ in range(2):
             namespaces = made.residency.namespaces
             assert namespaces.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
-            assert dict(namespaces.model_objects) == {1: 2, 2: 1}
-            assert dict(namespaces.model_bytes) == {1: 2 * COST, 2: COST}
+            assert namespaces.describe_models(namespaces.everything()) == [
+                {"engine": "lmcache", "model": "m", "objects": 2, "bytes": 2 * COST},
+                {"engine": "lmcache", "model": "n", "objects": 1, "bytes": COST},
+            ]
+            assert namespaces.describe_models([namespaces.default]) == []
             made.restart()
             trio.run(made.census)
 
