@@ -28,6 +28,7 @@ def ready(kv: Mounted) -> None:
     """Daemons that die one after the other as soon as they serve are taken for a lost cause."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
+    kv.idle()  # what it commits next is asked for
 
 
 def fill(space: Path, files: int = FILES) -> None:
