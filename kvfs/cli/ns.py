@@ -196,7 +196,7 @@ def list_(mountpoint: Path, *, as_json: bool) -> None:
     for one in found["dropped"]:
         console.print(
             line(
-                f"namespace {one['name']} was dropped: {one['objects']} objects, "
+                f"namespace {one['name'] or one['ino']} was dropped: {one['objects']} objects, "
                 f"{human(one['bytes'])} of it are yet to be freed"
             )
         )

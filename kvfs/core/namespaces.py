@@ -414,6 +414,11 @@ class Namespaces:
         batch.unmark(b"r", ino)
         batch.then(lambda: self._cleared(ino))
 
+    def forget_name(self, ino: int, batch: Batch) -> None:
+        """The one that a dropped directory had."""
+        batch.mark(b"r", ino)
+        batch.then(lambda: self._names.update({ino: b""}))
+
     def _cleared(self, ino: int) -> None:
         self._end(self.dropped, ino)
         self._names.pop(ino, None)

@@ -143,6 +143,14 @@ def dropped_but_with_a_name(w: Spaces) -> None:
     w.made.catalog.commit([(audit.SETTINGS + number(w.n.ino), None)], sync=False)
 
 
+@harm("mark mark")
+def dropped_under_names_that_make_no_sense(w: Spaces) -> None:
+    for name, text in ((b"one", b"a/b"), (b"two", b"x" * 256)):
+        top = w.made.mkdir(name)
+        w.made.drop(name.decode())
+        w.write(audit.DROPPED, top, text)
+
+
 @harm("namespace")
 def accounted_to_what_is_not_there(w: Spaces) -> None:
     w.put(w.a, namespace=999)
