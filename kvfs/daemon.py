@@ -219,7 +219,7 @@ class Mount:
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
-            self.walks = Walks(tree)
+            self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
                 tree,
                 objects,

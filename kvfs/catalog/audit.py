@@ -80,9 +80,14 @@ def by_name(key: bytes, value: bytes) -> tuple[int, Dentry] | None:
 
 def publication(value: bytes) -> tuple[int, bytes] | None:
     """(directory, name) of a value of UNPUBLISHED."""
-    name = value[_U64.size :]
-    good = 0 < len(name) <= NAME_MAX and b"/" not in name and b"\0" not in name
-    return (_U64.unpack_from(value)[0], name) if good else None
+    name = dropped(value[_U64.size :])
+    return (_U64.unpack_from(value)[0], name) if name else None
+
+
+def dropped(value: bytes) -> bytes | None:
+    """The name of a value of DROPPED, empty where it is not known."""
+    good = len(value) <= NAME_MAX and b"/" not in value and b"\0" not in value
+    return value if good else None
 
 
 def model(key: bytes, value: bytes) -> int | None:

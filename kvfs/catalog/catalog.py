@@ -13,7 +13,7 @@ Keys (integers big endian, so that they sort):
   x ino name         an extended attribute
   o ino              open for writing, or open without a name: unfinished if found at start
   n ino              a namespace's settings, by its top-level directory
-  r ino              a tree that was dropped: everything below this directory
+  r ino              a tree that was dropped, everything below this directory: the name it had
   t ino              a tree that is to be accounted to the namespace of this directory
   p ino              a file without a name yet: the directory, and the name it gets when closed
   l model            engine and model, as names of files say them

@@ -13,11 +13,12 @@ from rich.text import Text
 
 from kvfs import connectors, runtime
 from kvfs.cli import Commands, human, json_option, mountpoint_argument
-from kvfs.cli.screen import pairs, progress, screen
+from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
 
+MODELS_SHOWN = 10  # rows
 STEP = 0.1  # s between two looks at what is left of a dropped namespace
 
 
@@ -42,17 +43,20 @@ class Named:
             at = path if runtime.mount_at(path) else path.parent
             if (around := runtime.kvfs_holding(at)) and around.path != str(at):
                 raise ConfigError(
-                    f"namespace {text}: expected a directory right below {around.path}, or that"
+                    f"namespace {text}: expected a directory right below {around.path}, or "
+                    f"{around.path} itself"
                 )
             runtime.kvfs_mount(at)
             self.mountpoint = at
             self.name = "." if at == path else path.name
             return
         mounted = [Path(one.path) for one in runtime.mounts() if one.fstype == runtime.FSTYPE]
-        if len(mounted) != 1:
+        if not mounted:
+            raise ConfigError(f"namespace {text}: no kvfs is mounted; kvfs mount makes a mount")
+        if len(mounted) > 1:
             raise ConfigError(
                 f"namespace {text}: {len(mounted)} kvfs are mounted; give its whole path, such as "
-                f"{mounted[0] if mounted else '/mnt/kv'}/{text}"
+                f"{mounted[0]}/{text}"
             )
         self.mountpoint, self.name = mounted[0], text
 
@@ -150,7 +154,14 @@ def show(namespace: Named, *, as_json: bool) -> None:
         return
     console = screen()
     if not found["own"]:
-        console.print(Text(f"{namespace.name} has no settings of its own: it is in the mount's."))
+        console.print(
+            line(
+                f"namespace {namespace.name}: the directory has no settings of its own, so this is "
+                f"the mount's own namespace, which it is in; kvfs ns set gives it some"
+            )
+        )
+    if found["problem"]:
+        console.print(line(f"namespace {namespace.name}: {found['problem']}"))
     console.print(
         pairs(found["settings"].items()),
         pairs(
@@ -166,6 +177,7 @@ def show(namespace: Named, *, as_json: bool) -> None:
                 ),
             ]
         ),
+        *models(found["models"]),
     )
 
 
@@ -180,9 +192,15 @@ def list_(mountpoint: Path, *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     console = screen()
-    console.print(table(found["namespaces"]))
+    console.print(table(found["namespaces"]), *problems(found["namespaces"]))
     for one in found["dropped"]:
-        console.print(Text(f"dropped: {one['objects']} objects, {human(one['bytes'])} left"))
+        console.print(
+            line(
+                f"namespace {one['name'] or one['ino']} was dropped: {one['objects']} objects, "
+                f"{human(one['bytes'])} of it are yet to be freed"
+            )
+        )
+    console.print(*models(found["models"]))
 
 
 def table(namespaces: list[dict[str, Any]]) -> Table:
@@ -206,8 +224,31 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
             *(f"{ratios[at]:.1%}" if at in ratios else "" for at in ("0.5", "2", "4")),
             told["eviction"] + follows,
         ]
-        made.add_row(*map(Text, cells))
+        made.add_row(*map(line, cells))
     return made
+
+
+def models(found: list[dict[str, Any]]) -> list[Table | Text]:
+    """Return a table of those with most bytes, as far as it is short; nothing if there are none."""
+    if not found:
+        return []
+    made = Table(box=None, header_style="bold")
+    for name in ("engine", "model"):
+        made.add_column(name, overflow="fold")
+    for name in ("objects", "bytes"):
+        made.add_column(name, justify="right")
+    for one in found[:MODELS_SHOWN]:
+        cells = [one["engine"], one["model"], str(one["objects"]), human(one["bytes"])]
+        made.add_row(*map(line, cells))
+    more = len(found) - MODELS_SHOWN
+    return [made, *([line(f"and {more} models more, which --json has")] if more > 0 else [])]
+
+
+def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
+    """Return a line for each that takes nothing new."""
+    return [
+        line(f"namespace {one['name']}: {one['problem']}") for one in namespaces if one["problem"]
+    ]
 
 
 @command.command()
@@ -215,7 +256,13 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
 @click.option("--wait", is_flag=True, help="Wait until its space is free again.")
 def drop(namespace: Named, *, wait: bool) -> None:
     """Drop NAMESPACE with everything in it: gone at once, its space follows in the background."""
-    ino = namespace.ask("ns_drop")["dropped"]
+    answer = namespace.ask("ns_drop")
+    ino = answer["dropped"]
+    if answer["before"]:
+        click.echo(
+            f"namespace {namespace.name} is not there any more: the daemon that died over this "
+            "has dropped it, or there was none"
+        )
     if not wait:
         return
     with progress() as bar:

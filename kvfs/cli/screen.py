@@ -24,8 +24,16 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # paths may look like rich's markup
+        table.add_row(*map(line, row))
     return table
+
+
+def line(text: str) -> Text:
+    """Return a text that is no markup, though names may look like it, and leaves its line alone.
+
+    Names may have any bytes but a slash: what cannot be printed is escaped as Python does it.
+    """
+    return Text(text if text.isprintable() else repr(text)[1:-1])
 
 
 def progress() -> Progress:

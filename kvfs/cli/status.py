@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from kvfs import runtime
 from kvfs.cli import human, json_option, mountpoint_argument
-from kvfs.cli.ns import table
-from kvfs.cli.screen import pairs, screen
+from kvfs.cli.ns import models, problems, table
+from kvfs.cli.screen import line, pairs, screen
 from kvfs.control import request
 
 
@@ -31,7 +30,9 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
 
 def _show(status: dict[str, Any]) -> None:
     console = screen()
-    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(status["namespaces"]))
+    spaces = status["namespaces"]
+    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(spaces), *problems(spaces))
+    console.print(*models(status["models"]))
     console.print(pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
 
 
@@ -77,7 +78,7 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
         state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
         cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(line, cells))
     return table
 
 

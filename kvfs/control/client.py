@@ -13,19 +13,22 @@ from kvfs.errors import ConfigError, ControlError
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
 RETRY = 0.02  # s
+UNHEARD = (FileNotFoundError, ConnectionRefusedError)  # nobody has taken the request
 
 
 def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
     """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason.
 
-    A daemon that dies meanwhile has a successor soon, which is asked again: no request does harm
-    when it is made twice.
+    A daemon that dies meanwhile has a successor soon, which is asked again, and told so: the dead
+    one may have done it. No request does harm when it is made twice.
     """
     deadline = time.monotonic() + TAKEOVER
+    again = False
     while True:
         try:
-            return _ask(runtime.socket_path(mountpoint), PATIENCE, verb, arguments)
+            return _ask(runtime.socket_path(mountpoint), PATIENCE, verb, arguments, again=again)
         except OSError as error:
+            again |= not isinstance(error, UNHEARD)
             if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
                 raise ControlError(
                     f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, error)}"
@@ -57,9 +60,14 @@ def request_keeper(
         raise ControlError(f"no keeper answers for {mountpoint} ({error})") from error
 
 
-def _ask(path: Path, patience: float, verb: str, arguments: dict[str, object]) -> dict[str, Any]:
+def _ask(
+    path: Path, patience: float, verb: str, arguments: dict[str, object], *, again: bool = False
+) -> dict[str, Any]:
     """Raises ControlError or ConfigError with the other's reason, OSError without an answer."""
-    line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
+    asked: dict[str, object] = {"verb": verb, "arguments": arguments}
+    if again:
+        asked["again"] = True
+    line = json.dumps(asked).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(patience)
         connection.connect(str(path))

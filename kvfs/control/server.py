@@ -1,9 +1,11 @@
 """The daemon's end of the control socket.
 
 Contract: `serve` runs in the daemon's loop; its handlers must not block. Whatever a client sends,
-it gets one line with an answer or with a reason.
+it gets one line with an answer or with a reason. A handler with a parameter `again` is told whether
+the request was made before, to a daemon that died without an answer.
 """
 
+import inspect
 import json
 import logging
 import os
@@ -78,12 +80,15 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any
         asked = json.loads(line)
         verb, arguments = asked["verb"], asked.get("arguments", {})
         handler = handlers[verb]
+        again = asked.get("again") is True
     except (ValueError, KeyError, TypeError, RecursionError):
         return {
             "error": f"request {line[:80]!r}, expected one JSON object in a line with a verb of "
             + ", ".join(sorted(handlers))
         }
     try:
+        if again and "again" in inspect.signature(handler).parameters:
+            handler = partial(handler, again=True)
         return await handler(**arguments)
     except ConfigError as error:
         return {"error": str(error), "invalid": True}

@@ -1,7 +1,8 @@
 """What an administrator asks of namespaces, by name: the verbs behind `kvfs ns` and `kvfs status`.
 
 Contract: handlers for the control socket; texts and plain values in, plain values out. They raise
-KvfsError with the reason, and change nothing then. Not for what the words mean (`Lifecycle`).
+KvfsError with the reason, and change nothing then. What is asked again succeeds if a daemon that
+died without an answer has done it. Not for what the words mean (`Lifecycle`).
 """
 
 import os
@@ -10,7 +11,7 @@ from typing import Any
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core.lifecycle import Lifecycle
-from kvfs.errors import KvfsError
+from kvfs.errors import KvfsError, NotFoundError
 
 HOTTEST = 10  # objects that status shows
 
@@ -18,8 +19,14 @@ HOTTEST = 10  # objects that status shows
 def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str, Any]]]]:
     """By verb."""
 
-    async def make(name: str, settings: dict[str, str], uid: int, gid: int) -> dict[str, Any]:
-        lifecycle.make(name, settings, uid=uid, gid=gid)
+    async def make(
+        name: str,
+        settings: dict[str, str],
+        uid: int,
+        gid: int,
+        again: bool = False,  # noqa: FBT001, FBT002 (arguments come by name)
+    ) -> dict[str, Any]:
+        lifecycle.make(name, settings, uid=uid, gid=gid, again=again)
         return await show(name)
 
     async def change(name: str, settings: dict[str, str]) -> dict[str, Any]:
@@ -30,12 +37,23 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         directory = lifecycle.directory(name)
         found = lifecycle.namespaces.of(directory)
         own = found.ino == directory.ino
-        return {"name": name, "own": own, **found.describe()}
+        return {
+            "name": name,
+            "own": own,
+            "problem": found.homeless(lifecycle.residency.tiers),
+            **found.describe(),
+            "models": lifecycle.namespaces.describe_models([found]),
+        }
 
-    async def drop(name: str) -> dict[str, Any]:
-        directory = lifecycle.directory(name)
+    async def drop(name: str, again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        try:
+            directory = lifecycle.directory(name)
+        except NotFoundError:
+            if not again:
+                raise
+            return {"dropped": lifecycle.namespaces.last_dropped(name), "before": True}
         lifecycle.drop(directory)
-        return {"dropped": directory.ino}
+        return {"dropped": directory.ino, "before": False}
 
     async def listed() -> dict[str, Any]:
         return summary(lifecycle)
@@ -54,22 +72,23 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
     namespaces = lifecycle.namespaces
     return {
         "namespaces": [
-            {"name": lifecycle.name(one.ino), **one.describe()}
+            {
+                "name": namespaces.name(one.ino),
+                "problem": one.homeless(lifecycle.residency.tiers),
+                **one.describe(),
+            }
             for one in sorted(namespaces, key=lambda one: one.ino != ROOT_INO)
         ],
         "dropped": [
-            {"ino": one.ino, "bytes": one.bytes, "objects": one.objects}
+            {
+                "ino": one.ino,
+                "name": namespaces.name(one.ino),
+                "bytes": one.bytes,
+                "objects": one.objects,
+            }
             for one in namespaces.dropped.values()
         ],
-        "models": [
-            {
-                "engine": engine,
-                "model": model,
-                "objects": namespaces.model_objects[number],
-                "bytes": namespaces.model_bytes[number],
-            }
-            for number, (engine, model) in namespaces.models.items()
-        ],
+        "models": namespaces.describe_models(namespaces.everything()),
         "hot": [
             {"path": path, "opens": hot.opens}
             for hot in namespaces.hot.top(HOTTEST)

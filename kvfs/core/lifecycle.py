@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespaces import MOUNT, Namespace
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
@@ -21,7 +21,6 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-MOUNT = "."  # the name of the mount's own namespace
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
 
 
@@ -63,20 +62,19 @@ class Lifecycle:
         try:
             found = self.tree.lookup(ROOT_INO, raw)
         except NotFoundError:
+            left = self.namespaces.dropped.get(self.namespaces.last_dropped(name))
+            why = (
+                ""
+                if left is None
+                else f", it was dropped, and {left.objects} objects are to go yet"
+            )
             raise NotFoundError(
-                f"namespace {name}: there is no such directory at the top of the mount; kvfs ns "
-                "create makes one"
+                f"namespace {name}: there is no such directory at the top of the mount{why}; kvfs "
+                "ns create makes one"
             ) from None
         if not found.is_dir:
             raise NotFoundError(f"namespace {name}: expected a directory, found a file")
         return found
-
-    def name(self, ino: int) -> str:
-        if ino == ROOT_INO:
-            return MOUNT
-        inode = self.residency.inode(ino)
-        entry = self.catalog.dentry(*inode.links[0]) if inode is not None and inode.links else None
-        return "" if entry is None else entry.name.decode("utf-8", "surrogateescape")
 
     def settings(self, directory: Inode) -> Settings:
         """What a directory's namespace is told; of one that is none: what the mount is."""
@@ -84,10 +82,13 @@ class Lifecycle:
 
     # Changes
 
-    def make(self, name: str, texts: Mapping[str, str], *, uid: int, gid: int) -> Namespace:
+    def make(
+        self, name: str, texts: Mapping[str, str], *, uid: int, gid: int, again: bool = False
+    ) -> Namespace:
         """A new namespace, or one made of a directory that has no settings yet.
 
-        Raises ConfigError, ExistsError for one that has.
+        Raises ConfigError, ExistsError for one that has, unless this was asked for before (`again`)
+        and they are what it would have got.
         """
         raw = _raw(name)
         try:
@@ -95,15 +96,21 @@ class Lifecycle:
         except NotFoundError:
             if self.catalog.lookup(ROOT_INO, raw) is not None:
                 raise
-            told = self.tree.templates(name) or Settings()  # what is asked for goes on top
-            settings = self._valid(told.changed(texts))
+            settings = self._valid(self._new(name, texts))
             mode = stat.S_IFDIR | 0o755
             directory = self.tree.make(ROOT_INO, raw, mode, uid, gid, settings=settings)
             return self.namespaces.of(directory)
         settings = self._valid(Settings.parse(texts))
-        if self.namespaces.own(directory.ino):
-            raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
-        return self._set(directory, settings)
+        own = self.namespaces.own(directory.ino)
+        if own is None:
+            return self._set(directory, settings)
+        if again and (own.settings == settings or own.settings == self._new(name, texts)):
+            return own
+        raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
+
+    def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
+        """What is asked for goes on top of the template's."""
+        return (self.tree.templates(name) or Settings()).changed(texts)
 
     def change(self, directory: Inode, texts: Mapping[str, str]) -> Namespace:
         """Tell a namespace something else; a directory without settings becomes one.
@@ -196,7 +203,7 @@ class Lifecycle:
         directory.links = ()
         batch.unlink(ROOT_INO, name)
         batch.put(directory)
-        self.namespaces.drop(directory.ino, batch)
+        self.namespaces.drop(directory.ino, name.name, batch)
         batch.then(self.residency.wake)
 
     # Attributes

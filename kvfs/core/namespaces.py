@@ -11,8 +11,9 @@ All methods are synchronous. Not for walking trees (`Walks`), nor for choosing v
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import trio
@@ -30,6 +31,7 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
+MOUNT = "."  # the name of the mount's own namespace
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 MODELS_MAX = 10_000  # more are not told apart
 SECOND = 10**9
@@ -49,6 +51,8 @@ class Namespace:
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
+        self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
+        self.model_bytes: Counter[int] = Counter()
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
@@ -195,6 +199,17 @@ class Namespace:
         """Whether its objects may be there."""
         return not self.settings.media or tier.name in self.settings.media
 
+    def homeless(self, tiers: Iterable[Tier]) -> str:
+        """Why it has no place for anything new on these tiers; "" if it has."""
+        names = [tier.name for tier in tiers]
+        media = self.settings.media
+        if not media or set(media) & set(names):
+            return ""
+        return (
+            f"its objects may be in media={'+'.join(media)}, and the mount has "
+            f"{'+'.join(names)} only: mount with {media[0]}=, or kvfs ns set media=all"
+        )
+
     @property
     def urgency(self) -> tuple[bool, float]:
         """Who has most beyond what is his gives first: by soft quota, then by share."""
@@ -243,13 +258,12 @@ class Namespaces:
         self.default = Namespace(ROOT_INO, Settings())
         self._all: dict[int, Namespace] = {ROOT_INO: self.default}
         self.dropped: dict[int, Namespace] = {}  # by top-level directory
+        self._names: dict[int, bytes] = {}  # that those had
         self._ended: dict[int, Namespace] = {}  # what is open still, of those that are no more
         # Directories to be walked, oldest first, and how often that was asked for.
         self.unaccounted: Counter[int] = Counter()
         self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
         self._numbers: dict[tuple[str, str], int] = {}
-        self.model_objects: Counter[int] = Counter()
-        self.model_bytes: Counter[int] = Counter()
         self.shares: Shares | None = None  # of what the mount may read in a second, when served
         self.hot = HotObjects()  # by inode
         self.limited = False  # whether anybody may have to wait at an open
@@ -257,8 +271,8 @@ class Namespaces:
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
         for ino, text in catalog.marks(b"n"):
             self._load(ino, text)
-        for ino, _ in catalog.marks(b"r"):
-            self._dropped(ino)
+        for ino, name in catalog.marks(b"r"):
+            self._dropped(ino, name)
         self.unaccounted.update(ino for ino, _ in catalog.marks(b"t"))
         for number, value in catalog.marks(b"l"):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
@@ -315,6 +329,21 @@ class Namespaces:
     def own(self, ino: int) -> Namespace | None:
         """What a directory is the namespace of; None if of none."""
         return self._all.get(ino)
+
+    def name(self, ino: int) -> str:
+        """Of its directory, or the one that it had when it was dropped; "" if it has none."""
+        if ino == ROOT_INO:
+            return MOUNT
+        found = self._names.get(ino, b"")
+        inode = self.catalog.inode(ino)
+        if inode is not None and inode.links:
+            entry = self.catalog.dentry(*inode.links[0])
+            found = found if entry is None else entry.name
+        return found.decode("utf-8", "surrogateescape")
+
+    def last_dropped(self, name: str) -> int:
+        """The last directory of a name that was dropped and is not all gone; 0: there is none."""
+        return max((ino for ino in self.dropped if self.name(ino) == name), default=0)
 
     # Settings
 
@@ -377,14 +406,15 @@ class Namespaces:
             self._ended[ino] = found
         self._look_for_limits()
 
-    def drop(self, ino: int, batch: Batch) -> None:
-        """All below this directory is gone from now on; its space follows."""
+    def drop(self, ino: int, name: bytes, batch: Batch) -> None:
+        """All below this directory, which had that name, is gone from now on; its space follows."""
         batch.unmark(b"n", ino)
-        batch.mark(b"r", ino)
-        batch.then(lambda: self._dropped(ino))
+        batch.mark(b"r", ino, name)
+        batch.then(lambda: self._dropped(ino, name))
 
-    def _dropped(self, ino: int) -> None:
+    def _dropped(self, ino: int, name: bytes) -> None:
         found = self._all.pop(ino, None)
+        self._names[ino] = name
         self.dropped[ino] = Namespace(ino, Settings()) if found is None else found
         self.dropped[ino].limits.change(Settings())  # who waits there may go
         self._look_for_limits()
@@ -394,7 +424,16 @@ class Namespaces:
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
         batch.unmark(b"r", ino)
-        batch.then(partial(self._end, self.dropped, ino))
+        batch.then(lambda: self._cleared(ino))
+
+    def forget_name(self, ino: int, batch: Batch) -> None:
+        """The one that a dropped directory had."""
+        batch.mark(b"r", ino)
+        batch.then(lambda: self._names.update({ino: b""}))
+
+    def _cleared(self, ino: int) -> None:
+        self._end(self.dropped, ino)
+        self._names.pop(ino, None)
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""
@@ -505,5 +544,23 @@ class Namespaces:
         if self._ended and not found.objects:
             self._ended.pop(found.ino, None)
         if inode.model:
-            self.model_objects[inode.model] += sign
-            self.model_bytes[inode.model] += sign * cost
+            found.models[inode.model] += sign
+            found.model_bytes[inode.model] += sign * cost
+
+    def everything(self) -> Iterator[Namespace]:
+        """All, also those that were dropped, and those of which only open files are left."""
+        return chain(self._all.values(), self.dropped.values(), self._ended.values())
+
+    def describe_models(self, spaces: Iterable[Namespace]) -> list[dict[str, Any]]:
+        """Whose blocks these hold, for people: the models with most bytes first."""
+        objects: Counter[int] = Counter()
+        bytes_: Counter[int] = Counter()
+        for space in spaces:
+            objects.update(space.models)
+            bytes_.update(space.model_bytes)
+        return [
+            {"engine": engine, "model": model, "objects": objects[number], "bytes": size}
+            for number, size in bytes_.most_common()
+            if objects[number]
+            for engine, model in [self.models[number]]
+        ]

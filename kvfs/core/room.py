@@ -7,6 +7,7 @@ first, with its names told to the kernel.
 
 Invariants:
 - What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
+  What comes before it in its prompt is none either, but for very long prompts.
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
 - Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
   gives is said by its policy. What is kept, pinned or never evicted is never given.
@@ -17,6 +18,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
@@ -25,7 +27,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.namespaces import Namespace
-from kvfs.core.order import Order, Victim
+from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
@@ -38,6 +40,7 @@ Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
+PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -49,6 +52,7 @@ class Room:
         self.ram = residency.ram
         self.nvme = residency.nvme
         self.sizes = ExpectedSizes()
+        self._said: set[str] = set()
 
     async def choose(
         self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
@@ -68,6 +72,8 @@ class Room:
         while not self.keep_quota(namespace, more, objects=0 if replaces else 1, most=AT_ONCE):
             await trio.lowlevel.checkpoint()
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        if not tiers:
+            raise self._homeless(namespace)
         ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
         while True:
@@ -75,8 +81,7 @@ class Room:
             order = [tier for tier in order if not tier.health.down]
             if not order:
                 raise TierError(
-                    "no tier takes a new file: "
-                    + (", ".join(tier.health.why for tier in tiers) or "media are not mounted")
+                    "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
                 )
             for tier in order:
                 least = min(wanted, tier.capacity // 4) if expected is None else wanted
@@ -96,6 +101,15 @@ class Room:
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
+
+    def _homeless(self, namespace: Namespace) -> NoSpaceError:
+        """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
+        why = namespace.homeless(self.residency.tiers)
+        what = f"namespace {self._name(namespace)} takes no new file: {why}"
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what)
+        return NoSpaceError(what)
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
         """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
@@ -166,11 +180,16 @@ class Room:
     ) -> bool:
         """Drop of a namespace, `most` groups, until so much more of it is within its hard quotas.
 
-        Whether it is. Raises QuotaError if nothing of it may go.
+        Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
         """
         settings = namespace.settings
         if not (settings.quota_hard or settings.quota_objects):
             return True
+        if 0 < settings.quota_hard < wanted:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
+                f"{settings.quota_hard}"
+            )
         staged = [
             max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)
             for held in self.residency.staging.values()
@@ -185,11 +204,29 @@ class Room:
                 return True
             if not self._give_one(namespace):
                 raise QuotaError(
-                    f"namespace {namespace.ino} has {namespace.objects} objects of "
+                    f"namespace {self._name(namespace)} has {namespace.objects} objects of "
                     f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
                     f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
                 )
         return False
+
+    def _name(self, namespace: Namespace) -> str:
+        return self.residency.namespaces.name(namespace.ino)
+
+    async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
+        """Have quotas allow what comes: namespaces, each with bytes and objects more.
+
+        `arrivals` is asked anew after each turn of the loop, and there is none after the last time.
+        Raises QuotaError, and what `arrivals` does.
+        """
+        while not all(self.keep_quota(space, size, objects=n) for space, size, n in arrivals()):
+            await trio.lowlevel.checkpoint()
+
+    async def bring_within(self, namespace: Namespace) -> None:
+        """Drop what is beyond the hard quotas of a namespace, as far as it may go."""
+        with suppress(QuotaError):  # the next create says so
+            while not self.keep_quota(namespace, 0):
+                await trio.lowlevel.checkpoint()
 
     def trim(self, namespace: Namespace) -> None:
         """One more object of it was written: bring it within its hard quotas, if that can be."""
@@ -302,22 +339,35 @@ class Room:
     ) -> tuple[Victim, list[Inode]] | None:
         """Take the group that goes first, if all of it is really there and not in use.
 
+        What comes before a block that is in use is of use as well: it goes after that.
         alone: only one that no other tier holds.
         """
-        passed: list[Inode] = []
+        passed: list[tuple[Victim, list[Inode]]] = []
+        before: set[int] = set()  # keys of blocks without which one that is in use is of no use
         found = None
         while (victim := order.take()) is not None:
             inodes = [inode for ino in victim.inos if (inode := self._resident(ino, order, tier))]
             if not inodes or (not victim.key and inodes[0] in order):
                 continue  # gone since, or touched since
-            if any(self._held_back(inode, alone=alone) for inode in inodes):
-                passed += inodes
-                continue
-            found = victim, inodes
-            break
-        for inode in passed:
-            order.touch(inode)
+            useful = len(passed) < PASSED_MAX and key_of(inodes[0]) in before
+            if useful or any(map(self._in_use, inodes)):
+                before.update(inode.parent_key for inode in inodes)
+            elif not (alone and any(len(self.residency.holders(inode)) > 1 for inode in inodes)):
+                found = victim, inodes
+                break
+            passed.append((victim, inodes))
+        self._put_back(order, passed)
         return found
+
+    @staticmethod
+    def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:
+        """To where they were; many to the young end, or each search would pass them by again."""
+        for victim, inodes in reversed(passed):
+            if len(passed) <= PASSED_MAX:
+                order.put_back(Victim(victim.key, tuple(inode.ino for inode in inodes)))
+                continue
+            for inode in inodes:
+                order.touch(inode)
 
     def _resident(self, ino: int, order: Order, tier: Tier) -> Inode | None:
         """An object if it is still in this order."""
@@ -332,13 +382,8 @@ class Room:
             inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
         )
 
-    def _held_back(self, inode: Inode, *, alone: bool) -> bool:
-        residency = self.residency
-        return (
-            inode.ino in residency.open
-            or inode.ino in residency.busy
-            or (alone and len(residency.holders(inode)) > 1)
-        )
+    def _in_use(self, inode: Inode) -> bool:
+        return inode.ino in self.residency.open or inode.ino in self.residency.busy
 
     @property
     def reclaimable(self) -> int:

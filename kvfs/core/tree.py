@@ -7,10 +7,12 @@ accounted to the namespace of its directory. Not for content, nor for what names
 
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
+from kvfs.core.namespaces import Namespace
 from kvfs.core.residency import Residency
 from kvfs.errors import (
     AttributeTooLargeError,
@@ -29,14 +31,24 @@ from kvfs.errors import (
     UnsupportedError,
 )
 from kvfs.settings import Settings
+from kvfs.tiers import Tier
 
 NAME_MAX = 255
 TARGET_MAX = 4095
 XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
 XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
 COOKIE_SELF, COOKIE_PARENT = 1, 2
+HIDDEN_STEP = 8  # entries that nobody finds, which a step of a listing drops in 30 to 100 us each
 HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
+
+
+class Listing(NamedTuple):
+    """Some of a directory: (name, inode, cookie) of each, behind which cookie to read on."""
+
+    entries: list[tuple[bytes, Inode, int]]
+    cookie: int
+    ended: bool  # there is nothing behind it
 
 
 class Tree:
@@ -130,15 +142,17 @@ class Tree:
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return found
 
-    def read(self, ino: int, cookie: int, limit: int) -> Sequence[tuple[bytes, Inode, int]]:
-        """(name, inode, cookie) of up to `limit` entries behind a cookie; fewer only at the end.
+    def read(self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP) -> Listing:
+        """Up to `limit` entries behind a cookie; fewer at the end, or where many were passed by.
 
+        `hidden` is how many: those that nobody finds any more, which are dropped if nobody has them
+        open. So a step of a listing takes no longer than others may wait.
         An entry that is there all the time is seen once, whatever comes and goes meanwhile.
         """
         found: list[tuple[bytes, Inode, int]] = []
         directory = self.residency.inode(ino)
         if directory is None or not directory.links or self.namespaces.is_dropped(directory):
-            return found  # removed while open
+            return Listing(found, cookie, ended=True)  # removed while open
         if cookie < COOKIE_SELF:
             found.append((b".", directory, COOKIE_SELF))
         if cookie < COOKIE_PARENT:
@@ -152,17 +166,22 @@ class Tree:
                 cookie = entry.cookie
                 held = self.residency.open.get(entry.ino)
                 inode = stored if held is None else held.inode
-                if inode is None:
+                if inode is not None and self._is_found(inode):
+                    found.append((entry.name, inode, cookie))
                     continue
-                if self.residency.is_lost(inode):
-                    self.residency.drop(inode, "lost")
-                    continue
-                if self.residency.is_gone(inode):
-                    continue
-                found.append((entry.name, inode, entry.cookie))
+                hidden -= 1
+                if not hidden:
+                    return Listing(found, cookie, ended=False)
             if len(entries) < wanted:
-                break
-        return found
+                return Listing(found, cookie, ended=True)
+        return Listing(found, cookie, ended=False)
+
+    def _is_found(self, inode: Inode) -> bool:
+        """Whether who looks for it finds it; if not it is dropped where it may be."""
+        if self.residency.is_lost(inode):
+            self.residency.drop(inode, "lost")
+            return False
+        return not self.residency.is_gone(inode)
 
     # Making
 
@@ -303,8 +322,11 @@ class Tree:
     def _rmdir(self, directory: Inode, entry: Dentry, inode: Inode, batch: Batch) -> None:
         if not inode.is_dir:
             raise NotADirError(f"{entry.name!r} is not a directory")
-        if len(self.read(inode.ino, COOKIE_PARENT, 1)):
+        listed = self.read(inode.ino, COOKIE_PARENT, 1, hidden=HIDDEN_MAX + 1)
+        if listed.entries:
             raise NotEmptyError(f"directory {entry.name!r} has entries")
+        if not listed.ended:
+            raise NotEmptyError(f"directory {entry.name!r} has entries that are yet to go")
         self._unlink_hidden(inode, batch)
         batch.unlink(directory.ino, entry)
         inode.links = ()
@@ -334,6 +356,28 @@ class Tree:
 
     def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; other flags raise InvalidError."""
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        source_dir, entry, inode, target_dir, target = move
+        if target is not None and target[1].ino == inode.ino:
+            return  # two names of one file: rename(2) does nothing
+        if flags == RENAME_EXCHANGE and target is not None:
+            self._exchange(source_dir, entry, inode, target_dir, *target)
+            return
+        with self.catalog.batch() as batch:
+            if target is not None:
+                self._replace(target_dir, *target, batch)
+            batch.unlink(parent, entry)
+            cookie = self.catalog.next_id() if target is None else target[0].cookie
+            moved = Dentry(name2, inode.ino, cookie)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
+            self._changed(source_dir, batch)
+            self._changed(target_dir, batch)
+            batch.answers()
+
+    def _check_rename(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]:
+        """The directory, entry and inode that are renamed, into which directory, over what."""
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.directory(parent)
@@ -348,32 +392,55 @@ class Tree:
             self._check_descent(inode.ino, parent2)
         self._check_namespace(inode, target_dir)
         if flags == RENAME_EXCHANGE:
-            self._exchange(source_dir, entry, inode, target_dir, name2)
-            return
-        if target is not None and flags == RENAME_NOREPLACE:
+            _, inode2 = target or self._expect(parent2, name2)
+            if inode2.is_dir and inode2.ino != inode.ino:
+                self._check_descent(inode2.ino, parent)
+            self._check_namespace(inode2, source_dir)
+        elif target is not None and flags == RENAME_NOREPLACE:
             raise ExistsError(f"{name2!r} exists in directory {parent2}")
-        if target is not None and target[1].ino == inode.ino:
-            return  # two names of one file: rename(2) does nothing
-        with self.catalog.batch() as batch:
-            if target is not None:
-                self._replace(target_dir, *target, inode, batch)
-            batch.unlink(parent, entry)
-            cookie = self.catalog.next_id() if target is None else target[0].cookie
-            moved = Dentry(name2, inode.ino, cookie)
-            self._move(inode, entry, source_dir, target_dir, moved, batch)
-            self._changed(source_dir, batch)
-            self._changed(target_dir, batch)
-            batch.answers()
+        elif target is not None and target[1].is_dir != inode.is_dir:
+            raise (IsADirError if target[1].is_dir else NotADirError)(
+                f"{name2!r} in directory {parent2} cannot be replaced by what is of another kind"
+            )
+        return source_dir, entry, inode, target_dir, target
+
+    def arrivals(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> list[tuple[Namespace, int, int]]:
+        """What a rename would bring into other namespaces: each with bytes and objects more.
+
+        That is of files: what is below a directory is accounted to where it is in the background.
+        Raises what `rename` does.
+        """
+        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
+        if len({None if one is None else one.namespace for one in directories}) == 1:
+            return []
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        source_dir, _, inode, target_dir, target = move
+        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
+            return []
+        comes, goes = _counted(inode), (0, 0)
+        if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
+            goes = _counted(target[1])
+        more = (comes[0] - goes[0], comes[1] - goes[1])
+        found = [(self.namespaces.of(target_dir), *more)]
+        if flags == RENAME_EXCHANGE:
+            found.append((self.namespaces.of(source_dir), -more[0], -more[1]))
+        return [one for one in found if one[1] > 0 or one[2] > 0]
+
+    def _is_last(self, inode: Inode) -> bool:
+        """Whether it goes with one name less."""
+        return len(inode.links) == 1 and inode.ino not in self.residency.open
 
     def _exchange(
-        self, source_dir: Inode, entry: Dentry, inode: Inode, target_dir: Inode, name2: bytes
+        self,
+        source_dir: Inode,
+        entry: Dentry,
+        inode: Inode,
+        target_dir: Inode,
+        entry2: Dentry,
+        inode2: Inode,
     ) -> None:
-        entry2, inode2 = self._expect(target_dir.ino, name2)
-        if inode2.ino == inode.ino:
-            return
-        if inode2.is_dir:
-            self._check_descent(inode2.ino, source_dir.ino)
-        self._check_namespace(inode2, source_dir)
         with self.catalog.batch() as batch:
             batch.unlink(source_dir.ino, entry)  # both before either is made again
             batch.unlink(target_dir.ino, entry2)
@@ -428,15 +495,9 @@ class Tree:
                 f"inode {inode.ino} has other names: it cannot move to another namespace"
             )
 
-    def _replace(
-        self, directory: Inode, entry: Dentry, old: Inode, new: Inode, batch: Batch
-    ) -> None:
+    def _replace(self, directory: Inode, entry: Dentry, old: Inode, batch: Batch) -> None:
         if old.is_dir:
-            if not new.is_dir:
-                raise IsADirError(f"{entry.name!r} is a directory")
             self._rmdir(directory, entry, old, batch)
-        elif new.is_dir:
-            raise NotADirError(f"{entry.name!r} is not a directory")
         else:
             self._unlink(directory.ino, entry, old, batch)
 
@@ -534,6 +595,11 @@ class Tree:
 
 
 ATIME_STEP = 60 * 10**9  # ns
+
+
+def _counted(inode: Inode) -> tuple[int, int]:
+    """Bytes and objects that a quota counts."""
+    return (Tier.cost(inode.blocks), 1) if inode.is_file else (0, 0)
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool]:

@@ -3,7 +3,7 @@
 Contract: a step of a walk is synchronous, one batch and less than 1 ms long, and the loop has its
 turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it
 has done is not there to be done again. What somebody has open goes when it is closed.
-Not for what eviction drops (`Room`).
+Not for choosing what goes for a quota (`Room`).
 """
 
 import logging
@@ -16,6 +16,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.residency import Residency
+from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.errors import CatalogError
 
@@ -43,8 +44,9 @@ class _Place:
 class Walks:
     """Call `run` once."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, room: Room) -> None:
         self.tree = tree
+        self.room = room
         self.residency: Residency = tree.residency
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
@@ -160,7 +162,7 @@ class Walks:
     # Accounted anew
 
     async def _account_anew(self, top: int) -> None:
-        """Give all below a directory the namespace that the directory has."""
+        """Give all below a directory the namespace that the directory has, within its quotas."""
         way = [(top, 0)]
         asked = self.namespaces.unaccounted[top]
         while way:
@@ -180,6 +182,8 @@ class Walks:
                     self._place(inode, directory, entry.name, batch)
             if failpoints.active:
                 failpoints.reach("walks.accounted")
+            if space := self.namespaces.own(directory.namespace):
+                await self.room.bring_within(space)
             await self._pause()
         if self.namespaces.unaccounted[top] == asked:  # else it moved again meanwhile
             with self.catalog.batch() as batch:

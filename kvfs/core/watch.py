@@ -7,13 +7,12 @@ accounts themselves.
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 import trio
 
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
-from kvfs.errors import QuotaError, TierError
+from kvfs.errors import TierError
 from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
@@ -87,9 +86,7 @@ class Watch:
         while True:
             changed = namespaces.changed
             for namespace in list(namespaces):
-                with suppress(QuotaError):  # nothing may go: the next create says so
-                    while not self.room.keep_quota(namespace, 0):
-                        await trio.lowlevel.checkpoint()
+                await self.room.bring_within(namespace)
             await changed.wait()
 
     async def health(self) -> None:

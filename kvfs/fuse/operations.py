@@ -29,7 +29,7 @@ from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
 from kvfs.core.residency import OpenObject
-from kvfs.core.tree import Tree
+from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
     CatalogError,
     ConfigError,
@@ -37,6 +37,7 @@ from kvfs.errors import (
     IsADirError,
     KvfsError,
     NoAttributeError,
+    NotPermittedError,
     UnsupportedError,
 )
 from kvfs.fuse.errnos import errno_of
@@ -223,15 +224,19 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         wanted = FIRST_ENTRIES
         while True:
-            entries = self.tree.read(fh, start_id, wanted)
+            entries, start_id, ended = self.tree.read(fh, start_id, wanted)
             for name, inode, cookie in entries:
                 attributes = self._attributes(inode)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
                     return
-                start_id = cookie
-            if len(entries) < wanted:
+            if entries:
+                if ended or len(entries) < wanted:
+                    return  # what was said so far must be true when it is sent: no turn of the loop
+                wanted = MORE_ENTRIES
+            elif ended or wanted == MORE_ENTRIES:
                 return
-            wanted = MORE_ENTRIES
+            else:
+                await trio.lowlevel.checkpoint()
 
     async def releasedir(self, fh: int) -> None:
         """The handle is the inode number; there is nothing to let go of."""
@@ -282,6 +287,12 @@ class Operations(pyfuse3.Operations):
 
     @_once
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
+        for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
+            entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
+            if entries or ended:
+                break
+            await trio.lowlevel.checkpoint()  # what nobody finds has gone, some at a time
         self.tree.rmdir(parent_inode, name)
 
     @_once
@@ -295,7 +306,9 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         caller.set(ctx.pid)
-        self.tree.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        await self.objects.room.take_in(partial(self.tree.arrivals, *move))
+        self.tree.rename(*move)
 
     # Files
 
@@ -457,7 +470,7 @@ class Operations(pyfuse3.Operations):
     @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name):
+            with self._told(name, ctx):
                 self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
             return
         self.tree.set_xattr(inode, name, value)
@@ -480,15 +493,23 @@ class Operations(pyfuse3.Operations):
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name):
+            with self._told(name, ctx):
                 self.lifecycle.reset_attribute(self.tree.inode(inode), name)
             return
         self.tree.remove_xattr(inode, name)
 
     @staticmethod
     @contextmanager
-    def _told(name: bytes) -> Iterator[None]:
-        """The caller gets no more than EINVAL: the log says why."""
+    def _told(name: bytes, ctx: RequestContext) -> Iterator[None]:
+        """By root or who mounted, as the control socket. EINVAL is all they get: the log says why.
+
+        Whoever may write to the directory is not enough: settings bind him, too.
+        """
+        if ctx.uid not in {0, os.geteuid()}:
+            raise NotPermittedError(
+                f"attribute {name.decode('ascii', 'replace')}: uid {ctx.uid} is neither root nor "
+                f"uid {os.geteuid()}, who mounted"
+            )
         try:
             yield
         except ConfigError as error:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ def ready(kv: Mounted) -> None:
     """Daemons that die one after the other as soon as they serve are taken for a lost cause."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
+    kv.idle()  # what it commits next is asked for
 
 
 def fill(space: Path, files: int = FILES) -> None:
@@ -44,12 +46,12 @@ def all_dropped(kv: Mounted) -> None:
     wait_for(lambda: not kv.status()["dropped"], "nothing of what was dropped is left")
 
 
-def drop(kv: Mounted, name: str) -> None:
-    """The daemon may die over it; the answer is lost then, but not what it has done."""
-    try:
-        request(kv.path, "ns_drop", name=name)
-    except ControlError as error:
-        print(error)
+def drop(kv: Mounted, name: str) -> bool:
+    """Whether the daemon that answers found it dropped: the one that was asked first has died."""
+    ino = os.stat(kv.path / name).st_ino
+    answer = request(kv.path, "ns_drop", name=name)
+    assert answer["dropped"] in ({ino, 0} if answer["before"] else {ino})
+    return bool(answer["before"])
 
 
 def check_sound(kv: Mounted) -> None:
@@ -69,7 +71,7 @@ def test_a_walk_goes_on_where_a_death_has_cut_it_short(kv: Mounted, passing: int
     ready(kv)
     before = kv.status()["takeovers"]
     request(kv.path, "arm", faults=f"catalog.committed=kill@{passing}")
-    drop(kv, "n")
+    assert drop(kv, "n") is (passing == 1)
     assert os.listdir(kv.path) == ["kept"]
     with pytest.raises(FileNotFoundError):
         os.stat("0", dir_fd=inside)
@@ -88,6 +90,26 @@ def test_a_walk_goes_on_where_a_death_has_cut_it_short(kv: Mounted, passing: int
     kv.idle()
     (space,) = kv.status()["namespaces"]
     assert (space["objects"], kv.status()["objects"]) == (1, 1)
+    check_sound(kv)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "plain"])
+def test_a_namespace_that_was_made_by_a_daemon_that_died_is_made(
+    kv: Mounted, *, there: bool
+) -> None:
+    """Over the answer: the next daemon is asked again. Who asks for himself is refused as ever."""
+    kv.allow_log("was killed by SIGKILL")
+    if there:
+        (kv.path / "n").mkdir()
+    ready(kv)
+    before = kv.status()["takeovers"]
+    request(kv.path, "arm", faults="catalog.committed=kill@1")
+    asked: dict[str, Any] = {"name": "n", "settings": {"weight": "7"}, "uid": 0, "gid": 0}
+    made = request(kv.path, "ns_create", **asked)
+    assert (made["own"], made["settings"]["weight"]) == (True, "7")
+    assert kv.status()["takeovers"] == before + 1
+    with pytest.raises(ControlError, match="namespace n exists: change it with kvfs ns set"):
+        request(kv.path, "ns_create", **asked)
     check_sound(kv)
 
 

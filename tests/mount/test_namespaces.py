@@ -73,6 +73,50 @@ def test_the_life_of_a_namespace(kv: Mounted) -> None:
     assert kv.idle()["objects"] == 0
 
 
+def test_a_directory_without_settings_is_dropped_alike(kv: Mounted) -> None:
+    """With what has a name elsewhere too, which stays; somebody inside finds nothing any more."""
+    a = kv.path / "a"
+    (a / "b").mkdir(parents=True)
+    for number in range(200):
+        (a / "b" / f"{number}").write_bytes(b"k")
+    os.link(a / "b" / "0", kv.path / "kept")
+    text = " ".join(ns("show", a).split())
+    assert text.startswith("namespace a: the directory has no settings of its own, so this is the")
+    inside = os.open(a / "b", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert ns("drop", a) == ""
+        assert os.listdir(kv.path) == ["kept"]
+        for call in (os.stat, os.unlink):
+            with pytest.raises(FileNotFoundError):
+                call("1", dir_fd=inside)
+        a.mkdir()
+        (a / "new").write_bytes(b"n")
+        wait_for(lambda: listed(kv)["dropped"] == [], "its space is free")
+    finally:
+        os.close(inside)
+    assert (kv.path / "kept").read_bytes() == b"k"
+    assert (a / "new").read_bytes() == b"n"
+    assert kv.idle()["objects"] == 2
+    ns("drop", a, "--wait")
+    assert kv.idle()["objects"] == 1
+
+
+def test_models_are_shown(kv: Mounted) -> None:
+    a = kv.path / "a"
+    ns("create", a)
+    for number in range(3):
+        (a / f"meta-SEP-llama@1@0@{number:x}@half.data").write_bytes(b"k" * MIB)
+    (kv.path / "meta-SEP-other@1@0@1@half.data").write_bytes(b"k")
+    kv.idle()
+    row = "lmcache meta/llama 3 3.0 MiB"
+    assert row in " ".join(ns("list", kv.path).split())
+    status = subprocess.run([*KVFS, "status", kv.path], capture_output=True, text=True, check=True)
+    assert row in " ".join(status.stdout.split())
+    shown = " ".join(ns("show", a).split())
+    assert row in shown
+    assert "meta/other" not in shown
+
+
 def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(kv: Mounted) -> None:
     """Neighbours may have theirs: then the name is ambiguous, which is said."""
     mounted = [

@@ -14,7 +14,7 @@ from kvfs.errors import ConfigError
 from kvfs.layouts import prefix
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
-from tests.semantics.syscalls import NOBODY, opened, refused
+from tests.semantics.syscalls import NOBODY, as_nobody, opened, refused
 
 M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
@@ -133,7 +133,9 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
     whether it was set or not; `listxattr` has those that are not at their default, and removing one
     brings the default back. A value that is not allowed, or contradicts another one, is EINVAL, and
     the log says why; so is every such attribute of anything but the mount point and top-level
-    directories. Nothing has changed then. To set one takes what it takes to set any `user.*`.
+    directories. Nothing has changed then. Root and who mounted may set and remove them, as they may
+    use `kvfs ns`, and whoever may read the directory can read them. For everybody else that is
+    EPERM, also in a directory of his own, or EACCES where he may not write.
     """
     assert told(here, "eviction") == "adaptive"
     assert os.listxattr(here) == []
@@ -156,6 +158,16 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
         with refused(errno.EINVAL):
             tell(path, ttl="1h")
     os.setxattr(here / "sub", "user.other", b"as ever")
+    set_it, remove_it = (
+        partial(os.setxattr, ".", "user.kvfs.ttl", b"1h"),
+        partial(os.removexattr, ".", "user.kvfs.quota_hard"),
+    )
+    assert [as_nobody(here, call) for call in (set_it, remove_it)] == [errno.EACCES] * 2
+    os.chown(here, NOBODY, NOBODY)
+    assert [as_nobody(here, call) for call in (set_it, remove_it)] == [errno.EPERM] * 2
+    assert as_nobody(here, partial(os.setxattr, ".", "user.other", b"as ever")) == 0
+    assert as_nobody(here, partial(os.getxattr, ".", "user.kvfs.quota_hard")) == 0
+    assert (told(here, "ttl"), told(here, "quota_hard")) == ("0", "2G")
 
 
 def test_hard_quota(here: Path, shared: Mounted) -> None:
@@ -192,7 +204,8 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     """
     When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and nowhere else. Unlinking makes room at once. Directories and links take none.
+    EDQUOT, and so is renaming one to there from another namespace, also one that is larger than the
+    quota; it stays where it was. Unlinking makes room at once. Directories and links take none.
     """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
@@ -203,7 +216,15 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     (here / "directory").mkdir()
     (here / "link").symlink_to("0000.kv")
     (shared.path / "elsewhere.kv").write_bytes(b"x" * M)
+    with refused(errno.EDQUOT):
+        (shared.path / "elsewhere.kv").rename(here / "elsewhere.kv")
+    assert (shared.path / "elsewhere.kv").read_bytes() == b"x" * M
     (shared.path / "elsewhere.kv").unlink()
+    (shared.path / "large.kv").write_bytes(b"x" * (5 * M))
+    tell(here, eviction="lru")
+    with refused(errno.EDQUOT):
+        (shared.path / "large.kv").rename(here / "large.kv")
+    (shared.path / "large.kv").unlink()
     assert left(here, numbered(0, 4)) == numbered(0, 4)
     (here / "0002.kv").unlink()
     write(here, ["more.kv"])
@@ -384,7 +405,8 @@ def test_media(mount: Mount) -> None:
     """
     `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
     `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
-    mount does not have is refused.
+    mount does not have is refused. If a later mount has none of them, creating a file there is
+    ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
     """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
@@ -403,6 +425,15 @@ def test_media(mount: Mount) -> None:
     kv.remount()
     assert left(kv.path / "cold", numbered(0, 8)) == numbered(0, 8)
     assert left(kv.path / "hot", numbered(0, 40)) == []
+    write(hot, ["new.kv"])
+    kv.remount(kv.options.replace("ram=16M", "ram=0"))
+    for _ in range(2):
+        with refused(errno.ENOSPC):
+            os.open(hot / "newer.kv", os.O_CREAT | os.O_WRONLY)
+    why = "its objects may be in media=ram, and the mount has nvme only"
+    kv.expect_log(f"WARNING .* namespace hot takes no new file: {why}")
+    assert why in show(kv, "hot")["problem"]
+    write(kv.path / "cold", numbered(8, 9))
 
 
 def test_write_through(mount: Mount) -> None:
@@ -536,18 +567,24 @@ def test_owner_and_mode(here: Path) -> None:
 
 def test_moving_between(here: Path, shared: Mounted) -> None:
     """
-    A file that is renamed into another namespace is accounted to it from then on, and a directory
-    with all that is below it soon after. All names of a file are in one namespace: a link in
-    another one, or moving one name of several there, is EXDEV, and so is moving a namespace's
-    directory away from the top, where it may be renamed. `mv` copies then.
+    A file that is renamed into another namespace is accounted to it from then on, and older ones
+    there go for it if its quota is full; a directory with all that is below it soon after. All
+    names of a file are in one namespace: a link in another one, or moving one name of several
+    there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
+    renamed. `mv` copies then.
     """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")
     (here / "deep" / "er").mkdir(parents=True)
     write(here, numbered(0, 4))
     write(here / "deep" / "er", numbered(4, 7))
+    write(other, ["old.kv"])
+    counted(shared, other.name, 1)
+    change(shared, other.name, quota_objects="1")
     (here / "0000.kv").rename(other / "0000.kv")
     assert show(shared, other.name)["objects"] == 1
+    assert os.listdir(other) == ["0000.kv"]
+    change(shared, other.name, quota_objects="0")
     (here / "deep").rename(other / "deep")
     assert left(other / "deep" / "er", numbered(4, 7)) == numbered(4, 7)
     counted(shared, other.name, 4)

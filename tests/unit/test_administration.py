@@ -9,7 +9,8 @@ import trio
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core import administration
-from kvfs.errors import ConfigError, KvfsError, NotFoundError
+from kvfs.errors import ConfigError, ExistsError, KvfsError, NotFoundError
+from kvfs.settings import Settings
 from tests.unit.world import World, world
 
 BYTES = b"k" * 10_000
@@ -48,10 +49,12 @@ def test_the_verbs(tmp_path: Path) -> None:
         found = await ask(made, "ns_show", name=".")
         assert (found["own"], found["name"]) == (True, ".")
         ino = made.find(b"a").ino
-        assert await ask(made, "ns_drop", name="a") == {"dropped": ino}
+        assert await ask(made, "ns_drop", name="a") == {"dropped": ino, "before": False}
+        with pytest.raises(NotFoundError, match="mount, it was dropped, and 1 objects are to go"):
+            await ask(made, "ns_show", name="a")
         found = await ask(made, "ns_list")
         assert [one["name"] for one in found["namespaces"]] == ["."]
-        assert found["dropped"] == [{"ino": ino, "bytes": COST, "objects": 1}]
+        assert found["dropped"] == [{"ino": ino, "name": "a", "bytes": COST, "objects": 1}]
         await made.walk()
         assert (await ask(made, "ns_list"))["dropped"] == []
 
@@ -81,6 +84,41 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
+def test_what_is_asked_again_may_have_been_done(tmp_path: Path) -> None:
+    """By a daemon that died without an answer: the next one is told that it is asked again."""
+
+    async def case(made: World) -> None:
+        made.mkdir(b"plain")
+        made.templates = lambda _: Settings.parse({"ttl": "2h"})
+        for name, ttl in (("plain", "0"), ("new", "2h")):
+            asked: dict[str, Any] = {"name": name, "uid": 0, "gid": 0}
+            asked["settings"] = {"weight": "7"}
+            first = await ask(made, "ns_create", **asked)
+            assert first["settings"]["ttl"] == ttl
+            assert await ask(made, "ns_create", **asked, again=True) == first
+            with pytest.raises(ExistsError):
+                await ask(made, "ns_create", **asked)
+            asked["settings"] = {"weight": "8"}
+            with pytest.raises(ExistsError):
+                await ask(made, "ns_create", **asked, again=True)
+        ino = (await ask(made, "ns_drop", name="new"))["dropped"]
+        made.namespace("new")
+        last = (await ask(made, "ns_drop", name="new", again=True))["dropped"]
+        assert last > ino
+        made.restart()
+        await made.census()
+        answer = {"dropped": last, "before": True}
+        assert await ask(made, "ns_drop", name="new", again=True) == answer
+        with pytest.raises(NotFoundError):
+            await ask(made, "ns_drop", name="new")
+        await made.walk()
+        answer = {"dropped": 0, "before": True}
+        assert await ask(made, "ns_drop", name="new", again=True) == answer
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
 def test_models_and_the_hottest_objects_are_listed(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a")
@@ -94,6 +132,8 @@ def test_models_and_the_hottest_objects_are_listed(tmp_path: Path) -> None:
         assert found["models"] == [
             {"engine": "lmcache", "model": "m% \udcff", "objects": 3, "bytes": 3 * COST}
         ]
+        assert (await ask(made, "ns_show", name="a"))["models"] == found["models"]
+        assert (await ask(made, "ns_show", name="."))["models"] == []
         paths = [name.decode("utf-8", "surrogateescape") for name in names]
         assert found["hot"] == [
             {"path": paths[number], "opens": number + 1} for number in (2, 1, 0)
@@ -101,9 +141,11 @@ def test_models_and_the_hottest_objects_are_listed(tmp_path: Path) -> None:
         made.tree.unlink(made.at(b"a/d").ino, names[2].rpartition(b"/")[2])
         assert [one["path"] for one in (await ask(made, "ns_list"))["hot"]] == paths[1::-1]
         made.drop("a")
-        assert (await ask(made, "ns_list"))["hot"] == []
+        found = await ask(made, "ns_list")
+        assert (found["hot"], [one["objects"] for one in found["models"]]) == ([], [2])
         await made.walk()
-        assert (await ask(made, "ns_list"))["hot"] == []
+        found = await ask(made, "ns_list")
+        assert (found["hot"], found["models"]) == ([], [])
 
     with world(tmp_path) as made:
         trio.run(case, made)

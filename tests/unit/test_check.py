@@ -477,7 +477,7 @@ def names(made: World) -> set[str]:
     """All paths, as an application lists them."""
 
     def below(ino: int, path: str) -> Iterator[str]:
-        for name, inode, _ in made.tree.read(ino, 2, 1 << 20):
+        for name, inode, _ in made.tree.read(ino, 2, 1 << 20).entries:
             here = f"{path}/{name.decode()}"
             yield here
             if inode.is_dir:

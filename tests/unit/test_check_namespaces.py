@@ -143,6 +143,14 @@ def dropped_but_with_a_name(w: Spaces) -> None:
     w.made.catalog.commit([(audit.SETTINGS + number(w.n.ino), None)], sync=False)
 
 
+@harm("mark mark")
+def dropped_under_names_that_make_no_sense(w: Spaces) -> None:
+    for name, text in ((b"one", b"a/b"), (b"two", b"x" * 256)):
+        top = w.made.mkdir(name)
+        w.made.drop(name.decode())
+        w.write(audit.DROPPED, top, text)
+
+
 @harm("namespace")
 def accounted_to_what_is_not_there(w: Spaces) -> None:
     w.put(w.a, namespace=999)
@@ -274,7 +282,7 @@ def test_a_damage_is_found_mended_and_gone(name: str, tmp_path: Path, *, live: b
 async def walk(made: World) -> None:
     """Follow all marks to their end."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Walks(made.tree).run)
+        nursery.start_soon(Walks(made.tree, made.room).run)
         namespaces = made.residency.namespaces
         with trio.fail_after(20):
             while namespaces.dropped or namespaces.unaccounted:
@@ -343,7 +351,7 @@ def test_a_dropped_tree_is_right_at_every_step_of_its_walk(tmp_path: Path, *, li
             await trio.lowlevel.checkpoint()
             assert (await look(made, live=live))[0] == []
 
-        walks = Walks(made.tree)
+        walks = Walks(made.tree, made.room)
         walks._pause = pause  # type: ignore[method-assign]
         await walks._clear(was)
         await walks._clear(there.gone.ino)

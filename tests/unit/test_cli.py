@@ -66,6 +66,7 @@ STATUS: dict[str, Any] = {
     "namespaces": [
         {
             "name": "[ns]",
+            "problem": "no place",
             "settings": {"quota_hard": "1G", "eviction": "adaptive"},
             "bytes": 1 << 20,
             "objects": 5,
@@ -74,7 +75,11 @@ STATUS: dict[str, Any] = {
             "hit_ratio_at": {"0.5": 0.25, "2": 0.5, "4": 0.75},
         },
     ],
-    "hot": [{"path": "[ns]/a.kv", "opens": 6}],
+    "models": [
+        {"engine": "lmcache", "model": f"[m{n}]\udcff", "objects": 9, "bytes": 1 << 20}
+        for n in range(12)
+    ],
+    "hot": [{"path": "[ns]/a.kv", "opens": 6}, {"path": "two\nlines\udcff", "opens": 5}],
     "options": {"ram": "2G", "log_level": "info"},
 }
 
@@ -327,7 +332,9 @@ def test_a_namespace_is_right_below_its_mount_point(monkeypatch: pytest.MonkeyPa
     mounted = runtime.Mount("/", "/mnt/kv", runtime.FSTYPE, "kvfs", ())
     monkeypatch.setattr(runtime, "mounts", lambda *_: [mounted])
     result = kvfs("ns", "show", "/mnt/kv/chat/sub")
-    assert_refused(result, "expected a directory right below /mnt/kv, or that")
+    assert_refused(result, "expected a directory right below /mnt/kv, or /mnt/kv itself")
+    monkeypatch.setattr(runtime, "mounts", lambda *_: [])
+    assert_refused(kvfs("ns", "show", "chat"), "namespace chat: no kvfs is mounted; kvfs mount ")
 
 
 # status and set
@@ -348,7 +355,11 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
     assert "[ns] 5 1.0 MiB 1G 7 25.0% 50.0% 75.0% adaptive (lru)" in shown
+    assert "namespace [ns]: no place" in shown
+    assert "lmcache [m9]\\udcff 9 1.0 MiB" in shown
+    assert "and 2 models more, which --json has" in shown
     assert "opens of [ns]/a.kv 6" in shown
+    assert "opens of two\\nlines\\udcff 5" in shown
 
 
 def test_status_as_json_is_what_the_daemon_said(

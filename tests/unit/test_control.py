@@ -40,7 +40,16 @@ async def break_down() -> dict[str, Any]:
     raise ZeroDivisionError("oops")
 
 
-HANDLERS: dict[str, server.Handler] = {"echo": echo, "refuse": refuse, "break": break_down}
+async def repeat(*, again: bool = False) -> dict[str, Any]:
+    return {"again": again}
+
+
+HANDLERS: dict[str, server.Handler] = {
+    "echo": echo,
+    "refuse": refuse,
+    "break": break_down,
+    "repeat": repeat,
+}
 
 
 def serve(path: Path, case: Callable[[], Awaitable[None]], **options: Any) -> None:  # noqa: ANN401
@@ -140,7 +149,7 @@ def test_whatever_is_sent_gets_a_line(path: Path, line: bytes) -> None:
     async def case() -> None:
         answer = await say(path, line)
         assert (
-            "expected one JSON object in a line with a verb of break, echo, refuse"
+            "expected one JSON object in a line with a verb of break, echo, refuse, repeat"
             in answer["error"]
         )
         assert await ask("echo") == {"echo": {}}
@@ -189,6 +198,43 @@ def test_a_silent_client_holds_nobody_up(path: Path) -> None:
             assert await silent.receive_some() == b"", "it was given up in the end"
 
     serve(path, case, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_the_next_daemon_is_told_that_it_is_asked_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the dead one can have heard it; and only a handler that wants to know."""
+    (tmp_path / "keeper").touch()
+    monkeypatch.setattr(runtime, "keeper_path", lambda _mountpoint: tmp_path / "keeper")
+
+    async def dies(*, hears: bool) -> None:
+        listening = trio.socket.socket(socket.AF_UNIX)
+        await listening.bind(str(path))
+        if hears:
+            listening.listen()
+            connection, _ = await listening.accept()
+            await connection.recv(1000)
+            connection.close()
+        listening.close()
+        path.unlink()
+
+    async def main() -> None:
+        for verb, hears, expected in (
+            ("repeat", True, {"again": True}),
+            ("repeat", False, {"again": False}),
+            ("echo", True, {"echo": {}}),
+        ):
+            async with trio.open_nursery() as nursery:
+
+                async def succeed(hears: bool = hears) -> None:  # noqa: FBT001 (bound)
+                    await dies(hears=hears)
+                    await nursery.start(server.serve, path, HANDLERS)
+
+                nursery.start_soon(succeed)
+                assert await ask(verb) == expected
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 # Without a daemon

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import trio.testing
 
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core import administration
 from kvfs.core.namespaces import SMALLEST, USES_NOTED
-from kvfs.core.tree import ATIME_STEP
-from kvfs.errors import NotFoundError, QuotaError, StaleError, TierError
+from kvfs.core.room import AT_ONCE
+from kvfs.core.tree import ATIME_STEP, RENAME_EXCHANGE, RENAME_NOREPLACE
+from kvfs.core.walks import STEP
+from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, QuotaError, StaleError, TierError
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
 
@@ -309,7 +314,7 @@ def test_a_quota_of_objects(tmp_path: Path) -> None:
 )
 def test_where_nothing_may_go_a_quota_refuses(tmp_path: Path, settings: dict[str, str]) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", quota_hard=str(2 * COST), **settings)
+        made.namespace("a", quota_hard=str(2 * COST), **settings)
         inodes = await fill(made, 2)
         held = []
         if settings == {"eviction": "lru"}:
@@ -317,12 +322,116 @@ def test_where_nothing_may_go_a_quota_refuses(tmp_path: Path, settings: dict[str
         with pytest.raises(QuotaError) as refused:
             await fill(made, 1, first=2)
         assert str(refused.value) == (
-            f"namespace {space.ino} has 2 objects of {2 * COST} bytes, its quota is {2 * COST} "
+            f"namespace a has 2 objects of {2 * COST} bytes, its quota is {2 * COST} "
             "bytes, any objects, and nothing more may be dropped"
         )
         assert names(made, b"a") == [b"000", b"001"]
         for one in held:
             await made.close(one, writable=False)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
+    """As the kernel's face does it."""
+    (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
+    move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
+    await made.room.take_in(partial(made.tree.arrivals, *move))
+    made.tree.rename(*move)
+
+
+@pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
+def test_a_file_that_comes_by_a_rename_makes_older_ones_go(
+    tmp_path: Path, quota: dict[str, str]
+) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru", media="nvme", **quota)
+        made.mkdir(b"b")
+        await fill(made, 3)
+        await fill(made, 4, b"b", first=3)
+        await rename(made, b"b/003", b"a/003")
+        assert names(made, b"a") == [b"001", b"002", b"003"]
+        await rename(made, b"b/004", b"a/001")
+        assert names(made, b"a") == [b"001", b"002", b"003"], "it takes the room of the old one"
+        assert made.at(b"a/001").namespace == space.ino
+        await rename(made, b"b/005", b"a/002", RENAME_EXCHANGE)
+        assert names(made, b"a") == [b"001", b"002", b"003"], "so do those that change places"
+        await rename(made, b"a/001", b"a/new")
+        assert names(made, b"b") == [b"005", b"006"]
+        made.check()
+        await rename(made, b"b/005", b"a/005")
+        assert (space.objects, space.bytes) == (3, 3 * COST)
+        assert b"005" in names(made, b"a")
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+@pytest.mark.parametrize("flags", [0, RENAME_NOREPLACE])
+def test_a_rename_into_a_quota_that_has_nothing_to_give_changes_nothing(
+    tmp_path: Path, flags: int
+) -> None:
+    async def case(made: World) -> None:
+        made.namespace("full", eviction="never", quota_objects="2")
+        made.namespace("small", eviction="lru", quota_hard=str(2 * COST))
+        made.mkdir(b"b")
+        await fill(made, 2, b"full")
+        await fill(made, 2, b"small")
+        await fill(made, 1, b"b", first=7)
+        await made.make_file(b"b/large", BYTES * 3)
+        before = [inode.copy() for inode in made.inodes()]
+        for old, new in ((b"b/007", b"full/007"), (b"b/large", b"small/large")):
+            with pytest.raises(QuotaError):
+                await rename(made, old, new, flags)
+        with pytest.raises(ExistsError):  # nothing goes for what is refused anyway
+            await rename(made, b"b/007", b"small/000", RENAME_NOREPLACE)
+        with pytest.raises(NotFoundError):
+            await rename(made, b"b/008", b"small/008")
+        assert list(made.inodes()) == before
+        await rename(made, b"b/007", b"full/000")
+        assert sorted(names(made, b"full")) == [b"000", b"001"]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_many_go_for_a_large_one_in_steps(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru", quota_hard=str(100 * COST))
+        made.mkdir(b"b")
+        await fill(made, 100)
+        await made.make_file(b"b/large", BYTES * 90)
+        seen = [space.objects]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rename, made, b"b/large", b"a/large")
+            while b"large" not in names(made, b"a"):
+                await trio.lowlevel.checkpoint()
+                seen.append(space.objects)
+        assert max(before - after for before, after in pairwise(seen)) <= 2 * AT_ONCE
+        assert space.bytes <= 100 * COST
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_directory_that_comes_is_trimmed_as_it_is_accounted(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru", quota_objects="10")
+        made.mkdir(b"b")
+        await fill(made, 100, b"b")
+        await fill(made, 10)
+        most = 0
+        made.tree.rename(ROOT_INO, b"b", space.ino, b"b", 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.walks.run)
+            while made.residency.namespaces.unaccounted:
+                await trio.lowlevel.checkpoint()
+                most = max(most, space.objects)
+            nursery.cancel_scope.cancel()
+        assert most <= 10 + 2 * STEP
+        assert space.objects == 10
+        assert made.residency.namespaces.default.objects == 0
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -611,7 +720,9 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_tiers_that_are_not_mounted_any_more(tmp_path: Path) -> None:
+def test_tiers_that_are_not_mounted_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with world(tmp_path) as made:
         made.namespace("a", media="ram")
         made.sizes = (0, made.sizes[1])
@@ -619,9 +730,25 @@ def test_tiers_that_are_not_mounted_any_more(tmp_path: Path) -> None:
         trio.run(made.census)
 
         async def case() -> None:
-            with pytest.raises(TierError, match="no tier takes a new file: media are not mounted"):
-                await made.make_file(b"a/x", BYTES)
+            why = (
+                "its objects may be in media=ram, and the mount has nvme only: mount with ram=, or "
+                "kvfs ns set media=all"
+            )
+            for _ in range(2):
+                with pytest.raises(NoSpaceError) as refused:
+                    await made.make_file(b"a/x", BYTES)
+                assert str(refused.value) == f"namespace a takes no new file: {why}"
+            assert [(record.levelname, record.message) for record in caplog.records] == [
+                ("WARNING", str(refused.value))
+            ], "once"
+            show = administration.handlers(made.lifecycle)["ns_show"]
+            assert (await show(name="a"))["problem"] == why
+            listed = administration.summary(made.lifecycle)["namespaces"]
+            assert {one["name"]: one["problem"] for one in listed} == {".": "", "a": why}
             await made.store(b"x", BYTES)
+            made.tell("a", media="all")
+            await made.make_file(b"a/x", BYTES)
+            assert (await show(name="a"))["problem"] == ""
             await made.check_at_rest()
 
         trio.run(case)
@@ -675,7 +802,7 @@ def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) 
         aged(made, inode, 200)
         with pytest.raises(NotFoundError):
             made.at(b"a/000")
-        assert made.tree.read(made.at(b"a").ino, 2, 10) == []
+        assert made.tree.read(made.at(b"a").ino, 2, 10).entries == []
         assert made.content(held) == BYTES
         made.check()
         await made.close(held, writable=False)
@@ -901,8 +1028,11 @@ def test_models_are_known_by_number_and_survive(tmp_path: Path) -> None:
         for _ in range(2):
             namespaces = made.residency.namespaces
             assert namespaces.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
-            assert dict(namespaces.model_objects) == {1: 2, 2: 1}
-            assert dict(namespaces.model_bytes) == {1: 2 * COST, 2: COST}
+            assert namespaces.describe_models(namespaces.everything()) == [
+                {"engine": "lmcache", "model": "m", "objects": 2, "bytes": 2 * COST},
+                {"engine": "lmcache", "model": "n", "objects": 1, "bytes": COST},
+            ]
+            assert namespaces.describe_models([namespaces.default]) == []
             made.restart()
             trio.run(made.census)
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from kvfs.core.order import Victim
+from kvfs.core.room import PASSED_MAX
 from kvfs.settings import EVICTIONS, Settings
 from tests.unit.world import World, world
 
@@ -17,8 +19,8 @@ def block(number: int, suffix: str = "") -> bytes:
     return f"{number:016x}-{number - 1:016x}.kv{suffix}".encode()
 
 
-def limited(made: World, eviction: str) -> None:
-    texts = {"quota_objects": str(QUOTA), "eviction": eviction}
+def limited(made: World, eviction: str, objects: int = QUOTA) -> None:
+    texts = {"quota_objects": str(objects), "eviction": eviction}
     made.residency.namespaces.default.change(Settings.parse(texts))
 
 
@@ -47,6 +49,93 @@ def test_a_block_that_gets_its_name_is_not_used_again(tmp_path: Path) -> None:
         made.tree.rename(1, block(9, ".tmp"), 1, b"of another layout", 0)
         made.tree.rename(1, block(1), 1, b"of another one", 0)
         assert made.listed("ram_only") == inos[::-1]  # those are new to the order
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+CHAIN = range(1, QUOTA)
+
+
+def listed(made: World) -> set[bytes]:
+    return {entry.name for entry in made.catalog.entries_after(1, 0, 1000)}
+
+
+@pytest.mark.parametrize("eviction", sorted({*EVICTIONS} - {"never", "ttl"}))
+@pytest.mark.parametrize("tier", ["ram", "nvme"])
+def test_what_comes_before_an_open_block_goes_after_it(
+    tmp_path: Path, eviction: str, tier: str
+) -> None:
+    async def case(made: World) -> None:
+        limited(made, eviction)
+        where = {one.name: one for one in made.tiers}[tier]
+        inodes = [await made.store(block(number), b"x", where) for number in CHAIN]
+        chain = {block(number) for number in CHAIN}
+        held = await made.objects.open(inodes[-1].ino, writable=False)
+        for number in range(5):
+            await made.store(b"%d" % number, b"x", where)
+            made.check()
+            assert listed(made) == chain | {b"%d" % number}
+        await made.close(held, writable=False)
+        await made.store(b"more", b"x", where)
+        assert listed(made) in (chain | {b"more"}, chain - {block(CHAIN[-1])} | {b"4", b"more"})
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+@pytest.mark.parametrize("count", [3, PASSED_MAX, PASSED_MAX + 1])
+def test_what_is_open_keeps_its_place_if_it_is_not_much(tmp_path: Path, count: int) -> None:
+    async def case(made: World) -> None:
+        names = [b"%02d" % number for number in range(count + 3)]
+        limited(made, "fifo", len(names))
+        inodes = [await made.store(name, b"x", made.fast) for name in names]
+        held = [await made.objects.open(inode.ino, writable=False) for inode in inodes[:count]]
+        await made.store(b"new", b"x", made.fast)
+        assert listed(made) == {*names, b"new"} - {names[count]}
+        for one in held:
+            await made.close(one, writable=False)
+        made.check()
+        await made.store(b"newer", b"x", made.fast)
+        young = count > PASSED_MAX
+        assert listed(made) == {*names, b"new", b"newer"} - {
+            names[count],
+            names[count + 1 if young else 0],
+        }
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+def test_a_long_prompt_with_an_open_end_holds_up_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then its beginning goes after all: not all of it is looked at each time that one goes."""
+
+    async def case(made: World) -> None:
+        chain = range(1, 3 * PASSED_MAX)
+        limited(made, "lru", len(chain))
+        inodes = [await made.store(block(number), b"x", made.fast) for number in chain]
+        held = await made.objects.open(inodes[-1].ino, writable=False)
+        taken = 0
+        order = made.residency.namespaces.default.ram_only
+        take = order.take
+
+        def count(incoming: int | None = None) -> Victim | None:
+            nonlocal taken
+            taken += 1
+            return take(incoming)
+
+        monkeypatch.setattr(order, "take", count)
+        for number in range(3):
+            await made.store(b"%d" % number, b"x", made.fast)
+            assert taken <= PASSED_MAX + 2
+            taken = 0
+        assert {block(chain[-1]), block(chain[-2])} <= listed(made)
+        await made.close(held, writable=False)
         await made.check_at_rest()
 
     with world(tmp_path) as made:

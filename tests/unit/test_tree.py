@@ -83,7 +83,7 @@ def fifo(tree: Tree, name: bytes, parent: int = ROOT_INO) -> int:
 
 
 def names(tree: Tree, ino: int = ROOT_INO) -> list[bytes]:
-    return [name for name, _, _ in tree.read(ino, module.COOKIE_PARENT, 1000)]
+    return [name for name, _, _ in tree.read(ino, module.COOKIE_PARENT, 1000).entries]
 
 
 # Making and looking
@@ -173,7 +173,7 @@ def test_a_removed_directory_has_its_attributes_while_somebody_has_it_open(tree:
     ):
         with pytest.raises(NotFoundError):
             call()
-    assert tree.read(ino, 0, 10) == []
+    assert tree.read(ino, 0, 10).entries == []
 
 
 def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
@@ -190,7 +190,7 @@ def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
     ):
         with pytest.raises(NotFoundError):
             call()
-    assert tree.read(ino, 0, 10) == []
+    assert tree.read(ino, 0, 10).entries == []
 
 
 def test_a_setgid_directory_passes_its_group_on(tree: Tree) -> None:
@@ -380,11 +380,11 @@ def test_exchange_in_one_directory(tree: Tree) -> None:
 def test_reading_begins_with_dot_and_dotdot(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
     fifo(tree, b"a", ino)
-    read = tree.read(ino, 0, 10)
+    read = tree.read(ino, 0, 10).entries
     assert [(name, inode.ino) for name, inode, _ in read[:2]] == [(b".", ino), (b"..", ROOT_INO)]
     assert [cookie for _, _, cookie in read[:2]] == [module.COOKIE_SELF, module.COOKIE_PARENT]
     for at, (_, _, cookie) in enumerate(read):
-        assert tree.read(ino, cookie, 10) == read[at + 1 :]
+        assert tree.read(ino, cookie, 10).entries == read[at + 1 :]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -396,7 +396,7 @@ def test_what_stays_is_seen_once_whatever_comes_and_goes(tree: Tree, seed: int) 
     passing = [b"passing%d" % number for number in range(30)]
     seen: list[bytes] = []
     cookie = 0
-    while found := tree.read(ROOT_INO, cookie, dice.randrange(1, 9)):
+    while found := tree.read(ROOT_INO, cookie, dice.randrange(1, 9)).entries:
         seen += [name for name, _, _ in found]
         cookie = found[-1][2]
         name = dice.choice(passing)
@@ -412,10 +412,10 @@ def test_what_stays_is_seen_once_whatever_comes_and_goes(tree: Tree, seed: int) 
 def test_cookies_are_stable(tree: Tree) -> None:
     for number in range(20):
         fifo(tree, b"%d" % number)
-    before = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100)}
+    before = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100).entries}
     for number in range(0, 20, 2):
         tree.unlink(ROOT_INO, b"%d" % number)
-    after = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100)}
+    after = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100).entries}
     assert after.items() <= before.items()
 
 
@@ -544,7 +544,7 @@ def test_a_random_walk_is_as_the_real_thing(tree: Tree, tmp_path: Path, seed: in
     def listed(ino: int) -> dict[bytes, object]:
         return {
             name: listed(inode.ino) if inode.is_dir else inode.nlink
-            for name, inode, _ in tree.read(ino, module.COOKIE_PARENT, 100)
+            for name, inode, _ in tree.read(ino, module.COOKIE_PARENT, 100).entries
         }
 
     def really(path: bytes) -> dict[bytes, object]:

@@ -144,7 +144,7 @@ class World:
         self.room = Room(self.residency)
         self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
         self.lifecycle = Lifecycle(self.tree, gone=self._gone)
-        self.walks = Walks(self.tree)
+        self.walks = Walks(self.tree, self.room)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
         self.flow = Flow(self.residency, self.room, self.movers, promote_after=2, reclaimable=25)

@@ -211,7 +211,7 @@ class Namespaces:
         with self.catalog.batch() as batch:
             self.namespaces.set(ino, Settings(), batch)
 
-    def _check_dropped(self, key: bytes, _: bytes) -> None:
+    def _check_dropped(self, key: bytes, value: bytes) -> None:
         survey, (ino, inode) = self.survey, self._marked(key)
         if inode is not None and inode.is_dir and ino != ROOT_INO:
             if inode.links:
@@ -221,9 +221,17 @@ class Namespaces:
                 )
                 mend = partial(self._take_name, inode)
                 survey.report("mark", ino, survey.path(inode), what, cure, mend)
+            elif audit.dropped(value) is None:
+                what = "it was dropped, and the name that it had makes no sense"
+                mend = partial(self._forget_name, ino)
+                survey.report("mark", ino, "", what, "forget the name: it stays dropped", mend)
             return
         what = "there is no such directory that could have been dropped"
         self._report(audit.DROPPED, key, what, self.namespaces.end_drop)
+
+    def _forget_name(self, ino: int) -> None:
+        with self.catalog.batch() as batch:
+            self.namespaces.forget_name(ino, batch)
 
     def _take_name(self, inode: Inode) -> None:
         ((parent, cookie),) = inode.links
