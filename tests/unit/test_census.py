@@ -74,7 +74,7 @@ def test_a_block_that_cannot_be_read_does_not_end_it(
                     batch.put(
                         Inode(ino, 0o100644, 0, 0, sealed=True, on_nvme=True, links=((1, 9),))
                     )
-        made.catalog._db.flush()
+        made.catalog.database._db.flush()
 
     async def after(made: World) -> None:
         with trio.fail_after(30):
