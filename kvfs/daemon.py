@@ -213,9 +213,9 @@ class Mount:
                 self.residency,
                 self.room,
                 self.backings,
-                self.flow,
-                promote=self.flow.opened,
-                settle=self.flow.settle,
+                self.flow.settlement,
+                promote=self.flow.promotion.opened,
+                settle=self.flow.settlement.written,
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
@@ -291,9 +291,9 @@ class Mount:
             log.info("%s: unmounted", self.config.mountpoint)
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
-                await self.flow.drain()
+                await self.flow.write_back.drain()
             nursery.cancel_scope.cancel()
-        await self.flow.empty_trash()
+        await self.flow.trash.empty()
         if self.residency.open:
             log.warning("%d inodes were still open", len(self.residency.open))
 
@@ -381,8 +381,8 @@ class Mount:
             "open_handles": len(self.operations.handles),
             "writers": len(residency.staging),
             "jobs": self.flow.jobs,
-            "writing_back": self.flow.draining,
-            "trash": self.flow.trash,
+            "writing_back": self.flow.write_back.wanted,
+            "trash": len(self.flow.trash),
             "reclaimable_bytes": self.room.reclaimable,
             "counters": dict(residency.counters),
             "nvme_writes": dict(self.flow.admission.counters),
@@ -402,15 +402,15 @@ class Mount:
         self.shares.total.rate = self.config.bandwidth
         self.residency.namespaces.share(self.shares)
         self.flow.admission.budget = self.config.nvme_writes
-        self.flow.promote_after = self.config.promote_after
-        self.flow.reclaimable = self.config.reclaimable
+        self.flow.promotion.after = self.config.promote_after
+        self.flow.demotion.reclaimable = self.config.reclaimable
         self.operations.timeout = self.config.entry_timeout
         logging.getLogger().setLevel(self.config.log_level.upper())
         self.residency.wake()
         return {}
 
     async def _write_back(self) -> dict[str, Any]:
-        size, objects = self.flow.write_back()
+        size, objects = self.flow.write_back.start()
         nvme = self.nvme
         down = nvme.health.why if nvme is not None and nvme.health.down else ""
         return {"bytes_left": size, "objects_left": objects, "down": down}

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from kvfs.catalog import Inode, audit
-from kvfs.core import flow as flow_module
+from kvfs.core.flow import flow as flow_module
 from kvfs.errors import CatalogError
 from tests.unit.test_check import kinds, look
 from tests.unit.world import World, world

@@ -13,7 +13,8 @@ import trio
 import xxhash
 
 from kvfs.catalog import ROOT_INO, Catalog, Inode
-from kvfs.core.flow import Flow, Work
+from kvfs.core.flow import Flow
+from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.namespaces import Namespace
 from kvfs.core.objects import Objects
@@ -154,9 +155,9 @@ class World:
             self.residency,
             self.room,
             self.backings,
-            self.flow,
-            promote=self.flow.opened,
-            settle=self.flow.settle,
+            self.flow.settlement,
+            promote=self.flow.promotion.opened,
+            settle=self.flow.settlement.written,
         )
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
@@ -295,21 +296,21 @@ class World:
     # What the movers do
 
     async def demote(self, ino: int) -> None:
-        await self.job(ino, self.flow._demote)
+        await self.job(ino, self.flow.demotion)
 
     async def promote(self, ino: int) -> None:
-        await self.job(ino, self.flow._promote)
+        await self.job(ino, self.flow.promotion)
 
     async def settle(self, ino: int) -> None:
-        await self.job(ino, self.flow._settle)
+        await self.job(ino, self.flow.settlement)
 
-    async def job(self, ino: int, work: Work) -> None:
+    async def job(self, ino: int, movement: Movement) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
-        await self.flow.empty_trash()
+        await self.flow.trash.empty()
         if ino not in self.flow._jobs:
             self.flow._jobs.add(ino)
             self.flow._running += 1
-            await self.flow._job(work, [ino])
+            await self.flow._job(movement, [ino])
 
     async def census(self) -> None:
         await self.flow.census.run()
@@ -470,10 +471,10 @@ class World:
         assert not self.residency.open
         for ino in list(self.residency.limbo):
             self.residency.purge(ino)  # the kernel forgets what was unlinked
-        await self.flow.empty_trash()
+        await self.flow.trash.empty()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)
-        assert self.flow._demoting == 0
+        assert self.flow.demotion._under_way == 0
         assert not self.flow._jobs
         assert not self.backings.taken
 
