@@ -22,7 +22,7 @@ from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
-from kvfs.daemon import Mount
+from kvfs.daemon.storage import begin_session
 from kvfs.movement import copying
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
 from kvfs.settings import Settings
@@ -137,9 +137,13 @@ class World:
         epoch = int(self.catalog.fact("ram_epoch") or 0)
         where = self.tmp / "ram"
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
-        mount = Mount.__new__(Mount)  # the daemon's own beginning of a session, without its mount
-        mount.ram, mount.nvme = self.ram, self.nvme
-        self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
+        self.residency = begin_session(
+            self.catalog,
+            self.ram,
+            self.nvme,
+            takeover=False,
+            gone=lambda *_: None,  # no kernel knows yet
+        )
         self.residency.gone = self._gone
         self.residency.estimate()
         self.room = Room(self.residency)
