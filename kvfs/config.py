@@ -9,13 +9,24 @@ does. Not for state: what a running mount has learned is in its catalog.
 import json
 import os
 import re
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
-from kvfs.parsing import Parser, choice, count, hint, path, seconds, switch
+from kvfs.parsing import (
+    DIRECTORY,
+    FILE,
+    SECONDS,
+    SIZE,
+    SWITCH,
+    Kind,
+    choice,
+    count,
+    read_value,
+    unknown_name,
+)
 from kvfs.preflight import SMALLEST_TIER
 from kvfs.units import MIB, format_size, parse_size
 
@@ -45,24 +56,33 @@ def _default_ram() -> int:
     return max(SMALLEST_TIER, int(runtime.memory() * _RAM_SHARE) // MIB * MIB)
 
 
+_TIER = SIZE._replace(parse=_tier_size)
+_TIER_OR_NONE = SIZE._replace(parse=_ram_size)
+_MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
+
+
 def _option(
-    parse: Parser | None,
-    *,
-    unit: str,
-    default: str,
+    kind: Kind,
     meaning: str,
+    *,
+    default: Any = MISSING,  # noqa: ANN401 - the field's
+    factory: Any = MISSING,  # noqa: ANN401 - the field's
+    shown: str = "",
     hot: bool = False,
     upgrade: bool = False,
-) -> dict[str, Any]:
-    """Hot: changes while mounted (`kvfs set`); upgrade: with another daemon (`kvfs upgrade`)."""
-    return {
-        "parse": parse,
-        "unit": unit,
-        "default": default,
-        "meaning": meaning,
+) -> Any:  # noqa: ANN401 - the field's
+    """Hot: changes while mounted (`kvfs set`); upgrade: with another daemon (`kvfs upgrade`).
+
+    shown: the default as documentation has it, where that is not the value.
+    """
+    metadata = {
+        "kind": kind,
+        "default": shown or ("none" if default is None else kind.text(default)),
         "hot": hot,
+        "meaning": meaning,
         "upgrade": upgrade or hot,
     }
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 class OptionRow(NamedTuple):
@@ -81,171 +101,102 @@ class Config:
 
     mountpoint: Path
 
-    ram: int = field(
-        default_factory=_default_ram,
-        metadata=_option(
-            _ram_size,
-            unit="size",
-            default="25 % of the memory",
-            meaning="size of the RAM tier; 0 for none",
-            upgrade=True,
-        ),
+    ram: int = _option(
+        _TIER_OR_NONE,
+        "size of the RAM tier; 0 for none",
+        factory=_default_ram,
+        shown="25 % of the memory",
+        upgrade=True,
     )
-    nvme: Path | None = field(
-        default=None,
-        metadata=_option(
-            path,
-            unit="directory",
-            default="none",
-            meaning="directory of the NVMe tier and the catalog, on ext4 or xfs",
-        ),
+    nvme: Path | None = _option(
+        DIRECTORY, "directory of the NVMe tier and the catalog, on ext4 or xfs", default=None
     )
-    nvme_size: int = field(
-        default=0,
-        metadata=_option(
-            _tier_size,
-            unit="size",
-            default="80 % of what is free there",
-            meaning="size of the NVMe tier",
-            upgrade=True,
-        ),
+    nvme_size: int = _option(
+        _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there", upgrade=True
     )
-    passthrough: Literal["auto", "on", "off"] = field(
+    passthrough: Literal["auto", "on", "off"] = _option(
+        choice("auto", "on", "off"),
+        "let the kernel move the bytes; on: refuse to mount without it",
         default="auto",
-        metadata=_option(
-            choice("auto", "on", "off"),
-            unit="word",
-            default="auto",
-            meaning="let the kernel move the bytes; on: refuse to mount without it",
-        ),
     )
-    huge: Literal["within_size", "always", "advise", "never"] = field(
+    huge: Literal["within_size", "always", "advise", "never"] = _option(
+        choice("within_size", "always", "advise", "never"),
+        "which files of the RAM tier get huge pages, as tmpfs(5) has it",
         default="within_size",
-        metadata=_option(
-            choice("within_size", "always", "advise", "never"),
-            unit="word",
-            default="within_size",
-            meaning="which files of the RAM tier get huge pages, as tmpfs(5) has it",
-            upgrade=True,
-        ),
+        upgrade=True,
     )
-    allow_other: bool = field(
-        default=False,
-        metadata=_option(
-            switch,
-            unit="on/off",
-            default="off",
-            meaning="let users other than the one who mounted in, as file modes permit",
-        ),
+    allow_other: bool = _option(
+        SWITCH, "let users other than the one who mounted in, as file modes permit", default=False
     )
-    movers: int = field(
-        default_factory=lambda: min(4, len(os.sched_getaffinity(0))),
-        metadata=_option(
-            count(1, 64),
-            unit="processes",
-            default="4, or fewer with fewer CPUs",
-            meaning="workers that copy and hash objects between the tiers",
-            upgrade=True,
-        ),
+    movers: int = _option(
+        count(1, 64, "processes"),
+        "workers that copy and hash objects between the tiers",
+        factory=lambda: min(4, len(os.sched_getaffinity(0))),
+        shown="4, or fewer with fewer CPUs",
+        upgrade=True,
     )
-    promote_after: int = field(
+    promote_after: int = _option(
+        count(0, 1_000_000, "opens"),
+        "opens of an object on NVMe until it is copied to RAM; 0: never",
         default=2,
-        metadata=_option(
-            count(0, 1_000_000),
-            unit="opens",
-            default="2",
-            meaning="opens of an object on NVMe until it is copied to RAM; 0: never",
-            hot=True,
-        ),
+        hot=True,
     )
-    reclaimable: int = field(
+    reclaimable: int = _option(
+        count(1, 90, "percent", suffix="%"),
+        "share of the RAM tier kept free or already copied to NVMe",
         default=25,
-        metadata=_option(
-            count(1, 90, "%"),
-            unit="percent",
-            default="25",
-            meaning="share of the RAM tier kept free or already copied to NVMe",
-            hot=True,
-        ),
+        hot=True,
     )
-    namespaces: Path | None = field(
+    namespaces: Path | None = _option(
+        FILE,
+        "TOML with the settings that new top-level directories get, by their names",
         default=None,
-        metadata=_option(
-            path,
-            unit="file",
-            default="none",
-            meaning="TOML with the settings that new top-level directories get, by their names",
-            upgrade=True,
-        ),
+        upgrade=True,
     )
-    bandwidth: int = field(
+    bandwidth: int = _option(
+        SIZE,
+        "bytes a second for which namespaces compete by weight; 0: no limit",
         default=0,
-        metadata=_option(
-            parse_size,
-            unit="size",
-            default="0",
-            meaning="bytes a second for which namespaces compete by weight; 0: no limit",
-            hot=True,
-        ),
+        hot=True,
     )
-    nvme_writes: int = field(
+    nvme_writes: int = _option(
+        SIZE,
+        "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
         default=0,
-        metadata=_option(
-            parse_size,
-            unit="size",
-            default="0",
-            meaning="bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
-            hot=True,
-        ),
+        hot=True,
     )
-    entry_timeout: float = field(
+    entry_timeout: float = _option(
+        SECONDS,
+        "how long the kernel may cache names and attributes of sealed files",
         default=3600.0,
-        metadata=_option(
-            seconds,
-            unit="seconds",
-            default="3600",
-            meaning="how long the kernel may cache names and attributes of sealed files",
-            hot=True,
-        ),
+        shown="3600",
+        hot=True,
     )
-    log: Path | None = field(
+    log: Path | None = _option(
+        FILE,
+        "where the daemon logs; without root, in its runtime directory",
         default=None,
-        metadata=_option(
-            path,
-            unit="file",
-            default="/var/log/kvfs/NAME.log",
-            meaning="where the daemon logs; without root, in its runtime directory",
-            upgrade=True,
-        ),
+        shown="/var/log/kvfs/NAME.log",
+        upgrade=True,
     )
-    watchdog: float = field(
+    watchdog: float = _option(
+        SECONDS,
+        "silence after which the keeper replaces the daemon; 0: never",
         default=30.0,
-        metadata=_option(
-            seconds,
-            unit="seconds",
-            default="30",
-            meaning="silence after which the keeper replaces the daemon; 0: never",
-            upgrade=True,
-        ),
+        shown="30",
+        upgrade=True,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = field(
+    log_level: Literal["debug", "info", "warning", "error"] = _option(
+        choice("debug", "info", "warning", "error"),
+        "the least severe messages that are logged",
         default="info",
-        metadata=_option(
-            choice("debug", "info", "warning", "error"),
-            unit="word",
-            default="info",
-            meaning="the least severe messages that are logged",
-            hot=True,
-        ),
+        hot=True,
     )
-    mount_flags: tuple[str, ...] = field(
+    mount_flags: tuple[str, ...] = _option(
+        _MOUNT_FLAGS,
+        "ro nosuid nodev noexec noatime, for mount(2); and their opposites",
         default=(),
-        metadata=_option(
-            None,
-            unit="flags",
-            default="none",
-            meaning="ro nosuid nodev noexec noatime, for mount(2); and their opposites",
-        ),
+        shown="none",
     )
     # Sizes that nobody gave. What a tier holds already is not free any more, so a tier that
     # mounts again must add its share of that to a fitted size, or it would shrink each time.
@@ -302,8 +253,11 @@ class Config:
 
     def as_options(self) -> dict[str, str]:
         """Return each option that has a value, as the text that from_options takes."""
-        values = ((item, getattr(self, item.name)) for item in _options())
-        texts = {item.name: _text(item, value) for item, value in values if value is not None}
+        texts = {
+            item.name: item.metadata["kind"].text(given).replace(",", "\\,")
+            for item in _options()
+            if (given := getattr(self, item.name)) is not None
+        }
         if self.nvme is None:
             del texts["nvme_size"]
         return texts | dict.fromkeys(self.mount_flags, "")
@@ -336,7 +290,11 @@ class Config:
 def describe_options() -> list[OptionRow]:
     """Return a row for each option, in the order of the documentation."""
     return [
-        OptionRow(item.name, *(item.metadata[key] for key in ("unit", "default", "hot", "meaning")))
+        OptionRow(
+            item.name,
+            item.metadata["kind"].unit,
+            *(item.metadata[key] for key in ("default", "hot", "meaning")),
+        )
         for item in fields(Config)
         if item.metadata
     ]
@@ -353,26 +311,20 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
             else ": unmount, mount anew"
         )
         raise ConfigError(f"{name} cannot change while mounted{cure}; what kvfs set can: {hot}")
-    return _value(option, text)
+    return read_value("option", name, text, option.metadata["kind"])
 
 
 def _options() -> list[Field[Any]]:
-    return [item for item in fields(Config) if item.metadata and item.metadata["parse"]]
+    """Those that are written NAME=VALUE."""
+    described = [item for item in fields(Config) if item.metadata]
+    return [item for item in described if item.metadata["kind"] is not _MOUNT_FLAGS]
 
 
 def _find(name: str) -> Field[Any]:
     by_name = {item.name: item for item in _options()}
     if name in by_name:
         return by_name[name]
-    raise ConfigError(f"unknown option {name!r}; {hint(name, [*by_name, *_FLAGS])}")
-
-
-def _value(option: Field[Any], text: str) -> Any:  # noqa: ANN401 - the option's
-    parse: Parser = option.metadata["parse"]
-    try:
-        return parse(text)
-    except ValueError as expected:
-        raise ConfigError(f"option {option.name}={text}: expected {expected}") from None
+    raise unknown_name("option", name, [*by_name, *_FLAGS])
 
 
 def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -393,15 +345,7 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             option = _find(name)
             if name in values:
                 raise ConfigError(f"option {name} is given twice")
-            if not equals and option.metadata["parse"] is switch:
+            if not equals and option.metadata["kind"] is SWITCH:
                 text = "on"  # a switch alone, as in fstab
-            values[name] = _value(option, text)
+            values[name] = read_value("option", name, text, option.metadata["kind"])
     return values, tuple(flags)
-
-
-def _text(option: Field[Any], value: Any) -> str:  # noqa: ANN401 - the option's
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if option.metadata["unit"] == "size":
-        return format_size(value)
-    return str(value).replace(",", "\\,")

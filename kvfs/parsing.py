@@ -1,8 +1,8 @@
-"""Single values as people write them: switches, words, numbers, seconds, paths.
+"""Single values as people write them: switches, words, numbers, seconds, paths, sizes, durations.
 
-Contract: a parser takes a text and returns the value, or raises ValueError whose message says what
-was expected; whoever asks for it knows the value's name and says it. Not for sizes and durations,
-which are written back as well: `kvfs.units`.
+Contract: a `Kind` takes a text and returns the value, or raises ValueError whose message says what
+was expected; it turns the value back into a text that it takes. `read_value` is for whoever asks
+for a value by name. Not for what an option means, nor for its default.
 """
 
 import difflib
@@ -11,50 +11,54 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-Parser = Callable[[str], Any]
+from kvfs.errors import ConfigError
+from kvfs.units import format_duration, format_size, parse_duration, parse_size
 
 
-def path(text: str) -> Path:
-    """Return an absolute path without `..` and double slashes."""
+class Kind(NamedTuple):
+    """One kind of value. `unit` is what documentation calls it."""
+
+    unit: str
+    parse: Callable[[str], Any]
+    text: Callable[[Any], str] = str
+
+
+def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN401 - the kind's
+    """Return the value of `what` (an option, a setting) of this name, or raise ConfigError."""
+    try:
+        return kind.parse(text)
+    except ValueError as expected:
+        raise ConfigError(f"{what} {name}={text}: expected {expected}") from None
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return what is to be raised about a name that nothing has."""
+    return ConfigError(f"unknown {what} {name!r}; {hint(name, known)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return which of the known names an unknown one may have meant, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+
+
+def _path(text: str) -> Path:
+    """Without `..` and double slashes."""
     if not text.startswith("/") or "\0" in text:
         raise ValueError("an absolute path")
     return Path(os.path.normpath(text))
 
 
-def switch(text: str) -> bool:
-    """Return whether it is on."""
+def _switch(text: str) -> bool:
     if text not in {"on", "off"}:
         raise ValueError("on or off")
     return text == "on"
 
 
-def choice(*words: str) -> Parser:
-    """Return a parser that takes one of these words."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return text
-
-    return parse
-
-
-def count(low: int, high: int, unit: str = "") -> Parser:
-    """Return a parser of whole numbers from `low` to `high`; the unit may stand behind them."""
-
-    def parse(text: str) -> int:
-        digits = text.removesuffix(unit)
-        if not re.fullmatch(r"[0-9]{1,19}", digits) or not low <= int(digits) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(digits)
-
-    return parse
-
-
-def seconds(text: str) -> float:
-    """Return seconds, up to a year."""
+def _seconds(text: str) -> float:
     year = 365 * 24 * 3600
     try:
         found = float(text)
@@ -65,8 +69,41 @@ def seconds(text: str) -> float:
     return found
 
 
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return which of the known names an unknown one may have meant, or all of them."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+SIZE = Kind("size", parse_size, format_size)
+DURATION = Kind("duration", parse_duration, format_duration)
+SECONDS = Kind("seconds", _seconds)  # up to a year, and parts of one
+SWITCH = Kind("on/off", _switch, lambda on: "on" if on else "off")
+DIRECTORY = Kind("directory", _path)
+FILE = Kind("file", _path)
+
+
+def choice(*words: str) -> Kind:
+    """Return the kind that is one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return text
+
+    return Kind("word", parse)
+
+
+def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kind:
+    """Return the kind of whole numbers from `low` to `high`; the suffix may stand behind them."""
+
+    def parse(text: str) -> int:
+        digits = text.removesuffix(suffix)
+        if not re.fullmatch(r"[0-9]{1,19}", digits) or not low <= int(digits) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(digits)
+
+    return Kind(unit, parse)
+
+
+def optional(kind: Kind) -> Kind:
+    """Return the kind that may also be nothing: the empty text, and None."""
+    return Kind(
+        kind.unit,
+        lambda text: kind.parse(text) if text else None,
+        lambda found: "" if found is None else kind.text(found),
+    )

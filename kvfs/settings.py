@@ -8,21 +8,28 @@ new namespaces get theirs: `kvfs.templates`.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from kvfs.errors import ConfigError
-from kvfs.parsing import Parser, choice, count, hint, switch
-from kvfs.units import format_duration, format_size, parse_duration, parse_size
+from kvfs.parsing import (
+    DURATION,
+    SIZE,
+    SWITCH,
+    Kind,
+    choice,
+    count,
+    optional,
+    read_value,
+    unknown_name,
+)
+from kvfs.units import format_duration, format_size
 
 MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
-_MOST_OBJECTS = 10**12
-_MOST_OPENS = 10**9  # a second
-_LARGEST_ID = (1 << 32) - 2  # chown(2) takes the last one for "leave it"
 _LONGEST_FINGERPRINT = 255  # bytes
 
 
@@ -31,10 +38,6 @@ def _media(text: str) -> tuple[str, ...]:
     if len(set(words)) < len(words) or not set(words) <= set(MEDIA):
         raise ValueError(f"all, or some of {', '.join(MEDIA)} joined by +")
     return tuple(medium for medium in MEDIA if medium in words)
-
-
-def _optional(parse: Parser) -> Parser:
-    return lambda text: parse(text) if text else None
 
 
 def _mode(text: str) -> int:
@@ -50,15 +53,17 @@ def _fingerprint(text: str) -> str:
     return text
 
 
-def _setting(
-    parse: Parser, unit: str, meaning: str, text: Callable[[Any], str] = str
-) -> dict[str, Any]:
-    """`text` turns a value back into what `parse` takes; a value of None is the empty text."""
-    return {"parse": parse, "unit": unit, "meaning": meaning, "text": text}
+_TIERS = Kind("tiers", _media, lambda media: "+".join(media) or "all")
+_MODE = optional(Kind("octal", _mode, "{:04o}".format))
+_TEXT = Kind("text", _fingerprint)
+_OBJECTS = count(0, 10**12, "objects")
+_OPENS = count(0, 10**9, "opens/s")
+_BYTES = SIZE._replace(unit="size/s")
+_ID = optional(count(0, (1 << 32) - 2))  # chown(2) takes the last one for "leave it"
 
 
-def _switch_text(value: bool) -> str:  # noqa: FBT001 (a formatter of one value)
-    return "on" if value else "off"
+def _setting(default: Any, kind: Kind, meaning: str) -> Any:  # noqa: ANN401 - the field's
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
 class SettingRow(NamedTuple):
@@ -74,131 +79,48 @@ class SettingRow(NamedTuple):
 class Settings:
     """What one namespace was told to be. Raises ConfigError where two fields contradict."""
 
-    media: tuple[str, ...] = field(
-        default=(),
-        metadata=_setting(
-            _media,
-            "tiers",
-            "where its objects may be: ram+nvme, say; all: every tier of the mount",
-            lambda media: "+".join(media) or "all",
-        ),
+    media: tuple[str, ...] = _setting(
+        (), _TIERS, "where its objects may be: ram+nvme, say; all: every tier of the mount"
     )
-    eviction: Eviction = field(
-        default="adaptive",
-        metadata=_setting(
-            choice(*EVICTIONS), "word", "which object goes first when room is needed"
-        ),
+    eviction: Eviction = _setting(
+        "adaptive", choice(*EVICTIONS), "which object goes first when room is needed"
     )
-    quota_soft: int = field(
-        default=0,
-        metadata=_setting(
-            parse_size,
-            "size",
-            "physical bytes beyond which its objects go before those of others; 0: none",
-            format_size,
-        ),
+    quota_soft: int = _setting(
+        0, SIZE, "physical bytes beyond which its objects go before those of others; 0: none"
     )
-    quota_hard: int = field(
-        default=0,
-        metadata=_setting(
-            parse_size, "size", "physical bytes that it never exceeds; 0: no limit", format_size
-        ),
+    quota_hard: int = _setting(0, SIZE, "physical bytes that it never exceeds; 0: no limit")
+    quota_objects: int = _setting(0, _OBJECTS, "objects that it never exceeds; 0: no limit")
+    ttl: int = _setting(0, DURATION, "age at which an object is gone; 0: none")
+    ttl_from: Literal["write", "use"] = _setting(
+        "write", choice("write", "use"), "what the age counts from"
     )
-    quota_objects: int = field(
-        default=0,
-        metadata=_setting(
-            count(0, _MOST_OBJECTS), "objects", "objects that it never exceeds; 0: no limit"
-        ),
+    pin: bool = _setting(
+        default=False, kind=SWITCH, meaning="its objects are never dropped to make room"
     )
-    ttl: int = field(
-        default=0,
-        metadata=_setting(
-            parse_duration, "duration", "age at which an object is gone; 0: none", format_duration
-        ),
+    weight: int = _setting(
+        100, count(1, 1000), "its share of what namespaces compete for, beside theirs"
     )
-    ttl_from: Literal["write", "use"] = field(
-        default="write",
-        metadata=_setting(choice("write", "use"), "word", "what the age counts from"),
+    read_iops: int = _setting(0, _OPENS, "opens to read; 0: no limit")
+    write_iops: int = _setting(0, _OPENS, "opens to write; 0: no limit")
+    read_bytes: int = _setting(0, _BYTES, "sizes of objects opened to read; 0: no limit")
+    write_bytes: int = _setting(0, _BYTES, "sizes of objects written; 0: no limit")
+    priority: Literal["normal", "bulk"] = _setting(
+        "normal", choice("normal", "bulk"), "bulk: gives way to normal; for model weights"
     )
-    pin: bool = field(
-        default=False,
-        metadata=_setting(
-            switch, "on/off", "its objects are never dropped to make room", _switch_text
-        ),
+    write: Literal["back", "through"] = _setting(
+        "back",
+        choice("back", "through"),
+        "back: lower tiers get an object when room is needed; through: when it is closed",
     )
-    weight: int = field(
-        default=100,
-        metadata=_setting(
-            count(1, 1000), "number", "its share of what namespaces compete for, beside theirs"
-        ),
+    publish: Literal["immediate", "close"] = _setting(
+        "immediate", choice("immediate", "close"), "when others see a new file's name"
     )
-    read_iops: int = field(
-        default=0,
-        metadata=_setting(count(0, _MOST_OPENS), "opens/s", "opens to read; 0: no limit"),
-    )
-    write_iops: int = field(
-        default=0,
-        metadata=_setting(count(0, _MOST_OPENS), "opens/s", "opens to write; 0: no limit"),
-    )
-    read_bytes: int = field(
-        default=0,
-        metadata=_setting(
-            parse_size, "size/s", "sizes of objects opened to read; 0: no limit", format_size
-        ),
-    )
-    write_bytes: int = field(
-        default=0,
-        metadata=_setting(
-            parse_size, "size/s", "sizes of objects written; 0: no limit", format_size
-        ),
-    )
-    priority: Literal["normal", "bulk"] = field(
-        default="normal",
-        metadata=_setting(
-            choice("normal", "bulk"), "word", "bulk: gives way to normal; for model weights"
-        ),
-    )
-    write: Literal["back", "through"] = field(
-        default="back",
-        metadata=_setting(
-            choice("back", "through"),
-            "word",
-            "back: lower tiers get an object when room is needed; through: when it is closed",
-        ),
-    )
-    publish: Literal["immediate", "close"] = field(
-        default="immediate",
-        metadata=_setting(
-            choice("immediate", "close"), "word", "when others see a new file's name"
-        ),
-    )
-    uid: int | None = field(
-        default=None,
-        metadata=_setting(
-            _optional(count(0, _LARGEST_ID)), "number", "owner of new files, whoever makes them"
-        ),
-    )
-    gid: int | None = field(
-        default=None,
-        metadata=_setting(
-            _optional(count(0, _LARGEST_ID)), "number", "group of new files, whoever makes them"
-        ),
-    )
-    mode: int | None = field(
-        default=None,
-        metadata=_setting(
-            _optional(_mode), "octal", "mode of new files, whatever they ask for", "{:04o}".format
-        ),
-    )
-    fingerprint: str = field(
-        default="",
-        metadata=_setting(_fingerprint, "text", "what its objects were made by: model, dtype"),
-    )
-    version: int = field(
-        default=1,
-        metadata=_setting(
-            count(1, 1 << 31), "number", "objects of other versions are not there any more"
-        ),
+    uid: int | None = _setting(None, _ID, "owner of new files, whoever makes them")
+    gid: int | None = _setting(None, _ID, "group of new files, whoever makes them")
+    mode: int | None = _setting(None, _MODE, "mode of new files, whatever they ask for")
+    fingerprint: str = _setting("", _TEXT, "what its objects were made by: model, dtype")
+    version: int = _setting(
+        1, count(1, 1 << 31), "objects of other versions are not there any more"
     )
 
     def __post_init__(self) -> None:
@@ -244,7 +166,7 @@ class Settings:
 
     def to_text(self) -> dict[str, str]:
         """Return every field as the text that `parse` takes."""
-        return {item.name: _text(item, getattr(self, item.name)) for item in fields(self)}
+        return {name: kind.text(getattr(self, name)) for name, kind in _KINDS.items()}
 
     def to_json(self) -> str:
         """Return every field, so that a later version's defaults change no namespace."""
@@ -270,8 +192,8 @@ class Settings:
         return [
             SettingRow(
                 item.name,
-                item.metadata["unit"],
-                _text(item, item.default) or "none",
+                _KINDS[item.name].unit,
+                _KINDS[item.name].text(item.default) or "none",
                 item.metadata["meaning"],
             )
             for item in fields(cls)
@@ -279,18 +201,9 @@ class Settings:
 
 
 def _value(name: str, text: str) -> Any:  # noqa: ANN401 - the field's
-    item = _FIELDS.get(name)
-    if item is None:
-        raise ConfigError(f"unknown setting {name!r}; {hint(name, _FIELDS)}")
-    parse: Parser = item.metadata["parse"]
-    try:
-        return parse(text)
-    except ValueError as expected:
-        raise ConfigError(f"setting {name}={text}: expected {expected}") from None
+    if name not in _KINDS:
+        raise unknown_name("setting", name, _KINDS)
+    return read_value("setting", name, text, _KINDS[name])
 
 
-def _text(item: Field[Any], value: object) -> str:
-    return "" if value is None else str(item.metadata["text"](value))
-
-
-_FIELDS = {item.name: item for item in fields(Settings)}
+_KINDS: dict[str, Kind] = {item.name: item.metadata["kind"] for item in fields(Settings)}

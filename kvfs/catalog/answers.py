@@ -5,13 +5,15 @@ If the daemon dies before it has replied, the kernel sends the request again to 
 finds it here and only replies. Entries are few: one for each change under way at the same time, and
 overwritten by later ones. Request numbers rise for as long as a mount lives and are never reused.
 
-Key: q index; value: request, inode that it made or 0.
+Key: ANSWERS index; value: request, inode that it made or 0.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from struct import Struct
+
+from kvfs.catalog.keys import ANSWERS
 
 _KEY = Struct(">cI")
 _VALUE = Struct("<QQ")
@@ -65,4 +67,4 @@ class Answers:
         if current is None:
             return None
         index, request = current
-        return _KEY.pack(b"q", index), _VALUE.pack(request, ino)
+        return _KEY.pack(ANSWERS, index), _VALUE.pack(request, ino)

@@ -7,36 +7,30 @@ have written; nothing raises. Not for use: `Catalog` itself trusts its records, 
 import stat
 import struct
 
-from kvfs.catalog.catalog import Dentry
+from kvfs.catalog import keys
 from kvfs.catalog.inode import Inode
+from kvfs.catalog.keys import (
+    COOKIES,
+    DROPPED,
+    INODES,
+    MARKS,
+    MODELS,
+    NAMES,
+    SETTINGS,
+    TWO,
+    U64,
+    UNACCOUNTED,
+    UNPUBLISHED,
+    XATTRS,
+    Dentry,
+    cookie_key,
+    name_key,
+    number,
+    number_key,
+)
 
-INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
-SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
-
-NAME_MAX = 255
+_NAME_MAX = 255
 _MODELS_MAX = (1 << 32) - 1  # an inode has 32 bits for it
-_U64 = struct.Struct(">Q")
-_TWO = struct.Struct(">QQ")
-
-
-def number_key(ino: int) -> bytes:
-    """The key of an inode, or of its mark."""
-    return _U64.pack(ino)
-
-
-def name_key(parent: int, name: bytes) -> bytes:
-    """The key by which an entry is looked up."""
-    return _U64.pack(parent) + name
-
-
-def cookie_key(parent: int, cookie: int) -> bytes:
-    """The key by which an entry is listed."""
-    return _TWO.pack(parent, cookie)
-
-
-def number(key: bytes) -> int | None:
-    """The inode that a key of INODES, or of a mark, is about; the model that one of MODELS is."""
-    return _U64.unpack(key)[0] if len(key) == _U64.size else None
 
 
 def inode(key: bytes, record: bytes) -> Inode | None:
@@ -65,28 +59,28 @@ _TYPES = {
 
 def by_cookie(key: bytes, value: bytes) -> tuple[int, Dentry] | None:
     """(directory, entry) of a pair of COOKIES."""
-    if len(key) != _TWO.size or len(value) <= _U64.size:
+    if len(key) != TWO.size or len(value) <= U64.size:
         return None
-    parent, cookie = _TWO.unpack(key)
-    return parent, Dentry(value[_U64.size :], _U64.unpack_from(value)[0], cookie)
+    parent, cookie = TWO.unpack(key)
+    return parent, keys.by_cookie(cookie, value)
 
 
 def by_name(key: bytes, value: bytes) -> tuple[int, Dentry] | None:
     """(directory, entry) of a pair of NAMES."""
-    if len(key) <= _U64.size or len(value) != _TWO.size:
+    if len(key) <= U64.size or len(value) != TWO.size:
         return None
-    return _U64.unpack_from(key)[0], Dentry(key[_U64.size :], *_TWO.unpack(value))
+    return U64.unpack_from(key)[0], keys.by_name(key[U64.size :], value)
 
 
 def publication(value: bytes) -> tuple[int, bytes] | None:
     """(directory, name) of a value of UNPUBLISHED."""
-    name = dropped(value[_U64.size :])
-    return (_U64.unpack_from(value)[0], name) if name else None
+    name = dropped(value[U64.size :])
+    return (U64.unpack_from(value)[0], name) if name else None
 
 
 def dropped(value: bytes) -> bytes | None:
     """The name of a value of DROPPED, empty where it is not known."""
-    good = len(value) <= NAME_MAX and b"/" not in value and b"\0" not in value
+    good = len(value) <= _NAME_MAX and b"/" not in value and b"\0" not in value
     return value if good else None
 
 
@@ -98,4 +92,28 @@ def model(key: bytes, value: bytes) -> int | None:
 
 def xattr(key: bytes) -> tuple[int, bytes] | None:
     """(inode, name) of a key of XATTRS."""
-    return (_U64.unpack_from(key)[0], key[_U64.size :]) if len(key) > _U64.size else None
+    return (U64.unpack_from(key)[0], key[U64.size :]) if len(key) > U64.size else None
+
+
+__all__ = [
+    "COOKIES",
+    "DROPPED",
+    "INODES",
+    "MARKS",
+    "MODELS",
+    "NAMES",
+    "SETTINGS",
+    "UNACCOUNTED",
+    "UNPUBLISHED",
+    "XATTRS",
+    "by_cookie",
+    "by_name",
+    "cookie_key",
+    "inode",
+    "model",
+    "name_key",
+    "number",
+    "number_key",
+    "publication",
+    "xattr",
+]

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvfs import runtime
 from kvfs.cli import Refusal, json_option, target_argument
+from kvfs.cli.screen import progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
 
@@ -120,17 +119,7 @@ class _Report:
     """What was found, as it comes; `quiet` keeps it for one JSON document."""
 
     def __init__(self, target: Path, *, quiet: bool) -> None:
-        console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            redirect_stdout=False,  # it would lead to stderr
-            disable=not console.is_terminal,
-        )
+        self.bar = progress()
         self._task = self.bar.add_task("")
         self._target = target
         self._quiet = quiet

@@ -6,9 +6,9 @@ import click
 
 from kvfs import runtime
 from kvfs.cli import mountpoint_argument
+from kvfs.cli.arguments import assignments
 from kvfs.config import parse_hot
 from kvfs.control import request
-from kvfs.errors import ConfigError
 
 
 @click.command
@@ -19,14 +19,8 @@ def command(mountpoint: Path, settings: tuple[str, ...]) -> None:
 
     They hold until it is unmounted; `kvfs mount --help` marks those that can change.
     """
-    wanted = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"{setting}: expected NAME=VALUE")
-        if name in wanted:
-            raise ConfigError(f"option {name} is given twice")
+    wanted = assignments(settings, "option")
+    for name, text in wanted.items():
         parse_hot(name, text)
-        wanted[name] = text
     runtime.kvfs_mount(mountpoint)
     request(mountpoint, "set", **wanted)

@@ -191,11 +191,11 @@ async def demote(made: World) -> None:
 
 
 async def demote_many(made: World) -> None:
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
     inos = [made.find(name).ino for name in (b"a", b"b")]
     made.flow._jobs.update(inos)
     made.flow._running += 1
-    await made.flow._job(made.flow._demote, inos)
+    await made.flow._job(made.flow.demotion, inos)
 
 
 async def promote(made: World) -> None:
@@ -210,12 +210,12 @@ async def settle(made: World) -> None:
 async def uncopy_ram(made: World) -> None:
     """RAM is needed for a file of its own size."""
     make_room(made, 0)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 async def uncopy_nvme(made: World) -> None:
     make_room(made, 1)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 def make_room(made: World, number: int) -> None:
@@ -228,7 +228,7 @@ def make_room(made: World, number: int) -> None:
 
 async def evict(made: World) -> None:
     made.residency.drop(made.find(b"a"), "evicted")
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 async def mkdir(made: World) -> None:
@@ -259,7 +259,7 @@ async def forget_all(made: World) -> None:
     """The kernel forgets what has no name, and the trash is emptied."""
     for ino in list(made.residency.limbo):
         made.residency.purge(ino)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 # Namespaces
@@ -324,7 +324,7 @@ async def walk(made: World) -> None:
         await made.walks._clear(ino)
     for ino in list(namespaces.unaccounted):
         await made.walks._account_anew(ino)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 async def two_namespaces(made: World) -> None:
@@ -374,14 +374,14 @@ async def expired(made: World) -> None:
 
 async def expire(made: World) -> None:
     await made.walks._expire()
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 async def trim(made: World) -> None:
     space = made.tell("n", quota_objects="1", eviction="fifo")
     await walk(made)
     made.room.keep_quota(space, 0)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 def told(name: bytes, **settings: bytes) -> State:

@@ -221,7 +221,7 @@ def test_a_disk_that_others_fill_is_used_less(small_disk: Path, mount: Mount) ->
     digests = {number: write(kv, number) for number in range(16)}
     kv.idle()
     kv.allow_log("a write failed, it is opened anew: .*No space left")
-    kv.allow_log("(copy|_demote) of inode .* failed, nothing is changed: .*No space left")
+    kv.allow_log("(copy|demote) of inode .* failed, nothing is changed: .*No space left")
     before = kv.status()["tiers"]["nvme"]["capacity_bytes"]
     free = shutil.disk_usage(small_disk).free
     with (small_disk / "foreign").open("wb") as file:

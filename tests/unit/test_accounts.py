@@ -301,13 +301,18 @@ class Walk:
     async def demote(self) -> None:
         await self._job(
             self.world.demote,
-            [ino for ino in self.world.listed("ram_only") if not self.world.flow._written(ino)],
+            [
+                ino
+                for ino in self.world.listed("ram_only")
+                if not self.world.flow.transfers.written(ino)
+            ],
         )
 
     async def promote(self) -> None:
         on_nvme = self.world.listed("on_nvme")
         await self._job(
-            self.world.promote, [ino for ino in on_nvme if not self.world.flow._written(ino)]
+            self.world.promote,
+            [ino for ino in on_nvme if not self.world.flow.transfers.written(ino)],
         )
 
     async def settle(self) -> None:
@@ -327,7 +332,7 @@ class Walk:
         await trio.sleep(2 * watch.GROWTH_PERIOD)
 
     async def read_all(self) -> None:
-        await self.world.flow.empty_trash()
+        await self.world.flow.trash.empty()
         for name, file in list(self.files.items()):
             self.forget_dropped()
             if self.files.get(name) is file and not file.shaky:
@@ -612,10 +617,10 @@ class SpaceWalk:
     async def job(self) -> None:
         world = self.world
         world.flow.admission.budget = self.random.choice((0, 0, 1))
-        world.flow._pause = 0.0
+        world.flow.trouble._quiet_until = 0.0
         kind = self.random.choice((world.demote, world.promote, world.settle))
         which = "ram_only" if kind == world.demote else "on_nvme"
-        inos = [ino for ino in world.listed(which) if not world.flow._written(ino)]
+        inos = [ino for ino in world.listed(which) if not world.flow.transfers.written(ino)]
         if inos:
             await kind(self.random.choice(inos))
 
@@ -762,7 +767,7 @@ def test_accounts_are_right_between_any_two_awaits(
                 await made.objects.truncate(made.find(name).ino, dice.choice(SIZES))
             else:
                 made.room.make_room(dice.choice(made.tiers))
-                made.flow.promote_after = 1
+                made.flow.promotion.after = 1
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.flow._dispatch, nursery)
@@ -772,7 +777,7 @@ def test_accounts_are_right_between_any_two_awaits(
                     workers.start_soon(one)
             for held, writable in opened:
                 await made.close(held, writable=writable)
-            made.flow.reclaimable = 0
+            made.flow.demotion.reclaimable = 0
             while made.flow.jobs or made.residency.trash:
                 await trio.lowlevel.checkpoint()
             for _ in range(20):  # what is being thrown away is neither here nor there

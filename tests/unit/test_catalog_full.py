@@ -8,7 +8,7 @@ import pytest
 
 from kvfs import failpoints, mounts
 from kvfs.catalog import FORMAT, Catalog
-from kvfs.catalog import catalog as module
+from kvfs.catalog import database as module
 from kvfs.errors import CatalogError
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from kvfs.catalog import Inode, audit
-from kvfs.core import flow as flow_module
+from kvfs.core.flow import flow as flow_module
 from kvfs.errors import CatalogError
 from tests.unit.test_check import kinds, look
 from tests.unit.world import World, world
@@ -74,7 +74,7 @@ def test_a_block_that_cannot_be_read_does_not_end_it(
                     batch.put(
                         Inode(ino, 0o100644, 0, 0, sealed=True, on_nvme=True, links=((1, 9),))
                     )
-        made.catalog._db.flush()
+        made.catalog.database._db.flush()
 
     async def after(made: World) -> None:
         with trio.fail_after(30):

@@ -113,7 +113,7 @@ async def look(
         live=live,
     )
     await check(survey)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
     return found, survey
 
 
@@ -741,7 +741,7 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
             if len(held) > 3:
                 one = held.pop(0)
                 await made.close(one, writable=one.writers > 0)
-            await made.flow.empty_trash()
+            await made.flow.trash.empty()
 
     async def case(made: World) -> None:
         await small(made)

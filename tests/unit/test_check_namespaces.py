@@ -288,7 +288,7 @@ async def walk(made: World) -> None:
             while namespaces.dropped or namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 def test_a_namespace_that_lost_its_name_keeps_its_settings(tmp_path: Path) -> None:

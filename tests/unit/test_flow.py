@@ -16,8 +16,8 @@ from trio.testing import MockClock
 from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import census, watch
-from kvfs.core import flow as module
-from kvfs.core.flow import Flow
+from kvfs.core.flow import Flow, trouble
+from kvfs.core.flow.movement import Movement
 from kvfs.errors import CatalogError, NotFoundError
 from kvfs.movement.movers import LostError, Movers
 from tests.unit.world import MIB, World, digest, world
@@ -108,7 +108,7 @@ async def unlink(made: World, inode: Inode) -> None:
 async def unlink_and_purge(made: World, inode: Inode) -> None:
     made.tree.unlink(ROOT_INO, b"a")
     made.residency.purge(inode.ino)
-    await made.flow.empty_trash()
+    await made.flow.trash.empty()
 
 
 async def rename_over(made: World, inode: Inode) -> None:
@@ -214,13 +214,13 @@ def test_a_failure_leaves_everything_and_pauses_demotions(
 
         made.movers.before = fail
         await made.demote(inode.ino)
-        made.flow._drain_until = math.inf
+        made.flow.write_back._until = math.inf
         assert made.flow._next_job() is None, "not at once"
         made.movers.before = _nothing
-        await trio.sleep(module.PAUSE)
+        await trio.sleep(trouble.PAUSE)
         assert made.flow._next_job() is not None
         await made.check_at_rest()
-        assert "_demote of inode" in caplog.text
+        assert "demote of inode" in caplog.text
 
     run(case, tmp_path)
 
@@ -267,7 +267,7 @@ def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
         await made.read(inode.ino)
         await trio.testing.wait_all_tasks_blocked()
         assert made.residency.holders(made.find(b"a")) == made.tiers
-        made.flow.promote_after = 0
+        made.flow.promotion.after = 0
         other = await made.store(b"b", BYTES, made.disk)
         for _ in range(5):
             await made.read(other.ino)
@@ -291,11 +291,11 @@ def test_draining_writes_all_of_ram_back(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         for number in range(10):
             await made.store(b"%d" % number, BYTES, made.fast)
-        size, objects = made.flow.write_back()
+        size, objects = made.flow.write_back.start()
         assert objects == 10
         assert size >= 10 * len(BYTES)
-        await made.flow.drain()
-        assert made.flow.write_back() == (0, 0)
+        await made.flow.write_back.drain()
+        assert made.flow.write_back.start() == (0, 0)
         made.restart(reboot=True)
         await made.census()
         for number in range(10):
@@ -312,10 +312,10 @@ def test_draining_ends_when_nvme_takes_no_more(
         await made.objects.open(inode.ino, writable=False)  # and so it cannot go
         for number in range(4):
             await made.store(b"%d" % number, BYTES, made.fast)
-        await made.flow.drain()
-        assert made.flow.write_back()[1] == 4
+        await made.flow.write_back.drain()
+        assert made.flow.write_back.start()[1] == 4
         assert "could not be written back" in caplog.text
-        made.flow._drain_until = 0.0
+        made.flow.write_back._until = 0.0
 
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=MIB)
 
@@ -324,10 +324,10 @@ def limit_jobs(made: World, most: int) -> None:
     """Fail rather than go round and round."""
     real, left = made.flow._job, [most]
 
-    async def counted(work: module.Work, inos: list[int]) -> None:
+    async def counted(movement: Movement, inos: list[int]) -> None:
         left[0] -= 1
         assert left[0] > 0, f"more than {most} jobs"
-        await real(work, inos)
+        await real(movement, inos)
 
     made.flow._job = counted  # type: ignore[method-assign]
 
@@ -339,7 +339,7 @@ def test_draining_into_less_room_ends(tmp_path: Path) -> None:
         limit_jobs(made, 200)
         for number in range(30):
             await made.store(b"%d" % number, BYTES, made.fast)
-        await made.flow.drain()
+        await made.flow.write_back.drain()
         made.check_accounts()
 
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=2 * MIB)
@@ -363,8 +363,8 @@ def test_an_unlinked_open_file_keeps_nobody_busy(tmp_path: Path) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         held = await made.objects.open(inode.ino, writable=False)
         made.tree.unlink(ROOT_INO, b"a")
-        await made.flow.drain()
-        assert made.flow.write_back() == (0, 0)
+        await made.flow.write_back.drain()
+        assert made.flow.write_back.start() == (0, 0)
         await made.close(held, writable=False)
 
     run(lambda made: working(made, case), tmp_path)
@@ -498,7 +498,7 @@ def test_what_a_failed_sync_may_have_lost_goes(
         raise LostError(errno.EIO, "Input/output error")
 
     async def case(made: World) -> None:
-        monkeypatch.setattr(made.flow.movers, "read_through", lost)
+        monkeypatch.setattr(made.flow.settlement.movers, "read_through", lost)
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
         assert held.tier is made.disk
@@ -522,7 +522,7 @@ def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -
     async def case(made: World) -> None:
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
-        await made.flow.lose(held.inode.ino, held.inode.version)
+        await made.flow.settlement.lose(held.inode.ino, held.inode.version)
         await trio.sleep(3 * watch.SPACE_PERIOD)
         await made.close(held, writable=True)
         await trio.sleep(3 * watch.SPACE_PERIOD)
@@ -556,13 +556,14 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         async with Movers.open(2, made.residency.counters) as movers:
             made.flow = Flow(made.residency, made.room, movers, promote_after=1, reclaimable=25)
-            made.objects.promote, made.objects.settle = made.flow.opened, made.flow.settle
-            made.objects.copies.verifier = made.flow
+            made.objects.promote = made.flow.promotion.opened
+            made.objects.settle = made.flow.settlement.written
+            made.objects.copies.verifier = made.flow.settlement
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.flow.run)
                 ram = await made.store(b"ram", BYTES, made.fast)
                 disk = await made.store(b"disk", OTHER, made.disk)
-                await made.flow.drain()
+                await made.flow.write_back.drain()
                 await settled(made)
                 await made.read(disk.ino)
                 await settled(made)

@@ -138,7 +138,7 @@ def test_a_catalog_with_a_spoilt_block_is_no_clean_one(tmp_path: Path) -> None:
     with catalog.batch() as batch:
         for ino in range(100, 5000):
             batch.put(Inode(ino, stat.S_IFIFO, 0, 0, links=((1, ino),)))
-    catalog._db.flush()
+    catalog.database._db.flush()
     catalog.close()
     nvme.close()
     (table,) = (nvme.root / "catalog").glob("*.sst")

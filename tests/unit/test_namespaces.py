@@ -599,7 +599,7 @@ def test_movers_are_given_nothing_that_is_gone(tmp_path: Path) -> None:
         made.tell("a", eviction="fifo")
         for number in range(3):
             made.tree.unlink(space.ino, b"%d" % number)
-        assert made.flow._to_demote() == []
+        assert made.flow.demotion.next() == []
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -712,9 +712,11 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
         on_nvme = made.at(b"nvme/1")
         for _ in range(5):
             await made.read(on_nvme.ino)
-        assert {what for what, _ in made.flow._wanted} == {"settle"}, "it is not promoted"
-        made.flow.write_back()
-        assert made.flow._to_demote() == [], "nor demoted"
+        assert {what.name for what, _ in made.flow.requests._waiting} == {"settle"}, (
+            "it is not promoted"
+        )
+        made.flow.write_back.start()
+        assert made.flow.demotion.next() == [], "nor demoted"
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -1086,7 +1088,7 @@ def test_spare_room_is_told_once(tmp_path: Path) -> None:
             await made.demote(inode.ino)
         assert space.spare == dict.fromkeys((inode.ino for inode in inodes), COST)
         made.check()
-        made.flow.write_back()
+        made.flow.write_back.start()
         await made.demote(inodes[0].ino)
         assert list(space.spare) == [inodes[1].ino]
         free = made.fast.free - made.room.headroom

@@ -460,7 +460,7 @@ def test_a_changed_copy_with_a_digest_is_a_miss_and_kept_for_a_look(made: World)
             await made.objects.open(inode.ino, writable=False)
         assert made.residency.counters["quarantined"] == 1
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
-        await made.flow.empty_trash()
+        await made.flow.trash.empty()
         assert os.listdir(made.disk.root / "quarantine") == [f"{inode.ino:x}.1"]
         with pytest.raises(NotFoundError):
             made.find(b"a")

@@ -13,7 +13,8 @@ import trio
 import xxhash
 
 from kvfs.catalog import ROOT_INO, Catalog, Inode
-from kvfs.core.flow import Flow, Work
+from kvfs.core.flow import Flow
+from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.namespaces import Namespace
 from kvfs.core.objects import Objects
@@ -21,7 +22,7 @@ from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
-from kvfs.daemon import Mount
+from kvfs.daemon.storage import begin_session
 from kvfs.movement import copying
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
 from kvfs.settings import Settings
@@ -136,9 +137,13 @@ class World:
         epoch = int(self.catalog.fact("ram_epoch") or 0)
         where = self.tmp / "ram"
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
-        mount = Mount.__new__(Mount)  # the daemon's own beginning of a session, without its mount
-        mount.ram, mount.nvme = self.ram, self.nvme
-        self.residency = mount._begin_session(self.catalog, lambda *_: None)  # no kernel knows yet
+        self.residency = begin_session(
+            self.catalog,
+            self.ram,
+            self.nvme,
+            takeover=False,
+            gone=lambda *_: None,  # no kernel knows yet
+        )
         self.residency.gone = self._gone
         self.residency.estimate()
         self.room = Room(self.residency)
@@ -154,9 +159,9 @@ class World:
             self.residency,
             self.room,
             self.backings,
-            self.flow,
-            promote=self.flow.opened,
-            settle=self.flow.settle,
+            self.flow.settlement,
+            promote=self.flow.promotion.opened,
+            settle=self.flow.settlement.written,
         )
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
@@ -295,21 +300,21 @@ class World:
     # What the movers do
 
     async def demote(self, ino: int) -> None:
-        await self.job(ino, self.flow._demote)
+        await self.job(ino, self.flow.demotion)
 
     async def promote(self, ino: int) -> None:
-        await self.job(ino, self.flow._promote)
+        await self.job(ino, self.flow.promotion)
 
     async def settle(self, ino: int) -> None:
-        await self.job(ino, self.flow._settle)
+        await self.job(ino, self.flow.settlement)
 
-    async def job(self, ino: int, work: Work) -> None:
+    async def job(self, ino: int, movement: Movement) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
-        await self.flow.empty_trash()
+        await self.flow.trash.empty()
         if ino not in self.flow._jobs:
             self.flow._jobs.add(ino)
             self.flow._running += 1
-            await self.flow._job(work, [ino])
+            await self.flow._job(movement, [ino])
 
     async def census(self) -> None:
         await self.flow.census.run()
@@ -470,10 +475,10 @@ class World:
         assert not self.residency.open
         for ino in list(self.residency.limbo):
             self.residency.purge(ino)  # the kernel forgets what was unlinked
-        await self.flow.empty_trash()
+        await self.flow.trash.empty()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)
-        assert self.flow._demoting == 0
+        assert self.flow.demotion._under_way == 0
         assert not self.flow._jobs
         assert not self.backings.taken
 

@@ -1,0 +1,142 @@
+"""Changes of the catalog that happen together or not at all.
+
+Contract: every change of state is one `Batch`. It only collects until it is left; then the catalog
+writes it, and what was asked for by `then` follows. Not for reading: that is `Catalog`.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvfs.catalog import keys
+from kvfs.catalog.database import Changes
+from kvfs.catalog.inode import Inode
+from kvfs.catalog.keys import Dentry
+from kvfs.errors import CatalogError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from kvfs.catalog.catalog import Catalog
+
+log = logging.getLogger(__name__)
+
+
+class Batch:
+    """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
+
+    Leaving the block commits, and then does what `then` was given. An exception discards all of
+    it, and each inode that was put is again what the catalog has. Raises CatalogError.
+    """
+
+    __slots__ = ("_catalog", "_changes", "_put", "_then", "sync")
+
+    def __init__(self, catalog: "Catalog") -> None:
+        self._catalog = catalog
+        self._changes: Changes = []
+        self._put: list[Inode] = []
+        self._then: list[Callable[[], None]] = []
+        self.sync = False
+
+    def then(self, consequence: Callable[[], None]) -> None:
+        """What is to be done once this is committed, and only then. It may not fail."""
+        self._then.append(consequence)
+
+    def put(self, inode: Inode) -> None:
+        if inode.placed:
+            self._be_of_this_format()
+        self._put.append(inode)
+        self._changes.append((keys.INODES + keys.number_key(inode.ino), inode.pack()))
+
+    def _be_of_this_format(self) -> None:
+        """What is written now is nothing that the kvfs of an older format could read."""
+        if self._catalog.format != keys.FORMAT:
+            self.set_fact("format", str(keys.FORMAT))
+            self.then(partial(setattr, self._catalog, "format", keys.FORMAT))
+
+    def delete(self, inode: Inode) -> None:
+        """Forget an inode with its attributes; its names are unlinked apart."""
+        self._changes.append((keys.INODES + keys.number_key(inode.ino), None))
+        for name in self._catalog.xattr_names(inode.ino):
+            self._changes.append((keys.XATTRS + keys.name_key(inode.ino, name), None))
+
+    def link(self, parent: int, entry: Dentry) -> None:
+        self._changes += [
+            (keys.NAMES + keys.name_key(parent, entry.name), keys.name_value(entry)),
+            (keys.COOKIES + keys.cookie_key(parent, entry.cookie), keys.cookie_value(entry)),
+        ]
+
+    def unlink(self, parent: int, entry: Dentry) -> None:
+        self._changes += [
+            (keys.NAMES + keys.name_key(parent, entry.name), None),
+            (keys.COOKIES + keys.cookie_key(parent, entry.cookie), None),
+        ]
+
+    def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        self._changes.append((keys.XATTRS + keys.name_key(ino, name), value))
+
+    def remove_xattr(self, ino: int, name: bytes) -> None:
+        self._changes.append((keys.XATTRS + keys.name_key(ino, name), None))
+
+    def mark_unfinished(self, ino: int) -> None:
+        self._changes.append((keys.MARKS + keys.number_key(ino), b""))
+
+    def mark_finished(self, ino: int) -> None:
+        self._changes.append((keys.MARKS + keys.number_key(ino), None))
+
+    def answers(self, ino: int = 0) -> None:
+        """This is the change that the kernel's request asked for; it made the inode, if any."""
+        entry = self._catalog.answers.entry(ino)
+        if entry is not None:
+            self._changes.append(entry)
+
+    def forget_answers(self) -> None:
+        self._changes.extend((key, None) for key, _ in self._catalog.answer_entries())
+
+    def set_fact(self, name: str, value: str) -> None:
+        self._changes.append((keys.FACTS + name.encode(), value.encode()))
+
+    def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
+        """One of the kinds that belong to a number: n, r, t, p, l."""
+        self._be_of_this_format()
+        self._changes.append((kind + keys.number_key(ino), value))
+
+    def unmark(self, kind: bytes, ino: int) -> None:
+        self._changes.append((kind + keys.number_key(ino), None))
+
+    def erase(self, kind: bytes, key: bytes) -> None:
+        """Remove one key of a kind, whatever it means: for what cannot be decoded."""
+        self._changes.append((kind + key, None))
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            self._undo()
+            return
+        try:
+            self._catalog.commit(self._changes, sync=self.sync)
+        except BaseException:
+            self._undo()
+            raise
+        for consequence in self._then:
+            consequence()
+
+    def _undo(self) -> None:
+        """The records in memory must not say what was never committed: some are of open files."""
+        for inode in self._put:
+            try:
+                stored = self._catalog.inode(inode.ino)
+            except CatalogError as error:  # the one that is raised tells more
+                log.error("inode %d may differ from its record: %s", inode.ino, error)
+                continue
+            if stored is not None:
+                inode.take(stored)

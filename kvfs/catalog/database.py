@@ -1,0 +1,262 @@
+"""RocksDB, and what is done when its disk is full or fails.
+
+Contract: keys and values are bytes. A write is one batch, atomic towards the death of the process;
+after a power loss the newest may be missing, never parts of one. A write that fails is tried once
+more on a database that was opened anew, with room that was kept for that day; where even that fails
+what is there can be read as long as RocksDB lets it. Calls take microseconds and are made from the
+daemon's loop; none waits for a disk in the usual case (the write-ahead log goes to the page cache).
+Not for what keys and values mean.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from kvfs import failpoints
+from kvfs.errors import CatalogError, ConfigError
+
+log = logging.getLogger(__name__)
+
+BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
+RECOVERY_PERIOD = 1.0  # s
+
+_READ_ONLY = AccessType.read_only(error_if_log_file_exist=False)
+
+Changes = list[tuple[bytes, bytes | None]]  # keys with their new values, None to delete
+
+
+class Database:
+    """An open database. Raises CatalogError when RocksDB fails, ConfigError at opening.
+
+    `openings` counts how often it was opened: what is read goes on only within one of them.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """One to be read must be there."""
+        self.path = path
+        self.openings = 0
+        self._ballast = path.with_name(path.name + ".ballast")
+        self._recovered = -RECOVERY_PERIOD
+        self._read_only = False  # for want of room
+        self._looked_at = read_only
+        self._failed = False  # a write, and not for want of room
+        self._check_whole()
+        try:
+            if not read_only:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open(read_only=read_only)
+            if not read_only:
+                self.set_ballast()
+        except Exception as error:  # rocksdict raises plain Exception
+            raise ConfigError(f"catalog {path} cannot be opened: {error}") from error
+        self._synced = WriteOptions()
+        self._synced.sync = True
+        self._unsynced = WriteOptions()
+
+    def _open(self, *, read_only: bool = False) -> None:
+        access = _READ_ONLY if read_only else AccessType.read_write()
+        self._db = Rdict(str(self.path), _options(), access_type=access)
+        self.openings += 1
+
+    def _check_whole(self) -> None:
+        """RocksDB would begin anew beside tables whose CURRENT is lost, and delete them."""
+        left = [*self.path.glob("*.sst"), *self.path.glob("[0-9]*.log")]
+        if left and not (self.path / "CURRENT").exists():
+            raise ConfigError(
+                f"catalog {self.path} has lost its file CURRENT, but has {left[0].name}: nothing "
+                "is changed; restore it, or remove the whole NVMe directory to begin anew"
+            )
+
+    def close(self) -> None:
+        """Sync and close. What was written before survives a power loss after.
+
+        Raises CatalogError.
+        """
+        try:
+            if not self._looked_at:
+                self._db.flush_wal(sync=True)
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: sync failed: {error}") from error
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            # On a full disk: nothing is lost, the next opening reads it from the log.
+            log.warning("catalog %s: tables were not written at the end: %s", self.path, error)
+
+    def discard(self) -> None:
+        """Close what nothing was written to."""
+        self._db.close()
+
+    # Reading
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: read failed: {error}") from error
+        return value
+
+    def get_all(self, keys: list[bytes]) -> list[bytes | None]:
+        try:
+            return self._db.get(keys)  # type: ignore[arg-type, return-value]  # as it says itself
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: read failed: {error}") from error
+
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Pairs whose key begins with `prefix`, from prefix + start on; keys without the prefix.
+
+        As all are at the first of them.
+        """
+        options = ReadOptions()
+        options.set_iterate_upper_bound(_after(prefix))
+        cut = len(prefix)
+        found = self._iterator(options)
+        # Rdict.items() would end at a block that cannot be read as it does behind the last key.
+        valid, key, value, step = found.valid, found.key, found.value, found.next
+        try:
+            found.seek(prefix + start)
+            while valid():
+                yield key()[cut:], value()
+                step()
+            found.status()
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+        finally:
+            del found, valid, key, value, step  # RocksDB stays open while an error's frame has them
+
+    def _iterator(self, options: ReadOptions) -> RdictIter:
+        try:
+            return self._db.iter(options)
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: scan failed: {error}") from error
+
+    # Writing
+
+    def write(self, changes: Changes, *, sync: bool) -> None:
+        """All of it or nothing, if need be after a recovery."""
+        options = self._synced if sync else self._unsynced
+        try:
+            if failpoints.active:
+                failpoints.reach("catalog.commit")
+            self._db.write(_write_batch(changes), options)
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            self._recover(error)
+            try:
+                self._db.write(_write_batch(changes), options)
+            except Exception as again:
+                raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
+
+    def set_ballast(self) -> None:
+        """Keep some room for the day on which others have filled the disk. Raises OSError."""
+        os.stat(self.path)  # whose file system may be gone: nothing is made in its place
+        with self._ballast.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, BALLAST)
+
+    def _recover(self, error: Exception) -> None:
+        """RocksDB takes no write after one that failed: give it room, and open it anew.
+
+        While the disk takes no write it stays as it is: what is in its memory can be read.
+        Blocks for as long as its log takes to read, once in RECOVERY_PERIOD. Raises CatalogError.
+        """
+        now = time.monotonic()
+        if now - self._recovered < RECOVERY_PERIOD:
+            raise CatalogError(f"catalog {self.path}: write failed: {error}") from error
+        self._recovered = now
+        if not ("No space left" in str(error) or self._read_only):
+            again, self._failed = self._failed, True
+            if self._looked_at or not again:
+                raise CatalogError(f"catalog {self.path}: write failed: {error}") from error
+            self._try_disk(error)
+        log.error("catalog %s: a write failed, it is opened anew: %s", self.path, error)
+        try:
+            self._ballast.unlink(missing_ok=True)
+            self._close_broken()
+            self._open()
+            self._read_only = self._failed = False
+        except Exception as again:
+            self._open_for_reading()
+            raise CatalogError(f"catalog {self.path}: cannot be opened anew: {again}") from again
+
+    def _try_disk(self, error: Exception) -> None:
+        """Raises CatalogError if a small write does not reach the disk."""
+        path = self.path / "trial"
+        try:
+            with path.open("wb") as file:
+                file.write(b"trial")
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+        except OSError as again:
+            raise CatalogError(
+                f"catalog {self.path}: write failed: {error}; its disk takes none: {again}"
+            ) from error
+
+    def _close_broken(self) -> None:
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            log.debug("catalog %s: closed, and says again: %s", self.path, error)
+
+    def _open_for_reading(self) -> None:
+        """There is not even room for a new log: what is there can still be looked up."""
+        try:
+            self._open(read_only=True)
+            self._read_only = True
+        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
+            log.error("catalog %s cannot be read: %s", self.path, error)
+
+
+def _write_batch(changes: Changes) -> WriteBatch:
+    """RocksDB's form of it, which can be written once only."""
+    batch = WriteBatch(raw_mode=True)
+    for key, value in changes:
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+    return batch
+
+
+def _after(prefix: bytes) -> bytes:
+    """The smallest key behind all keys that begin with `prefix` (which never ends in 0xff)."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def _options() -> Options:
+    """Memory that does not grow with the number of objects: 32 MiB of blocks, 2 x 16 of writes."""
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(32 << 20))
+    # Indices and filters stay out of the block cache: 10^6 objects' do not fit, and a look-up that
+    # has to read them again took 330 us instead of 5 (memory is the same, 50 MiB).
+    table.set_cache_index_and_filter_blocks(v=False)
+    # Misses are the usual answer to an engine's lookup.
+    table.set_bloom_filter(10, block_based=False)
+    table.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(create_if_missing=True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_size(16 << 20)
+    options.set_max_write_buffer_number(3)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_open_files(512)
+    options.set_keep_log_file_num(2)
+    options.set_max_background_jobs(2)
+    # Without a bound a small, busy column keeps old logs alive and a restart replays them.
+    options.set_max_total_wal_size(64 << 20)
+    return options

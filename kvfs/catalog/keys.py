@@ -1,0 +1,86 @@
+"""The catalog's keys, and the values that say which name is which inode.
+
+Contract: pure; what is encoded here is decoded here, and trusted (who doubts it: `audit`). A key is
+its kind, one byte, and what follows it in the table. Not for records of inodes (`inode`), nor for
+reading and writing them.
+
+Keys (integers big endian, so that they sort):
+  i ino              the inode's record
+  d parent name      ino, cookie
+  c parent cookie    ino, name: the directory in reading order
+  x ino name         an extended attribute
+  o ino              open for writing, or open without a name: unfinished if found at start
+  n ino              a namespace's settings, by its top-level directory
+  r ino              a tree that was dropped, everything below this directory: the name it had
+  t ino              a tree that is to be accounted to the namespace of this directory
+  p ino              a file without a name yet: the directory, and the name it gets when closed
+  l model            engine and model, as names of files say them
+  q index            a request that was carried out (answers.py)
+  m name             facts about the whole: format, counter, session, ...
+"""
+
+from struct import Struct
+from typing import NamedTuple
+
+FORMAT = 2  # 1 had no places in inodes; it is read, and becomes 2 with the first of those
+
+INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
+SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
+ANSWERS, FACTS = b"q", b"m"
+
+U64 = Struct(">Q")
+TWO = Struct(">QQ")
+
+
+class Dentry(NamedTuple):
+    """A name in a directory. The cookie is its place in the directory's reading order."""
+
+    name: bytes
+    ino: int
+    cookie: int
+
+
+# What follows the kind
+
+
+def number_key(ino: int) -> bytes:
+    """The key of an inode, or of its mark."""
+    return U64.pack(ino)
+
+
+def number(key: bytes) -> int | None:
+    """The inode that a key of INODES, or of a mark, is about; the model that one of MODELS is."""
+    return U64.unpack(key)[0] if len(key) == U64.size else None
+
+
+def name_key(parent: int, name: bytes) -> bytes:
+    """The key by which an entry is looked up, or an inode's extended attribute."""
+    return U64.pack(parent) + name
+
+
+def cookie_key(parent: int, cookie: int) -> bytes:
+    """The key by which an entry is listed."""
+    return TWO.pack(parent, cookie)
+
+
+# The values of an entry
+
+
+def name_value(entry: Dentry) -> bytes:
+    """What stands under its `name_key`."""
+    return TWO.pack(entry.ino, entry.cookie)
+
+
+def by_name(name: bytes, value: bytes) -> Dentry:
+    """The entry of this `name_value`."""
+    return Dentry(name, *TWO.unpack(value))
+
+
+def cookie_value(entry: Dentry) -> bytes:
+    """What stands under its `cookie_key`."""
+    return U64.pack(entry.ino) + entry.name
+
+
+def by_cookie(cookie: int, value: bytes) -> Dentry:
+    """The entry of this `cookie_value`."""
+    return Dentry(value[U64.size :], U64.unpack_from(value)[0], cookie)

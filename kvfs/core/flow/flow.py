@@ -1,0 +1,140 @@
+"""The dispatcher of the movers' work, beside all else that runs as long as a mount does.
+
+Contract: nothing here is waited for by an operation. A job moves a few sealed objects; one that
+fails leaves everything as it was and says so once. At most one job an object (`_jobs`), and none
+begins before the trash is empty: the file that it makes may be in there. A kind of movement says
+itself what comes next (`Demotion`), or asks for it when told to (`Requests`). Not for choosing
+victims, nor for copying.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from kvfs.core.census import Census
+from kvfs.core.check import Background
+from kvfs.core.flow.demotion import Demotion
+from kvfs.core.flow.movement import Movement, Requests
+from kvfs.core.flow.promotion import Promotion
+from kvfs.core.flow.settlement import Settlement
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.flow.trash import TrashBin
+from kvfs.core.flow.trouble import Trouble
+from kvfs.core.flow.write_back import WriteBack
+from kvfs.core.residency import Residency
+from kvfs.core.room import Room
+from kvfs.core.watch import Watch
+from kvfs.errors import KvfsError
+from kvfs.fairness.admission import Admission
+from kvfs.movement.movers import Movers, SourceChangedError
+
+log = logging.getLogger(__name__)
+
+PAUSE = 1.0  # s until a task that failed goes on
+
+
+class Flow:
+    """Run `run()` in a nursery as long as the mount lives; `write_back.drain()` before it ends."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        room: Room,
+        movers: Movers,
+        *,
+        promote_after: int,
+        reclaimable: int,
+        nvme_writes: int = 0,
+    ) -> None:
+        self.residency = residency
+        self.room = room
+        self._jobs: set[int] = set()
+        self._running = 0
+        self._slots = 2 * movers.workers
+        self.admission = Admission(nvme_writes, spent=residency.nvme_written())
+        self.trouble = Trouble(residency)
+        self.requests = Requests(residency.wake)
+        transfers = Transfers(residency, movers, self.trouble)
+        self.write_back = WriteBack(transfers)
+        self.demotion = Demotion(
+            transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
+        )
+        self.promotion = Promotion(transfers, room, self.requests, after=promote_after)
+        self.settlement = Settlement(transfers, self.admission, self.requests)
+        self.transfers = transfers
+        self.trash = TrashBin(residency, self._jobs)
+        self.census = Census(residency, self._jobs)
+        self.watch = Watch(residency, room, lambda: self.admission.spent)
+        self.checks = Background(residency, movers, self._jobs)
+
+    @property
+    def jobs(self) -> int:
+        """Objects that are moved, or wait for it because somebody asked."""
+        return len(self._jobs) + len(self.requests)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for task in (self.census.run, self.checks.run, *self.watch.tasks):
+                nursery.start_soon(self.keep_up, task)
+            nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
+
+    @staticmethod
+    async def keep_up(task: Callable[[], Awaitable[None]]) -> None:
+        """A disk that fails must not end the mount: say so, and go on after a while."""
+        while True:
+            try:
+                return await task()
+            except (KvfsError, OSError) as error:
+                log.error("background work goes on in %.0f s after: %s", PAUSE, error)
+                await trio.sleep(PAUSE)
+
+    async def _dispatch(self, nursery: trio.Nursery) -> None:
+        residency = self.residency
+        while True:
+            residency.work = trio.Event()
+            await self.trash.empty()
+            if residency.census_done.is_set():
+                for tier in residency.tiers:
+                    if tier.free < 0:  # a file has become larger than anyone expected
+                        self.room.make_room(tier)
+                while self._running < self._slots and (job := self._next_job()):
+                    movement, inos = job
+                    self._jobs.update(inos)
+                    self._running += 1
+                    nursery.start_soon(self._job, movement, inos)
+            if not residency.trash or self.trouble.down:
+                await residency.work.wait()
+
+    def _next_job(self) -> tuple[Movement, list[int]] | None:
+        if self.trouble.down:
+            return None
+        if inos := self.demotion.next():
+            return self.demotion, inos
+        if asked := self.requests.take(self._jobs):
+            movement, ino = asked
+            return movement, [ino]
+        return None
+
+    async def _job(self, movement: Movement, inos: list[int]) -> None:
+        about: list[tuple[int, int]] = []
+        try:
+            found = [inode for ino in inos if (inode := self.transfers.fit(ino))]
+            about = [(inode.ino, inode.version) for inode in found]
+            if found:
+                await movement.move(found)
+        except (OSError, SourceChangedError, KvfsError) as error:
+            if self._concerns(about):
+                self.trouble.failed(movement.name, inos[0], error)
+        finally:
+            self._running -= 1
+            self._jobs.difference_update(inos)
+            self.residency.wake()
+
+    def _concerns(self, about: list[tuple[int, int]]) -> bool:
+        """Whether a job's failure matters: not if all its objects have changed meanwhile."""
+        try:
+            return not about or any(self.transfers.fit(ino, version) for ino, version in about)
+        except KvfsError:
+            return True  # the catalog itself is in trouble

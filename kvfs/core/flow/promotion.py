@@ -1,0 +1,59 @@
+"""From NVMe to RAM: what is opened again and again.
+
+Contract: `opened` is told of every open to read, and asks for a promotion when there were enough.
+One that does not fit RAM without losing something there is skipped. Not for opens of what is in RAM
+already, nor for what its namespace keeps out of RAM.
+"""
+
+from collections import OrderedDict
+
+from kvfs.catalog import Inode
+from kvfs.core.flow.movement import Requests
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.room import Room
+
+OPENS_REMEMBERED = 65536  # inodes whose opens are counted
+
+
+class Promotion:
+    """`after` so many opens, 0 for never; it may change at any time."""
+
+    name = "promote"
+
+    def __init__(self, transfers: Transfers, room: Room, requests: Requests, *, after: int) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.room = room
+        self.requests = requests
+        self.after = after
+        self._opens: OrderedDict[int, int] = OrderedDict()
+
+    def opened(self, inode: Inode) -> None:
+        """An object was opened for reading: promote it when it is read again and again."""
+        residency = self.residency
+        if not self.after or residency.ram is None or inode.ram_epoch == residency.ram.epoch:
+            return
+        if not residency.namespaces.of(inode).takes(residency.ram):
+            return
+        count = self._opens.pop(inode.ino, 0) + 1
+        if count < self.after:
+            self._opens[inode.ino] = count
+            if len(self._opens) > OPENS_REMEMBERED:
+                self._opens.popitem(last=False)
+        else:
+            self.requests.add(self, inode.ino)
+
+    async def move(self, inodes: list[Inode]) -> None:
+        """Copy one object, if only NVMe holds it and RAM has room."""
+        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        (inode,) = inodes
+        if ram is None or nvme is None or residency.holders(inode) != [nvme]:
+            return
+        cost = ram.cost(inode.blocks)
+        if not self.room.reserve(ram, cost):
+            residency.counters["promotions_skipped"] += 1
+            return
+        try:
+            await self.transfers.copy(inodes, nvme, ram, "promoted")
+        finally:
+            ram.reserved -= cost

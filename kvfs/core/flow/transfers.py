@@ -1,0 +1,113 @@
+"""What every movement does: see that an object is still what it was, copy it, enter the copy.
+
+Contract: a copy belongs to one version of a sealed object. When its bytes are there, `fit` looks
+whether the object is still that version and nobody writes it; otherwise the bytes are thrown away.
+Namespaces take turns at the movers by weight. Not for deciding what is worth it, nor for room: what
+a copy takes is reserved by the caller, and given back by it.
+"""
+
+import logging
+from collections import Counter
+
+from kvfs import failpoints
+from kvfs.catalog import Inode
+from kvfs.core.flow.trouble import Trouble
+from kvfs.core.residency import Residency
+from kvfs.errors import CatalogError
+from kvfs.fairness.fair_queue import FairQueue
+from kvfs.movement.movers import (
+    Moved,
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    SourceChangedError,
+)
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Transfers:
+    """`in_flight` has the copies under way by namespace."""
+
+    def __init__(self, residency: Residency, movers: Movers, trouble: Trouble) -> None:
+        self.residency = residency
+        self.movers = movers
+        self.trouble = trouble
+        self.in_flight: Counter[int] = Counter()
+        self._fair = FairQueue(movers.workers)
+
+    def written(self, ino: int) -> bool:
+        """Whether a copy would be in vain: it is being written, or goes when it is closed."""
+        held = self.residency.open.get(ino)
+        return held is not None and (held.writers > 0 or not held.inode.links)
+
+    def fit(self, ino: int, version: int | None = None) -> Inode | None:
+        """The object, if it is sealed, and still the version that a job was about."""
+        current = self.residency.inode(ino)
+        if current is None or not current.links or not current.sealed or self.written(ino):
+            return None
+        return current if version in {None, current.version} else None
+
+    async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
+        """Copy sealed objects and enter the copies of those that did not change meanwhile."""
+        jobs = [(inode.ino, inode.version, inode.digest, inode.size) for inode in inodes]
+        paths = [
+            (source.path(ino, version), target.path(ino, version), size)
+            for ino, version, _, size in jobs
+        ]
+        results: list[Moved | OSError | SourceChangedError]
+        space = self.residency.namespaces.of(inodes[0])
+        settings = space.settings
+        self.in_flight[space.ino] += 1
+        try:
+            async with self._fair.turn(
+                space.ino,
+                sum(size for _, _, size in paths),
+                weight=settings.weight,
+                bulk=settings.priority == "bulk",
+            ):
+                if len(paths) == 1:
+                    results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
+                else:
+                    results = await self.movers.copy_all(paths)
+        except (MoverFailedError, MoverOverdueError):
+            for ino, version, _, _ in jobs:  # the last act of a mover may have been its rename
+                self.residency.throw_away(target, ino, version)
+            raise
+        finally:
+            self.in_flight[space.ino] -= 1
+        for (ino, version, digest, _), moved in zip(jobs, results, strict=True):
+            current = self.fit(ino, version)
+            if isinstance(moved, Exception):
+                if current is not None:
+                    self.trouble.failed("copy", ino, moved)
+            elif current is not None and digest in {b"", moved.digest}:
+                try:
+                    self._enter(current, target, moved)
+                except CatalogError as error:
+                    self.residency.throw_away(target, ino, version)
+                    self.trouble.failed("copy", ino, error)
+                else:
+                    self.residency.counters[counter] += 1
+                    self.trouble.over()
+            else:
+                self.residency.throw_away(target, ino, version)
+                if current is not None:
+                    self._rotten(current, source)
+
+    def _enter(self, inode: Inode, target: Tier, moved: Moved) -> None:
+        """A copy is there: say so. Raises CatalogError."""
+        if failpoints.active:
+            failpoints.reach("flow.copied")
+        self.residency.add_copy(inode, target, moved.blocks, moved.digest)
+
+    def _rotten(self, inode: Inode, tier: Tier) -> None:
+        """A copy that looked untouched has other bytes than it was sealed with."""
+        where = tier.path(inode.ino, inode.version)
+        self.residency.counters["quarantined"] += 1
+        log.error(
+            "%s tier: %s is quarantined: its bytes do not match their digest", tier.name, where
+        )
+        if inode.ino not in self.residency.open and inode.ino not in self.residency.busy:
+            self.residency.lose(inode, tier, quarantine=True)

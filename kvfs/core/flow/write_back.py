@@ -1,0 +1,73 @@
+"""Everything that only RAM holds goes to NVMe, because it is about to be given up.
+
+Contract: `start` asks for it and says what is left; it goes on for a while after it was last asked
+for, as demotions with all that this obliges to (`Demotion`). `drain` asks until it is done, or NVMe
+takes no more. Not for copying.
+"""
+
+import logging
+from itertools import chain
+
+import trio
+
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.namespaces import Namespace
+from kvfs.core.residency import Residency
+
+log = logging.getLogger(__name__)
+
+FEW = 1000  # objects that can be looked at one by one in a step of the loop
+PATIENCE = 5.0  # s that a write-back goes on after it was last asked for
+GIVE_UP = 8  # failures in a row that end a write-back
+
+
+class WriteBack:
+    """While it is `wanted`, everything that only RAM holds is demoted."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.trouble = transfers.trouble
+        self._until = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody asks for RAM to be written back, and has done so lately."""
+        return trio.current_time() < self._until
+
+    def start(self) -> tuple[int, int]:
+        """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
+        residency = self.residency
+        ram = residency.ram
+        if ram is None or residency.nvme is None:
+            return 0, 0
+        spaces = demotable(residency)
+        size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
+        count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
+        if count <= FEW:  # look closely: what is open without a name is not worth copying
+            orders = ((space.ram_only, space.ram_kept, space.ram_spare) for space in spaces)
+            inos = chain.from_iterable(chain.from_iterable(orders))
+            written = self.transfers.written
+            inodes = [residency.inode(ino) for ino in inos if not written(ino)]
+            size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
+        if count:
+            self._until = trio.current_time() + PATIENCE
+            residency.wake()
+        return size, count
+
+    async def drain(self) -> None:
+        """Write back until all is on NVMe, or NVMe takes no more."""
+        self.trouble.failures = 0
+        counted = self.residency.census_done.is_set
+        while (left := self.start())[1] or not counted():
+            if self.trouble.failures >= GIVE_UP or self.trouble.down:
+                log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
+                break
+            await trio.sleep(0.02)
+        self._until = 0.0
+
+
+def demotable(residency: Residency) -> list[Namespace]:
+    """Those whose objects may be on NVMe."""
+    nvme = residency.nvme
+    return [space for space in residency.namespaces if nvme and space.takes(nvme)]

@@ -1,0 +1,70 @@
+"""The process that the keeper starts: it loads its code, waits for the word to serve, and serves.
+
+Not for people: `kvfs mount` is.
+"""
+
+import faulthandler
+import json
+import logging
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import trio
+
+from kvfs import __version__
+from kvfs.catalog import FORMAT
+from kvfs.config import Config
+from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
+from kvfs.daemon import verbs
+from kvfs.daemon.mount import Mount
+from kvfs.daemon.process import prepare
+from kvfs.errors import ConfigError
+
+log = logging.getLogger("kvfs.daemon")
+
+
+def _serve(keeper: Channel, order: Message) -> None:
+    """All of a daemon's life. Raises KvfsError, and whatever else it dies of."""
+    config = Config.from_json(json.dumps(order["config"]))
+    prepare(config)
+    mount = Mount(config, order, keeper)
+    ended = False
+    try:
+        keeper.send("prepared")
+        _, device = keeper.receive()
+        mount.attach(device)
+        trio.run(mount.serve, verbs.handlers)
+        ended = True
+    finally:
+        mount.close(ended=ended)
+    log.info("%s: ended", config.mountpoint)
+
+
+def main() -> int:
+    """The process that the keeper starts, with one end of a channel."""
+    faulthandler.enable()
+    # Whoever means the mount tells the keeper; all processes of a service get such a signal.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _: log.info("%s ignored", signal.strsignal(got)))
+    keeper = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        keeper.send("loaded", version=__version__, protocol=PROTOCOL, format=FORMAT)
+        order, _ = keeper.receive()
+        _serve(keeper, order)
+        keeper.send("ended")
+    except Closed:
+        return 0  # nobody wants us any more
+    except Exception as error:
+        refused = isinstance(error, ConfigError)
+        if not refused:
+            log.exception("ended by an error")
+        with suppress(Closed):
+            keeper.send("error", error=str(error) or repr(error), exit=2 if refused else 1)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""One mount: its parts, wired, and its life from the keeper's word to the unmount.
+
+Contract: see the package. What is reached through a `Mount` is there from `serve` on. Not for where
+objects are kept (`storage`), nor for what can be asked of it (`verbs`, `status`).
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import trio
+
+from kvfs import runtime
+from kvfs.config import Config
+from kvfs.control import server
+from kvfs.control.channel import Channel, Closed, Message
+from kvfs.core import takeover
+from kvfs.core.flow import Flow
+from kvfs.core.lifecycle import Lifecycle, check_media
+from kvfs.core.objects import Objects
+from kvfs.core.room import Room
+from kvfs.core.tree import Tree
+from kvfs.core.walks import Walks
+from kvfs.daemon.storage import Storage
+from kvfs.errors import ConfigError
+from kvfs.fairness.shares import Shares
+from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
+from kvfs.fuse.session import Session, backings_for, create_file, open_file
+from kvfs.movement.movers import Movers
+from kvfs.templates import Templates
+
+from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3
+
+log = logging.getLogger(__name__)
+
+Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
+
+
+class Mount:
+    """All that a mounted kvfs consists of. `order` is the keeper's word to serve."""
+
+    def __init__(self, config: Config, order: Message, keeper: Channel) -> None:
+        """Raises ConfigError and leaves everything as it was, but for a tmpfs that it made."""
+        self.config = config
+        self.order = order
+        self.keeper = keeper
+        self.kept = True  # the keeper lives
+        self.takeover: bool = order["takeover"]
+        self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
+        self.started = time.monotonic()
+        self.discard_until = 0.0  # an unmount before this time writes nothing back
+        self.backings = backings_for(config)
+        session_file = self.directory / "session"
+        if self.takeover:
+            self.session_file = open_file(session_file, config.mountpoint)
+        else:
+            self.session_file = create_file(session_file, config.mountpoint)
+        self.storage = Storage(config, self.directory, takeover=self.takeover)
+        self.residency = self.storage.open(self.backings.gone)
+        try:
+            self.templates = self._read_templates()
+        except ConfigError:
+            self.close(ended=False)
+            raise
+
+    def _read_templates(self) -> Templates:
+        """Raises ConfigError, but not at a takeover: the mount goes on without them."""
+        path = self.config.namespaces
+        if path is None:
+            return Templates()
+        try:
+            templates = Templates.read(path)
+            for pattern, settings in templates.by_pattern:
+                try:
+                    check_media(settings, self.residency.tiers)
+                except ConfigError as error:
+                    raise ConfigError(f'{path}: [namespace."{pattern}"]: {error}') from None
+        except ConfigError as error:
+            if not self.takeover:
+                raise
+            log.error("new namespaces get no settings until the mount is made anew: %s", error)
+            return Templates()
+        return templates
+
+    # Life
+
+    def attach(self, device: int) -> None:
+        """Take the open /dev/fuse from the keeper: what is in memory must outlive us now."""
+        self.storage.relied_on = True
+        self.backings.attach(device, self.session_file, takeover=self.takeover)
+
+    async def serve(self, handlers: Handlers) -> None:
+        """Until unmounted or told to hand over. `handlers` answer on the control socket."""
+        config = self.config
+        async with Movers.open(config.movers, self.residency.counters) as movers:
+            self.movers = movers
+            self.room = Room(self.residency)
+            self.flow = Flow(
+                self.residency,
+                self.room,
+                movers,
+                promote_after=config.promote_after,
+                reclaimable=config.reclaimable,
+                nvme_writes=config.nvme_writes,
+            )
+            objects = Objects(
+                self.residency,
+                self.room,
+                self.backings,
+                self.flow.settlement,
+                promote=self.flow.promotion.opened,
+                settle=self.flow.settlement.written,
+            )
+            tree = Tree(self.residency, templates=self.templates.for_name)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
+            self.walks = Walks(tree, self.room)
+            self.operations = operations.Operations(
+                tree,
+                objects,
+                self.lifecycle,
+                self.backings,
+                slots=SLOTS,
+                timeout=config.entry_timeout,
+            )
+            if self.takeover:
+                await self._take_over(objects)
+            self.residency.estimate()
+            self.session = Session(config, self.operations)
+            await self._serve_mounted(handlers(self))
+
+    async def _take_over(self, objects: Objects) -> None:
+        slots = self.backings.slots()
+        lefts = [
+            takeover.Left(
+                slot.handle,
+                slot.inode,
+                slot.backing_id,
+                slot.writable,
+                slot.tier,
+                slot.state is State.RELEASING,
+            )
+            for slot in slots
+        ]
+        self.backings.adopt(slot.backing_id for slot in slots)
+        found = takeover.adopt(objects, lefts)
+        for handle in self.operations.handles.adopt(slots, self.backings.slots_end(), found.get):
+            await objects.release(handle.held, writable=handle.writable)
+        log.info(
+            "%s: took over %d handles of %d objects, %d of them being written",
+            self.config.mountpoint,
+            len(self.operations.handles),
+            len(self.residency.open),
+            len(self.residency.staging),
+        )
+
+    async def _serve_mounted(self, handlers: Mapping[str, server.Handler]) -> None:
+        async with trio.open_nursery() as nursery:
+            self.shares = Shares(nursery, self.config.bandwidth)
+            self.residency.namespaces.share(self.shares)
+            await nursery.start(server.serve, self.directory / "control.sock", handlers)
+            nursery.start_soon(self._hear_keeper)
+            nursery.start_soon(self.flow.run)
+            nursery.start_soon(self.flow.keep_up, self.walks.run)
+            nursery.start_soon(self.flow.keep_up, self.walks.expire)
+            nursery.start_soon(self.operations.objects.mappings.watch)
+            nursery.start_soon(self._announce)
+            if self.takeover:
+                nursery.start_soon(self.operations.end_takeover)
+            await self.session.run()
+            if self.session.stopped:
+                self._leave()
+            log.info("%s: unmounted", self.config.mountpoint)
+            await self.operations.objects.mappings.end(lambda _: True)
+            if time.monotonic() >= self.discard_until:
+                await self.flow.write_back.drain()
+            nursery.cancel_scope.cancel()
+        await self.flow.trash.empty()
+        if self.residency.open:
+            log.warning("%d inodes were still open", len(self.residency.open))
+
+    async def _announce(self) -> None:
+        """The mount is ready when the kernel and libfuse have agreed on how."""
+        while not self.backings.settled:  # noqa: ASYNC110 (the C part has no events)
+            await trio.sleep(0.002)
+        config = self.config
+        if config.passthrough == "on" and not self.backings.on:
+            why = f"passthrough=on, but {self.backings.why}; mount with auto"
+            self.keeper.send("error", error=why, exit=2)  # it unmounts, and ends us
+            return
+        as_wanted = self.backings.on or config.passthrough == "off"
+        log.log(
+            logging.INFO if as_wanted or self.takeover else logging.WARNING,
+            "%s: mounted, passthrough %s: %s",
+            config.mountpoint,
+            "on" if self.backings.on else "off",
+            self.backings.why,
+        )
+        self.keeper.send("ready", watchdog=config.watchdog)
+        while True:
+            await trio.sleep(config.watchdog / 4 or 60.0)
+            with suppress(BlockingIOError, Closed):
+                self.keeper.send("alive")
+
+    async def _hear_keeper(self) -> None:
+        """Hand over when told to. Without a keeper the mount goes on, as long as we do."""
+        self.keeper.socket.setblocking(False)  # noqa: FBT003 (socket's own)
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self.keeper)
+                message, _ = self.keeper.receive()
+                if message["what"] == "hand_over":
+                    log.info("%s: handing over to another daemon", self.config.mountpoint)
+                    self.session.stop()
+        except Closed:
+            self.kept = False
+            log.error(
+                "the keeper of %s is dead: this daemon goes on, but the mount ends with it",
+                self.config.mountpoint,
+            )
+
+    def _leave(self) -> None:
+        """Every request that was read is answered: make way. Jobs of movers are done again."""
+        self.close(ended=False)
+        with suppress(Closed):
+            self.keeper.send("handed_over")
+        logging.shutdown()
+        os._exit(0)
+
+    def close(self, *, ended: bool) -> None:
+        """Let go of what is kept. `ended`: the file system was unmounted."""
+        self.storage.close(ended=ended)

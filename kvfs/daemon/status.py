@@ -1,0 +1,58 @@
+"""What `kvfs status` and its JSON show: one look at everything.
+
+Contract: plain values, and no wait; docs and monitoring know the names. Not for namespaces, which
+describe themselves (`administration.summary`).
+"""
+
+import os
+import time
+from typing import Any
+
+from kvfs import __version__
+from kvfs.core import administration
+from kvfs.daemon.mount import Mount
+
+
+def status(mount: Mount) -> dict[str, Any]:
+    """Bytes, objects, what is on and why what is off is off."""
+    residency, flow, config = mount.residency, mount.flow, mount.config
+    ram = residency.ram
+    return {
+        "version": __version__,
+        "mountpoint": str(config.mountpoint),
+        "daemon_pid": os.getpid(),
+        "keeper_pid": mount.order["keeper_pid"] if mount.kept else 0,
+        "takeovers": mount.order["takeovers"],
+        "uptime_s": round(time.monotonic() - mount.started, 3),
+        "passthrough": {"on": mount.backings.on, "why": mount.backings.why},
+        "huge_pages": {
+            "on": ram is not None and ram.huge,
+            "why": "no RAM tier" if ram is None else ram.huge_why,
+        },
+        "tiers": {
+            tier.name: {
+                "path": str(tier.root),
+                "capacity_bytes": tier.capacity,
+                "used_bytes": tier.used,
+                "reserved_bytes": tier.reserved,
+                "objects": tier.objects,
+                "hits": tier.hits,
+                "state": tier.health.state,
+                "state_s": round(time.monotonic() - tier.health.since, 3),
+                "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
+            }
+            for tier in residency.tiers
+        },
+        "objects": residency.objects,
+        "census_done": residency.census_done.is_set(),
+        "open_handles": len(mount.operations.handles),
+        "writers": len(residency.staging),
+        "jobs": flow.jobs,
+        "writing_back": flow.write_back.wanted,
+        "trash": len(flow.trash),
+        "reclaimable_bytes": mount.room.reclaimable,
+        "counters": dict(residency.counters),
+        "nvme_writes": dict(flow.admission.counters),
+        **administration.summary(mount.lifecycle),
+        "options": config.as_options(),
+    }

@@ -1,0 +1,149 @@
+"""What a mount keeps its objects in: tiers and catalog, locked, and the session begun in them.
+
+Contract: `open` raises ConfigError and leaves everything as it was, but for a tmpfs that it made;
+`close` lets go of the locks. A takeover waits a moment for the locks of the dead.
+Not for what becomes of objects afterwards (`Residency`), nor for checks without a mount (`fsck`).
+"""
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from kvfs import mounts, runtime
+from kvfs.catalog import Catalog
+from kvfs.config import Config
+from kvfs.core import recovery
+from kvfs.core.residency import Residency
+from kvfs.core.sessions import mounted_as, past_sessions
+from kvfs.core.tree import Tree
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.tiers import NvmeTier, RamTier
+
+log = logging.getLogger(__name__)
+
+LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead
+
+Gone = Callable[[int, bytes, int], None]  # see `Residency`
+
+
+class Storage:
+    """`relied_on`: others rely on what is in memory. It outlives us then."""
+
+    def __init__(self, config: Config, directory: Path, *, takeover: bool) -> None:
+        """directory: of this mount's runtime files, where the predecessor's identity is."""
+        self.config = config
+        self.directory = directory
+        self.takeover = self.relied_on = takeover
+        self._nvme: NvmeTier | None = None
+        self._ram: RamTier | None = None
+        self._catalog: Catalog | None = None
+        self._session = 0  # that `close` ends
+
+    def open(self, gone: Gone) -> Residency:
+        """Begin a session, or go on with the predecessor's. Raises ConfigError."""
+        deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
+        while True:
+            try:
+                return self._open(gone)
+            except ConfigError:  # the predecessor's locks, while the kernel still buries it
+                self.close(ended=False)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _open(self, gone: Gone) -> Residency:
+        config = self.config
+        identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
+        if config.nvme is not None:
+            self._nvme = NvmeTier(config.nvme, config.nvme_size, expected=self._identity_before())
+            self._nvme.grows = "nvme_size" in config.fitted
+            self._nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
+            identity = self._nvme.identity
+            (self.directory / "nvme").write_text(identity)
+            self._catalog = Catalog(config.nvme / "catalog")
+        epoch = None if self._catalog is None else int(self._catalog.fact("ram_epoch") or 0)
+        root = runtime.ram_root() / identity
+        if config.ram:
+            self._ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
+        elif runtime.mount_at(root) is not None:
+            log.warning("ram=0: what only the RAM tier of the last session held is gone")
+            mounts.umount(root, mounts.MNT_DETACH)
+            root.rmdir()
+        if self._catalog is None:
+            assert self._ram is not None  # the configuration has one tier at least
+            # It goes with the memory; the numbers that NFS clients have seen must not come back.
+            self._catalog = Catalog(self._ram.root / "catalog", first_id=int(time.time()) << 20)
+        residency = begin_session(
+            self._catalog, self._ram, self._nvme, takeover=self.takeover, gone=gone
+        )
+        self._session = residency.session
+        return residency
+
+    def _identity_before(self) -> str | None:
+        """What the predecessor served: the directory may have become another one since."""
+        path = self.directory / "nvme"
+        return path.read_text() if self.takeover and path.exists() else None
+
+    def close(self, *, ended: bool) -> None:
+        """Let go of the locks. `ended`: sync what must survive, and give the memory back."""
+        catalog, nvme, ram = self._catalog, self._nvme, self._ram
+        try:
+            if catalog is not None:
+                if ended and nvme is not None and self._session:
+                    mounts.syncfs(nvme.root)
+                    with catalog.batch() as batch:
+                        batch.set_fact("clean", str(self._session))
+                        batch.sync = True
+                catalog.close()
+        except (KvfsError, OSError) as error:
+            log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
+        if ram is not None and (ended or not (self.relied_on or ram.adopted)):
+            ram.remove()
+        if nvme is not None:
+            nvme.close()
+        self._catalog = self._ram = self._nvme = None
+
+
+def begin_session(
+    catalog: Catalog, ram: RamTier | None, nvme: NvmeTier | None, *, takeover: bool, gone: Gone
+) -> Residency:
+    """Number this session, and say which earlier ones a power loss makes suspect.
+
+    Those are the sessions after the last one that ended properly, if the machine went down
+    since, or the disk was mounted anew: their bytes may not have reached it, whatever the file
+    system says.
+    """
+    last, ended, same_mount, low, high = past_sessions(catalog)
+    goes_on = takeover and same_mount
+    if ended < last and not goes_on:
+        log.warning(
+            "the last session did not end properly: %s",
+            "its bytes are all there" if same_mount else "copies are verified before use",
+        )
+    residency = Residency(
+        catalog,
+        ram,
+        nvme,
+        session=last if goes_on else last + 1,
+        suspect=range(low, high + 1),
+        gone=gone,
+    )
+    with catalog.batch() as batch:
+        batch.set_fact("session", str(residency.session))
+        batch.set_fact("suspect", f"{low} {high}")
+        batch.set_fact("boot", mounted_as(catalog))
+        if ram is not None:
+            batch.set_fact("ram_epoch", str(ram.epoch))
+        batch.sync = True
+        if takeover:
+            catalog.answers.load(catalog.answer_entries())
+        else:
+            batch.forget_answers()
+    Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
+    residency.first_new = catalog.next_id()  # what is older, the census has yet to count
+    if not takeover:
+        recovery.drop_unfinished(residency)
+    return residency

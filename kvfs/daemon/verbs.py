@@ -1,0 +1,73 @@
+"""What is asked of the daemon on its control socket.
+
+Contract: handlers raise KvfsError with the reason, and change nothing then; none blocks. Those for
+namespaces are in `administration`, those for checks in `check`.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kvfs import failpoints
+from kvfs.control.server import Handler
+from kvfs.core import administration
+from kvfs.daemon.mount import Mount
+from kvfs.daemon.status import status
+
+DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
+
+
+def handlers(mount: Mount) -> Mapping[str, Handler]:
+    """By verb."""
+
+    async def show() -> dict[str, Any]:
+        return status(mount)
+
+    async def change(**options: str) -> dict[str, Any]:
+        """Change hot options. Raises ConfigError and changes nothing if one is not."""
+        config = mount.config
+        for name, text in options.items():
+            config = config.changed(name, text)
+        mount.config = config
+        fresh = mount.directory / "config.new"  # on a tmpfs: no disk is waited for
+        fresh.write_text(config.to_json())
+        fresh.rename(mount.directory / "config")
+        mount.shares.total.rate = config.bandwidth
+        mount.residency.namespaces.share(mount.shares)
+        mount.flow.admission.budget = config.nvme_writes
+        mount.flow.promotion.after = config.promote_after
+        mount.flow.demotion.reclaimable = config.reclaimable
+        mount.operations.timeout = config.entry_timeout
+        logging.getLogger().setLevel(config.log_level.upper())
+        mount.residency.wake()
+        return {}
+
+    async def write_back() -> dict[str, Any]:
+        size, objects = mount.flow.write_back.start()
+        nvme = mount.residency.nvme
+        down = nvme.health.why if nvme is not None and nvme.health.down else ""
+        return {"bytes_left": size, "objects_left": objects, "down": down}
+
+    async def arm(faults: str) -> dict[str, Any]:
+        """For tests: fail points of this daemon; says what was passed since the last time."""
+        passed = dict(failpoints.passed)
+        failpoints.arm(faults)
+        return {"passed": passed}
+
+    async def discard_ram(*, on: bool, lasting: bool = False) -> dict[str, Any]:
+        """Do not write back at the next unmount, if that comes soon or the order is lasting."""
+        patience = float("inf") if lasting else DISCARD_PATIENCE
+        mount.discard_until = time.monotonic() + patience if on else 0.0
+        return {}
+
+    return {
+        **administration.handlers(mount.lifecycle),
+        "status": show,
+        "set": change,
+        "write_back": write_back,
+        "discard_ram": discard_ram,
+        "check": mount.flow.checks.start,
+        "checked": mount.flow.checks.look,
+        "arm": arm,
+    }
