@@ -12,7 +12,8 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
-from kvfs.core.namespaces import MOUNT, Namespace
+from kvfs.core.namespace import Namespace
+from kvfs.core.namespaces import MOUNT
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError

@@ -218,7 +218,7 @@ class Objects:
                 residency.set_holder(inode, tier, holds=True)
                 directory = self._directory(parent)
                 with catalog.batch() as batch:
-                    residency.namespaces.place(inode, directory, name, batch)
+                    residency.namespaces.places.place(inode, directory, name, batch)
                     if publish is None:
                         self._name(inode, directory, name, batch)
                     else:
@@ -272,7 +272,9 @@ class Objects:
                 and self.catalog.lookup(parent, name) is None
             ):
                 self._name(inode, directory, name, batch)
-                self.residency.namespaces.place(inode, directory, name, batch)  # it may have moved
+                self.residency.namespaces.places.place(
+                    inode, directory, name, batch
+                )  # it may have moved
                 batch.put(inode)
             else:
                 batch.then(partial(self.residency.counters.update, outrun=1))

@@ -113,7 +113,7 @@ class Residency:
         self.open: dict[int, OpenObject] = {}
         # Inodes whose backing is being opened or changed, with who waits for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
-        self.namespaces = Namespaces(catalog)
+        self.namespaces = Namespaces(catalog, tiered=len(self.tiers) > 1)
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
@@ -231,6 +231,17 @@ class Residency:
                 order.add_past(inode.ino, inode.atime_ns // HOUR)
             else:
                 order.touch(inode)
+        self.enter_whole(inode)
+
+    def enter_whole(self, inode: Inode) -> None:
+        """An object of its namespace, as old as it is, may have to go for its quota."""
+        whole = self.namespaces.of(inode).whole
+        if whole is None or inode.kept or inode in whole:
+            return
+        if self.holders(inode)[0].slow:
+            whole.add_past(inode.ino, inode.atime_ns // HOUR)
+        else:
+            whole.touch(inode)
 
     def count_anew(self, inode: Inode) -> None:
         """It was dismissed, and is accounted to another namespace now."""
@@ -301,6 +312,8 @@ class Residency:
         namespace, ram = self.namespaces.of(inode), self.ram
         if namespace.spare:
             namespace.take_back(inode)
+        if namespace.whole is not None and not inode.kept:
+            namespace.whole.touch(inode)
         in_ram = ram is not None and inode.ram_epoch == ram.epoch
         if inode.on_nvme and self.nvme is not None:
             (namespace.nvme_kept if inode.kept else namespace.on_nvme).touch(inode)

@@ -26,7 +26,7 @@ from typing import Literal
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
@@ -39,6 +39,7 @@ Twins = Literal["uncopy", "spare", "lose"]
 Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 0.5 ms
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
@@ -222,8 +223,22 @@ class Room:
         while not all(self.keep_quota(space, size, objects=n) for space, size, n in arrivals()):
             await trio.lowlevel.checkpoint()
 
+    async def _fill_whole(self, namespace: Namespace) -> None:
+        """A quota is new, but not what it is about: what is next to go comes in first."""
+        residency = self.residency
+        orders = (namespace.on_nvme, namespace.ram_clean, namespace.ram_spare, namespace.ram_only)
+        for at, ino in enumerate(list(chain.from_iterable(orders))):
+            inode = residency.inode(ino)
+            if inode is not None and residency.accounted(inode):
+                residency.enter_whole(inode)
+            if not at % FILLED_AT_ONCE:
+                await trio.lowlevel.checkpoint()
+        namespace.whole_filled = True
+
     async def bring_within(self, namespace: Namespace) -> None:
         """Drop what is beyond the hard quotas of a namespace, as far as it may go."""
+        if not namespace.whole_filled:
+            await self._fill_whole(namespace)
         with suppress(QuotaError):  # the next create says so
             while not self.keep_quota(namespace, 0):
                 await trio.lowlevel.checkpoint()
@@ -238,8 +253,10 @@ class Room:
             log.error("namespace %d keeps what is beyond its quota: %s", namespace.ino, error)
 
     def _give_one(self, namespace: Namespace) -> bool:
-        """Drop a whole object of a namespace: from the lowest tier, where the oldest are."""
+        """Drop a whole object of a namespace; from the lowest tier if nothing better is known."""
         nvme, ram = self.nvme, self.ram
+        if namespace.whole is not None and namespace.whole_filled:
+            return self._evict_of(namespace, _whole, None, "lose")
         return (nvme is not None and self._evict_of(namespace, _on_nvme, nvme, "lose")) or (
             ram is not None
             and (
@@ -317,14 +334,16 @@ class Room:
             if len(which(space))
         )
 
-    def _evict_of(self, namespace: Namespace, which: Which, tier: Tier, twins: Twins) -> bool:
+    def _evict_of(
+        self, namespace: Namespace, which: Which, tier: Tier | None, twins: Twins
+    ) -> bool:
         order = which(namespace)
         found = self._victim(order, tier, alone=twins == "spare")
         if found is None:
             return False
         for at, inode in enumerate(found[1]):
             try:
-                if len(self.residency.holders(inode)) > 1 and twins == "uncopy":
+                if tier and len(self.residency.holders(inode)) > 1 and twins == "uncopy":
                     self.residency.drop_copy(inode, tier)
                 elif self.residency.catalog.inode(inode.ino) is not None:  # not with its group
                     self.residency.drop(inode, "evicted")
@@ -335,7 +354,7 @@ class Room:
         return True
 
     def _victim(
-        self, order: Order, tier: Tier, *, alone: bool = False
+        self, order: Order, tier: Tier | None, *, alone: bool = False
     ) -> tuple[Victim, list[Inode]] | None:
         """Take the group that goes first, if all of it is really there and not in use.
 
@@ -369,18 +388,18 @@ class Room:
             for inode in inodes:
                 order.touch(inode)
 
-    def _resident(self, ino: int, order: Order, tier: Tier) -> Inode | None:
-        """An object if it is still in this order."""
+    def _resident(self, ino: int, order: Order, tier: Tier | None) -> Inode | None:
+        """An object if it is still in this order, of copies in one tier or of what is in any."""
         residency = self.residency
         inode = residency.inode(ino)
         if inode is None or not inode.sealed or ino in residency.staging:
             return None
-        holders = residency.holders(inode)
+        holders, namespace = residency.holders(inode), residency.namespaces.of(inode)
+        if tier is None:
+            return inode if holders and namespace.whole is order and not inode.kept else None
         if tier not in holders:
             return None
-        return (
-            inode if residency.namespaces.of(inode).order(inode, tier, holders) is order else None
-        )
+        return inode if namespace.order(inode, tier, holders) is order else None
 
     def _in_use(self, inode: Inode) -> bool:
         return inode.ino in self.residency.open or inode.ino in self.residency.busy
@@ -408,6 +427,7 @@ def _taken(held: OpenObject) -> int:
     return 0 if held.fd < 0 else os.fstat(held.fd).st_blocks * 512
 
 
+_whole: Which = attrgetter("whole")
 _ram_only: Which = attrgetter("ram_only")
 _ram_spare: Which = attrgetter("ram_spare")
 _ram_clean: Which = attrgetter("ram_clean")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.residency import Residency
 from kvfs.errors import (
     AttributeTooLargeError,
@@ -474,7 +474,7 @@ class Tree:
         if inode.is_dir:
             self._move_directory(inode, target_dir, batch)
         else:
-            self.namespaces.place(inode, target_dir, moved.name, batch)
+            self.namespaces.places.place(inode, target_dir, moved.name, batch)
             if _place_of(inode) != _place_of(before) and self.residency.accounted(inode):
                 batch.then(partial(self.residency.dismiss, before))
                 batch.then(partial(self.residency.admit, inode))
@@ -482,7 +482,7 @@ class Tree:
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
         """All below it is accounted to where it is now, in the background."""
-        batch.then(self.namespaces.paths_changed)
+        batch.then(self.namespaces.places.forget_paths)
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)

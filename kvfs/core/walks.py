@@ -191,7 +191,7 @@ class Walks:
 
     def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
         before = inode.copy()
-        self.namespaces.place(inode, directory, name, batch)
+        self.namespaces.places.place(inode, directory, name, batch)
         if inode == before:
             return
         batch.put(inode)

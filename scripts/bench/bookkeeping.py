@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from kvfs.catalog import Catalog, Inode
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.residency import Residency
 from kvfs.settings import Settings
 from kvfs.tiers import NvmeTier, RamTier

@@ -13,7 +13,7 @@ import trio.testing
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import administration
-from kvfs.core.namespaces import SMALLEST, USES_NOTED
+from kvfs.core.namespace import SMALLEST, USES_NOTED
 from kvfs.core.room import AT_ONCE
 from kvfs.core.tree import ATIME_STEP, RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.walks import STEP
@@ -1029,7 +1029,7 @@ def test_models_are_known_by_number_and_survive(tmp_path: Path) -> None:
         trio.run(case)
         for _ in range(2):
             namespaces = made.residency.namespaces
-            assert namespaces.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
+            assert namespaces.places.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
             assert namespaces.describe_models(namespaces.everything()) == [
                 {"engine": "lmcache", "model": "m", "objects": 2, "bytes": 2 * COST},
                 {"engine": "lmcache", "model": "n", "objects": 1, "bytes": COST},

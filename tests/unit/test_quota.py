@@ -140,3 +140,44 @@ def test_a_long_prompt_with_an_open_end_holds_up_no_search(
 
     with world(tmp_path) as made:
         trio.run(case, made)
+
+
+def test_the_begin_of_a_prompt_on_nvme_stays_as_long_as_its_end_in_memory(tmp_path: Path) -> None:
+    """By the order of NVMe alone it would be the first to go."""
+
+    async def case(made: World) -> None:
+        limited(made, "lru")
+        assert made.disk is not None
+        await made.store(block(1), b"x", made.disk)
+        await made.store(block(2), b"x", made.fast)
+        for number in range(20, 40, 2):
+            await made.store(block(number), b"x", made.fast)
+            left = {name for name in listed(made) if name in {block(1), block(2)}}
+            assert left != {block(2)}, "the end of a prompt without its begin"
+            made.check()
+        assert not left
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+def test_a_quota_that_is_given_later_is_about_what_is_there(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        assert made.disk is not None
+        for number in range(1, FILES + 1):
+            await made.store(block(10 * number), b"x", made.disk if number % 2 else made.fast)
+        limited(made, "lru")
+        space = made.residency.namespaces.default
+        assert not space.whole_filled
+        await made.room.bring_within(space)
+        assert space.whole_filled
+        assert space.objects == QUOTA
+        assert listed(made) == {block(10 * n) for n in range(FILES - 2 * QUOTA + 2, FILES + 1, 2)}
+        made.check()
+        made.residency.namespaces.default.change(Settings())
+        assert space.whole is None
+        await made.check_at_rest()
+
+    with world(tmp_path) as made:
+        trio.run(case, made)

@@ -16,7 +16,7 @@ from kvfs.catalog import ROOT_INO, Catalog, Inode
 from kvfs.core.flow import Flow
 from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
@@ -364,6 +364,8 @@ class World:
             for tier in holders:
                 found[tier].add(inode.ino)
                 assert inode.ino in set(space.order(inode, tier, holders))
+            if space.whole is not None and space.whole_filled and not inode.kept:
+                assert inode.ino in set(space.whole)
         for tier in self.tiers:
             has, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])
             assert has == wanted, f"{tier.name}: {has}, should be {wanted}"

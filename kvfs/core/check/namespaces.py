@@ -158,7 +158,7 @@ class Namespaces:
             setattr(inode, name, value)
         with self.catalog.batch() as batch:
             batch.put(inode)
-            batch.then(self.namespaces.paths_changed)
+            batch.then(self.namespaces.places.forget_paths)
             if residency.accounted(inode):
                 batch.then(partial(residency.dismiss, before))
                 batch.then(partial(residency.count_anew, inode))

@@ -14,7 +14,7 @@ from itertools import chain
 from kvfs.catalog import Inode
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.write_back import WriteBack, demotable
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.order import key_of
 from kvfs.core.room import Room
 from kvfs.fairness.admission import Admission

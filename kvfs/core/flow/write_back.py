@@ -11,7 +11,7 @@ from itertools import chain
 import trio
 
 from kvfs.core.flow.transfers import Transfers
-from kvfs.core.namespaces import Namespace
+from kvfs.core.namespace import Namespace
 from kvfs.core.residency import Residency
 
 log = logging.getLogger(__name__)
