@@ -412,6 +412,8 @@ class Tree:
         That is of files: what is below a directory is accounted to where it is in the background.
         Raises what `rename` does.
         """
+        if parent == parent2:  # the usual rename
+            return []
         directories = [self.residency.inode(ino) for ino in (parent, parent2)]
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return []
