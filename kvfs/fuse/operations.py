@@ -24,10 +24,12 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
+from kvfs.core.attributes import Attributes
 from kvfs.core.backings import Backings
 from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
+from kvfs.core.renames import Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
@@ -121,6 +123,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self.tree = tree
+        self.renames = Renames(tree)
+        self.attributes = Attributes(tree)
         self.lifecycle = lifecycle
         self.objects = objects
         self.residency = objects.residency
@@ -195,7 +199,7 @@ class Operations(pyfuse3.Operations):
             or fields.update_atime
             or fields.update_mtime
         ):
-            found = self.tree.change(
+            found = self.attributes.change(
                 inode,
                 mode=attr.st_mode if fields.update_mode else None,
                 uid=attr.st_uid if fields.update_uid else None,
@@ -307,8 +311,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
-        await self.objects.room.take_in(partial(self.tree.arrivals, *move))
-        self.tree.rename(*move)
+        await self.objects.room.take_in(partial(self.renames.arrivals, *move))
+        self.renames.rename(*move)
 
     # Files
 
@@ -357,7 +361,7 @@ class Operations(pyfuse3.Operations):
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:
-                self.tree.used(held.inode)
+                self.attributes.used(held.inode)
             except CatalogError as error:  # a time is no reason to refuse the bytes
                 log.debug("inode %d: its time of access stays: %s", inode, error)
             except KvfsError:
@@ -473,7 +477,7 @@ class Operations(pyfuse3.Operations):
             with self._told(name, ctx):
                 self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
             return
-        self.tree.set_xattr(inode, name, value)
+        self.attributes.set_xattr(inode, name, value)
 
     @_answer
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
@@ -484,11 +488,11 @@ class Operations(pyfuse3.Operations):
             if value is None:
                 raise NoAttributeError(f"inode {inode} has no attribute {name!r}")
             return value
-        return self.tree.xattr(inode, name)
+        return self.attributes.xattr(inode, name)
 
     @_answer
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self.tree.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
+        return self.attributes.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
 
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -496,7 +500,7 @@ class Operations(pyfuse3.Operations):
             with self._told(name, ctx):
                 self.lifecycle.reset_attribute(self.tree.inode(inode), name)
             return
-        self.tree.remove_xattr(inode, name)
+        self.attributes.remove_xattr(inode, name)
 
     @staticmethod
     @contextmanager

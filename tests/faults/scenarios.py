@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
-from kvfs.core.tree import RENAME_EXCHANGE
 from tests.unit.world import MIB, World
 
 _dice = random.Random(1)
@@ -98,7 +98,7 @@ async def empty_directory(made: World) -> None:
 
 async def attributed(made: World) -> None:
     await in_ram(made)
-    made.tree.set_xattr(made.find(b"a").ino, b"user.x", b"1")
+    made.attributes.set_xattr(made.find(b"a").ino, b"user.x", b"1")
 
 
 def make_directory(made: World, name: bytes) -> Inode:
@@ -142,7 +142,7 @@ def truncate(size: int) -> Step:
 
 def rename(name: bytes, name2: bytes, flags: int = 0) -> Step:
     async def act(made: World) -> None:
-        made.tree.rename(ROOT_INO, name, ROOT_INO, name2, flags)
+        made.renames.rename(ROOT_INO, name, ROOT_INO, name2, flags)
         await forget_all(made)
 
     return act
@@ -150,7 +150,7 @@ def rename(name: bytes, name2: bytes, flags: int = 0) -> Step:
 
 async def rename_over_open(made: World) -> None:
     async with opened(made, b"b") as held:
-        made.tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         assert made.content(held) == KEPT
 
 
@@ -240,11 +240,11 @@ async def rmdir(made: World) -> None:
 
 
 async def set_xattr(made: World) -> None:
-    made.tree.set_xattr(made.find(b"a").ino, b"user.x", b"2")
+    made.attributes.set_xattr(made.find(b"a").ino, b"user.x", b"2")
 
 
 async def remove_xattr(made: World) -> None:
-    made.tree.remove_xattr(made.find(b"a").ino, b"user.x")
+    made.attributes.remove_xattr(made.find(b"a").ino, b"user.x")
 
 
 async def spoil(made: World) -> None:
@@ -336,13 +336,13 @@ async def two_namespaces(made: World) -> None:
 
 
 async def move_directory(made: World) -> None:
-    made.tree.rename(made.find(b"n").ino, b"d", made.find(b"m").ino, b"e", 0)
+    made.renames.rename(made.find(b"n").ino, b"d", made.find(b"m").ino, b"e", 0)
     await walk(made)
     assert made.residency.namespaces.of(made.find(b"m")).objects == 2
 
 
 async def move_file(made: World) -> None:
-    made.tree.rename(made.at(b"n/d").ino, b"f", made.find(b"m").ino, b"f", 0)
+    made.renames.rename(made.at(b"n/d").ino, b"f", made.find(b"m").ino, b"f", 0)
 
 
 async def hidden(made: World) -> None:
@@ -369,7 +369,7 @@ async def outrun(made: World) -> None:
 async def expired(made: World) -> None:
     made.namespace("n", ttl="1h")
     inode = await made.make_file(b"n/f", OLD)
-    made.tree.change(inode.ino, mtime_ns=1)
+    made.attributes.change(inode.ino, mtime_ns=1)
 
 
 async def expire(made: World) -> None:
@@ -545,8 +545,8 @@ async def found(made: World) -> State:
     state: State = {}
     for path, _, _, inode in list(_walk(made)):
         state[path] = b"" if inode.is_dir else await made.read(inode.ino)
-        for name in made.tree.xattrs(inode.ino):
-            state[path + b"@" + name] = made.tree.xattr(inode.ino, name)
+        for name in made.attributes.xattrs(inode.ino):
+            state[path + b"@" + name] = made.attributes.xattr(inode.ino, name)
         for name in made.lifecycle.attributes(inode):
             state[path + b"@" + name] = made.lifecycle.attribute(inode, name) or b""
     return state

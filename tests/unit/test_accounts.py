@@ -260,7 +260,7 @@ class Walk:
         target = self.random.choice(NAMES)
         flags = self.random.choice((0, 0, 1, 2))
         try:
-            self.world.tree.rename(ROOT_INO, name, ROOT_INO, target, flags)
+            self.world.renames.rename(ROOT_INO, name, ROOT_INO, target, flags)
         except (ExistsError, NotFoundError):
             return
         self.forget_dropped()
@@ -569,7 +569,7 @@ class SpaceWalk:
             name = self.random.choice(SPACES + NAMES[:3] + NAMED + KEPT)
             flags = self.random.choice((0, 0, 0, 2))
             parent, old = self.random.choice(entries)
-            self.world.tree.rename(parent, old, self.any_directory(), name, flags)
+            self.world.renames.rename(parent, old, self.any_directory(), name, flags)
 
     async def unlink(self) -> None:
         if file := self.any_file():
@@ -612,7 +612,7 @@ class SpaceWalk:
         if file := self.any_file():
             ino = self.world.tree.lookup(*file).ino
             then = self.world.tree.now() - A_DAY
-            self.world.tree.change(ino, atime_ns=then, mtime_ns=then)
+            self.world.attributes.change(ino, atime_ns=then, mtime_ns=then)
 
     async def job(self) -> None:
         world = self.world
@@ -762,7 +762,7 @@ def test_accounts_are_right_between_any_two_awaits(
             elif kind == 8:
                 made.tree.unlink(ROOT_INO, name)
             elif kind == 9:
-                made.tree.rename(ROOT_INO, name, ROOT_INO, other, dice.choice((0, 2)))
+                made.renames.rename(ROOT_INO, name, ROOT_INO, other, dice.choice((0, 2)))
             elif kind == 10:
                 await made.objects.truncate(made.find(name).ino, dice.choice(SIZES))
             else:

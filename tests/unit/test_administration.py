@@ -155,7 +155,7 @@ def test_a_listing_begins_with_the_mount_itself(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         for name in ("b", "a", "c\udcff"):
             made.namespace(name)
-        made.tree.rename(ROOT_INO, b"b", ROOT_INO, b"z", 0)
+        made.renames.rename(ROOT_INO, b"b", ROOT_INO, b"z", 0)
         found = await ask(made, "ns_list")
         assert [one["name"] for one in found["namespaces"]] == [".", "z", "a", "c\udcff"]
 

@@ -89,7 +89,7 @@ async def small(made: World) -> Small:
     await made.close(held, writable=True)
     await made.settle(held.inode.ino)
     s = made.tree.make(ROOT_INO, b"s", stat.S_IFLNK | 0o777, 0, 0, target=b"a")
-    made.tree.set_xattr(a.ino, b"user.x", b"1")
+    made.attributes.set_xattr(a.ino, b"user.x", b"1")
     inodes = [made.catalog.inode(inode.ino) for inode in (a, b, c, d, e, held.inode, s)]
     return Small(made, *(inode for inode in inodes if inode is not None))
 
@@ -725,8 +725,8 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
                 if what == "unlink":
                     made.tree.rmdir(ROOT_INO, name)
                 elif what == "move" and made.catalog.lookup(ROOT_INO, b"m" + name) is None:
-                    made.tree.rename(ROOT_INO, name, ROOT_INO, b"m" + name, 0)
-                    made.tree.rename(ROOT_INO, b"m" + name, ROOT_INO, name, 0)
+                    made.renames.rename(ROOT_INO, name, ROOT_INO, b"m" + name, 0)
+                    made.renames.rename(ROOT_INO, b"m" + name, ROOT_INO, name, 0)
             elif what == "unlink":
                 made.tree.unlink(ROOT_INO, name)
                 made.residency.purge(there.ino)
@@ -735,7 +735,7 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
             elif what == "promote":
                 await made.promote(there.ino)
             elif what == "move":
-                made.tree.rename(ROOT_INO, name, ROOT_INO, dice.choice(names) + b"x", 0)
+                made.renames.rename(ROOT_INO, name, ROOT_INO, dice.choice(names) + b"x", 0)
             elif what == "open":
                 held.append(await made.objects.open(there.ino, writable=dice.random() < 0.5))
             if len(held) > 3:

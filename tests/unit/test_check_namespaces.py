@@ -299,7 +299,7 @@ def test_a_namespace_that_lost_its_name_keeps_its_settings(tmp_path: Path) -> No
         await look(made, repair=True)
         lost = made.find(b"lost+found").ino
         assert made.find(b"%d" % there.n.ino, lost).namespace == there.n.ino
-        made.tree.rename(lost, b"%d" % there.n.ino, ROOT_INO, b"again", 0)
+        made.renames.rename(lost, b"%d" % there.n.ino, ROOT_INO, b"again", 0)
         settings = lifecycle(made).settings(lifecycle(made).directory("again"))
         assert settings.quota_hard == 1 << 30
         assert (await look(made))[0] == []
@@ -373,7 +373,7 @@ def test_what_was_moved_is_right_until_it_is_accounted_anew(tmp_path: Path) -> N
         there = await spaces(made)
         other = await store(made, b"g", there.d.ino)
         made.tree.link(other.ino, there.n.ino, b"g2")
-        made.tree.rename(there.n.ino, b"d", there.m.ino, b"d", 0)
+        made.renames.rename(there.n.ino, b"d", there.m.ino, b"d", 0)
         for live in (True, False):
             assert (await look(made, live=live))[0] == []
         lifecycle(made).drop(made.find(b"n"))
@@ -403,11 +403,11 @@ def test_a_directory_whose_entries_nobody_sees_takes_them_along(tmp_path: Path) 
         made.tree.rmdir(there.m.ino, b"e")
         await made.close(held, writable=False)
 
-        made.tree.rename(there.n.ino, b"d", ROOT_INO, b"d", 0)
+        made.renames.rename(there.n.ino, b"d", ROOT_INO, b"d", 0)
         deep = made.tree.make(there.d.ino, b"deep", DIR, 0, 0)
-        made.tree.rename(there.d.ino, b"deep", there.n.ino, b"deep", 0)
+        made.renames.rename(there.d.ino, b"deep", there.n.ino, b"deep", 0)
         await store(made, b"y", deep.ino)
-        made.tree.rename(there.n.ino, b"deep", there.d.ino, b"deep", 0)
+        made.renames.rename(there.n.ino, b"deep", there.d.ino, b"deep", 0)
         lifecycle(made).drop(made.find(b"n"))
         await walk(made)
         assert names(made) == {"/a", "/d", "/d/f", "/d/deep", "/d/deep/y", "/m"}
@@ -447,7 +447,7 @@ def test_directories_and_special_files_in_limbo_are_no_damage(tmp_path: Path) ->
         there = await spaces(made)
         made.tree.make(there.d.ino, b"empty", DIR, 0, 0)
         made.tree.make(there.d.ino, b"fifo", stat.S_IFIFO | 0o644, 0, 0)
-        made.tree.rename(there.d.ino, b"empty", ROOT_INO, b"empty", 0)  # to be accounted anew
+        made.renames.rename(there.d.ino, b"empty", ROOT_INO, b"empty", 0)  # to be accounted anew
         made.tree.rmdir(ROOT_INO, b"empty")
         made.tree.unlink(there.d.ino, b"fifo")
         assert len(made.residency.limbo) == 2
@@ -479,7 +479,7 @@ def test_a_catalog_of_format_1_is_read_and_becomes_one_of_format_2(tmp_path: Pat
         assert (await look(made, hashes=True))[0] == []
         assert names(made) == {"/a", "/d", "/d/a2", "/d/e", "/d/s"}, "torn was dropped"
         assert await made.read(A) == CONTENT
-        assert made.tree.xattr(A, b"user.x") == b"y"
+        assert made.attributes.xattr(A, b"user.x") == b"y"
         assert made.find(b"s", made.find(b"d").ino).target == b"../a"
         assert made.find(b"a").namespace == ROOT_INO
         made.check()

@@ -114,7 +114,7 @@ async def unlink_and_purge(made: World, inode: Inode) -> None:
 async def rename_over(made: World, inode: Inode) -> None:
     del inode
     await made.store(b"b", OTHER)
-    made.tree.rename(ROOT_INO, b"b", ROOT_INO, b"a", 0)
+    made.renames.rename(ROOT_INO, b"b", ROOT_INO, b"a", 0)
 
 
 async def drop(made: World, inode: Inode) -> None:
@@ -165,9 +165,9 @@ def test_a_job_does_not_mind_readers_and_names(tmp_path: Path, job: str, when: s
         async def happens() -> None:
             made.movers.before = made.movers.after = _nothing
             held.append(await made.objects.open(inode.ino, writable=False))
-            made.tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
             made.tree.link(inode.ino, ROOT_INO, b"c")
-            made.tree.change(inode.ino, mode=0o600)
+            made.attributes.change(inode.ino, mode=0o600)
 
         setattr(made.movers, when, happens)
         await getattr(made, job)(inode.ino)

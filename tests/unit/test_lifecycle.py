@@ -258,14 +258,14 @@ def test_a_greater_version_is_an_empty_directory_of_the_same_kind(tmp_path: Path
         made.namespace("a", quota_hard="1M", mode="0600")
         made.mkdir(b"a/d")
         await made.make_file(b"a/d/x", BYTES)
-        old = made.tree.change(made.find(b"a").ino, mode=0o1777, uid=5)
-        made.tree.set_xattr(old.ino, b"user.mine", b"kept")
+        old = made.attributes.change(made.find(b"a").ino, mode=0o1777, uid=5)
+        made.attributes.set_xattr(old.ino, b"user.mine", b"kept")
         inner = made.at(b"a/d")
         fresh = made.tell("a", version="2")
         new = made.find(b"a")
         assert new.ino == fresh.ino != old.ino
         assert (new.mode, new.uid, new.nlink) == (old.mode, 5, 2)
-        assert made.tree.xattr(new.ino, b"user.mine") == b"kept"
+        assert made.attributes.xattr(new.ino, b"user.mine") == b"kept"
         assert fresh.settings == Settings(quota_hard=MIB, mode=0o600, version=2)
         assert made.tree.read(new.ino, 2, 10).entries == []
         assert (ROOT_INO, b"a", old.ino) in made.gone, "the kernel is told"
@@ -342,7 +342,7 @@ def test_nothing_moves_into_what_was_dropped(tmp_path: Path) -> None:
         inner = made.at(b"a/d").ino
         made.drop("a")
         for name in (b"x", b"b"):
-            refusal(partial(made.tree.rename, ROOT_INO, name, inner, b"y", 0), NotFoundError)
+            refusal(partial(made.renames.rename, ROOT_INO, name, inner, b"y", 0), NotFoundError)
         refusal(lambda: made.tree.link(made.find(b"x").ino, inner, b"y"), NotFoundError)
         await made.walk()
         assert await made.read(made.find(b"x").ino) == BYTES

@@ -95,7 +95,7 @@ async def fill(made: World, expired: Callable[[int], bool]) -> tuple[list[bytes]
     for number in range(FILES):
         inode = await made.make_file(b"a/%03d" % number, b"x")
         if expired(number):
-            made.tree.change(inode.ino, mtime_ns=time.time_ns() - 200 * 10**9)
+            made.attributes.change(inode.ino, mtime_ns=time.time_ns() - 200 * 10**9)
         else:
             left.append(b"%03d" % number)
     return left, made.tree.inode(space.ino)
@@ -136,7 +136,7 @@ def test_what_is_open_is_passed_by_and_stays(
         held = []
         for entry in made.catalog.entries_after(directory.ino, 0, FILES)[: FILES - 1]:
             held.append(await made.objects.open(entry.ino, writable=False))
-            made.tree.change(entry.ino, mtime_ns=time.time_ns() - 200 * 10**9)
+            made.attributes.change(entry.ino, mtime_ns=time.time_ns() - 200 * 10**9)
         assert await Listing(made, monkeypatch).names(directory) == [b"%03d" % (FILES - 1)]
         for one in held:
             await made.close(one, writable=False)

@@ -13,9 +13,10 @@ import trio.testing
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import administration
+from kvfs.core.attributes import ATIME_STEP
 from kvfs.core.namespace import SMALLEST, USES_NOTED
+from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.room import AT_ONCE
-from kvfs.core.tree import ATIME_STEP, RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.walks import STEP
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, QuotaError, StaleError, TierError
 from kvfs.tiers import Tier
@@ -147,10 +148,10 @@ def test_a_file_is_accounted_to_where_it_moves(tmp_path: Path) -> None:
         a, b = made.namespace("a"), made.namespace("b", eviction="fifo")
         await made.make_file(b"a/x", BYTES)
         held = await made.objects.open(made.at(b"a/x").ino, writable=False)
-        made.tree.rename(a.ino, b"x", b.ino, b"y", 0)
+        made.renames.rename(a.ino, b"x", b.ino, b"y", 0)
         assert (a.objects, b.objects) == (0, 1)
         made.check()
-        made.tree.rename(b.ino, b"y", ROOT_INO, b"z", 0)
+        made.renames.rename(b.ino, b"y", ROOT_INO, b"z", 0)
         assert (a.objects, b.objects) == (0, 0)
         assert made.residency.namespaces.default.objects == 1
         made.check()
@@ -166,7 +167,7 @@ def test_a_directory_takes_along_what_is_below(tmp_path: Path) -> None:
         for path in (b"a/d", b"a/d/e", b"a/d/f"):
             made.mkdir(path)
             await fill(made, 20, path)
-        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        made.renames.rename(a.ino, b"d", b.ino, b"d", 0)
         made.check()
         assert b.objects == 0, "in the background"
         await made.walk()
@@ -186,8 +187,8 @@ def test_a_file_of_a_moved_directory_can_be_found_before_and_after_its_old_place
             made.mkdir(path)
             await made.make_file(path + b"/x", BYTES)
         inner = made.at(b"b/in").ino
-        made.tree.rename(a.ino, b"out", b.ino, b"out", 0)
-        made.tree.rename(b.ino, b"in", a.ino, b"in", 0)
+        made.renames.rename(a.ino, b"out", b.ino, b"out", 0)
+        made.renames.rename(b.ino, b"in", a.ino, b"in", 0)
         made.drop("a")
         assert made.at(b"b/out/deep/x").namespace == a.ino, "accounted to what was dropped"
         assert await made.read(made.at(b"b/out/deep/x").ino) == BYTES
@@ -207,13 +208,13 @@ def test_a_directory_that_moves_back_in_the_middle_of_the_walk(tmp_path: Path) -
         a, b = made.namespace("a"), made.namespace("b")
         made.mkdir(b"a/d")
         await fill(made, 80, b"a/d")
-        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        made.renames.rename(a.ino, b"d", b.ino, b"d", 0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
             while b.objects < 20:
                 await trio.lowlevel.checkpoint()
             assert b.objects < 80
-            made.tree.rename(b.ino, b"d", a.ino, b"d", 0)
+            made.renames.rename(b.ino, b"d", a.ino, b"d", 0)
             while made.residency.namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
@@ -252,7 +253,7 @@ async def moves_and_a_drop(made: World) -> None:
     made.mkdir(b"a/d")
     await fill(made, 40, b"a/d")
     await fill(made, 40, b"c")
-    made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+    made.renames.rename(a.ino, b"d", b.ino, b"d", 0)
     made.drop("c")
 
 
@@ -337,8 +338,8 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     """As the kernel's face does it."""
     (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
     move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
-    await made.room.take_in(partial(made.tree.arrivals, *move))
-    made.tree.rename(*move)
+    await made.room.take_in(partial(made.renames.arrivals, *move))
+    made.renames.rename(*move)
 
 
 @pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
@@ -422,7 +423,7 @@ def test_a_directory_that_comes_is_trimmed_as_it_is_accounted(tmp_path: Path) ->
         await fill(made, 100, b"b")
         await fill(made, 10)
         most = 0
-        made.tree.rename(ROOT_INO, b"b", space.ino, b"b", 0)
+        made.renames.rename(ROOT_INO, b"b", space.ino, b"b", 0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
             while made.residency.namespaces.unaccounted:
@@ -774,7 +775,7 @@ def test_ram_alone_gives_what_may_not_be_on_nvme(tmp_path: Path) -> None:
 
 def aged(made: World, inode: Inode, seconds: float) -> Inode:
     then = time.time_ns() - int(seconds * 1e9)
-    return made.tree.change(inode.ino, atime_ns=then, mtime_ns=then)
+    return made.attributes.change(inode.ino, atime_ns=then, mtime_ns=then)
 
 
 def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
@@ -840,11 +841,11 @@ def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
         (inode,) = await fill(made, 1)
         assert space.use_step(ATIME_STEP) == 32 * 10**9 // USES_NOTED
         aged(made, inode, 30)
-        made.tree.used(made.at(b"a/000"))
+        made.attributes.used(made.at(b"a/000"))
         assert time.time_ns() - made.at(b"a/000").atime_ns < 2 * 10**9
         now = time.time_ns()
-        made.tree.change(inode.ino, atime_ns=now - 3 * 10**9, mtime_ns=now - 100 * 10**9)
-        made.tree.used(made.at(b"a/000"))
+        made.attributes.change(inode.ino, atime_ns=now - 3 * 10**9, mtime_ns=now - 100 * 10**9)
+        made.attributes.used(made.at(b"a/000"))
         assert made.at(b"a/000").atime_ns >= now, "a use is noted while it matters"
         made.tell("a", ttl_from="write")
         with pytest.raises(NotFoundError):
@@ -969,7 +970,7 @@ def test_a_hidden_file_whose_directory_moves(tmp_path: Path) -> None:
         a, b = made.namespace("a", publish="close"), made.namespace("b")
         made.mkdir(b"a/d")
         held = await made.create(b"x", BYTES, made.at(b"a/d").ino)
-        made.tree.rename(a.ino, b"d", b.ino, b"d", 0)
+        made.renames.rename(a.ino, b"d", b.ino, b"d", 0)
         await made.walk()
         await made.close(held, writable=True)
         assert (a.objects, b.objects) == (0, 1)
@@ -1045,7 +1046,7 @@ def test_a_temporary_name_says_which_block_it_will_be(tmp_path: Path) -> None:
         inode = await made.make_file(b"a/m@1@0@ab@half.tmp", BYTES)
         directory = made.at(b"a").ino
         temporary = inode.key
-        made.tree.rename(directory, b"m@1@0@ab@half.tmp", directory, b"m@1@0@ab@half.data", 0)
+        made.renames.rename(directory, b"m@1@0@ab@half.tmp", directory, b"m@1@0@ab@half.data", 0)
         block = layouts.recognise((), b"m@1@0@ab@half.data")
         assert block is not None
         inode = made.at(b"a/m@1@0@ab@half.data")

@@ -673,7 +673,7 @@ def test_names_of_lost_bytes_are_gone_whoever_looks_first(made: World) -> None:
             made.find(names[0])
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
-        made.tree.rename(ROOT_INO, b"kept", ROOT_INO, names[1], 1)  # NOREPLACE: there is nothing
+        made.renames.rename(ROOT_INO, b"kept", ROOT_INO, names[1], 1)  # NOREPLACE: there is nothing
         assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 100).entries] == [names[1]]
         await made.census()
         await made.check_at_rest()

@@ -233,7 +233,7 @@ def test_the_order_of_use_survives_a_restart_by_the_hour(tmp_path: Path) -> None
     async def case(made: World) -> None:
         hour = 3600 * 10**9
         for number, inode in enumerate(await fill(made, made.disk, 4)):
-            made.tree.change(inode.ino, atime_ns=(10 - number) * hour)
+            made.attributes.change(inode.ino, atime_ns=(10 - number) * hour)
         made.restart()
         await made.census()
         assert made.room.reserve(made.disk, 10 * MIB)
@@ -355,7 +355,7 @@ def test_writers_that_outgrow_their_room_cost_clean_copies_first(tmp_path: Path)
 def test_a_dropped_file_loses_all_its_names_and_attributes(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES)
-        made.tree.set_xattr(inode.ino, b"user.a", b"1")
+        made.attributes.set_xattr(inode.ino, b"user.a", b"1")
         folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
         made.tree.link(inode.ino, folder.ino, b"b")
         made.residency.drop(made.find(b"a"), "evicted")

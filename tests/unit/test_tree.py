@@ -10,8 +10,10 @@ import pytest
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
 from kvfs.core import tree as module
+from kvfs.core.attributes import ATIME_STEP, Attributes
+from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfs.core.residency import Residency
-from kvfs.core.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
+from kvfs.core.tree import Tree
 from kvfs.errors import (
     AttributeTooLargeError,
     ExistsError,
@@ -115,8 +117,8 @@ def test_names_are_bounded(tree: Tree) -> None:
         lambda: mkdir(tree, long),
         lambda: tree.unlink(ROOT_INO, long),
         lambda: tree.rmdir(ROOT_INO, long),
-        lambda: tree.rename(ROOT_INO, b"a", ROOT_INO, long, 0),
-        lambda: tree.rename(ROOT_INO, long, ROOT_INO, b"b", 0),
+        lambda: Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, long, 0),
+        lambda: Renames(tree).rename(ROOT_INO, long, ROOT_INO, b"b", 0),
         lambda: tree.make(ROOT_INO, b"link", stat.S_IFLNK, 0, 0, target=b"t" * 4096),
     ):
         with pytest.raises(NameTooLongError):
@@ -153,7 +155,7 @@ def test_under_what_is_no_directory(tree: Tree) -> None:
         lambda: mkdir(tree, b"a", pipe),
         lambda: tree.unlink(pipe, b"a"),
         lambda: tree.rmdir(pipe, b"a"),
-        lambda: tree.rename(ROOT_INO, b"pipe", pipe, b"a", 0),
+        lambda: Renames(tree).rename(ROOT_INO, b"pipe", pipe, b"a", 0),
         lambda: tree.directory(pipe),
     ):
         with pytest.raises(NotADirError):
@@ -169,7 +171,7 @@ def test_a_removed_directory_has_its_attributes_while_somebody_has_it_open(tree:
         lambda: mkdir(tree, b"b", ino),
         lambda: tree.lookup(ino, b"b"),
         lambda: tree.lookup(ino, b".."),
-        lambda: tree.rename(ROOT_INO, b"x", ino, b"y", 0),
+        lambda: Renames(tree).rename(ROOT_INO, b"x", ino, b"y", 0),
     ):
         with pytest.raises(NotFoundError):
             call()
@@ -186,7 +188,7 @@ def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
     for call in (
         lambda: mkdir(tree, b"b", ino),
         lambda: tree.lookup(ino, b"b"),
-        lambda: tree.rename(ROOT_INO, b"x", ino, b"y", 0),
+        lambda: Renames(tree).rename(ROOT_INO, b"x", ino, b"y", 0),
     ):
         with pytest.raises(NotFoundError):
             call()
@@ -195,7 +197,7 @@ def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
 
 def test_a_setgid_directory_passes_its_group_on(tree: Tree) -> None:
     ino = mkdir(tree, b"a")
-    tree.change(ino, mode=DIR | stat.S_ISGID, gid=5)
+    Attributes(tree).change(ino, mode=DIR | stat.S_ISGID, gid=5)
     child = tree.make(ino, b"dir", DIR, 1, 1)
     pipe = tree.make(ino, b"pipe", FIFO, 1, 1)
     assert (child.uid, child.gid, child.mode) == (1, 5, DIR | stat.S_ISGID)
@@ -215,7 +217,7 @@ def test_link_counts_of_directories(tree: Tree) -> None:
     mkdir(tree, b"sub", one)
     fifo(tree, b"pipe", one)
     assert tree.inode(one).nlink == 3
-    tree.rename(one, b"sub", two, b"sub", 0)
+    Renames(tree).rename(one, b"sub", two, b"sub", 0)
     assert (tree.inode(one).nlink, tree.inode(two).nlink) == (2, 3)
     tree.rmdir(two, b"sub")
     assert tree.inode(two).nlink == 2
@@ -272,11 +274,11 @@ def test_only_empty_directories_are_removed(tree: Tree) -> None:
 
 def test_attributes_go_with_their_owner(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
-    tree.set_xattr(ino, b"user.a", b"1")
+    Attributes(tree).set_xattr(ino, b"user.a", b"1")
     tree.rmdir(ROOT_INO, b"dir")
-    assert tree.xattrs(ino) == [b"user.a"]
+    assert Attributes(tree).xattrs(ino) == [b"user.a"]
     tree.residency.purge(ino)
-    assert tree.xattrs(ino) == []
+    assert Attributes(tree).xattrs(ino) == []
 
 
 # Renaming
@@ -286,14 +288,14 @@ def test_attributes_go_with_their_owner(tree: Tree) -> None:
 def test_other_flags_are_refused(tree: Tree, flags: int) -> None:
     fifo(tree, b"a")
     with pytest.raises(InvalidError):
-        tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", flags)
+        Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"b", flags)
 
 
 def test_a_full_directory_moves_with_all_that_is_in_it(tree: Tree) -> None:
     one, two = mkdir(tree, b"one"), mkdir(tree, b"two")
     sub = mkdir(tree, b"sub", one)
     pipe = fifo(tree, b"pipe", sub)
-    tree.rename(one, b"sub", two, b"moved", 0)
+    Renames(tree).rename(one, b"sub", two, b"moved", 0)
     assert tree.lookup(two, b"moved").ino == sub
     assert tree.lookup(sub, b"..").ino == two
     assert tree.lookup(sub, b"pipe").ino == pipe
@@ -306,12 +308,12 @@ def test_a_directory_does_not_move_into_itself(tree: Tree) -> None:
     for parent in (one, two):
         for flags in (0, RENAME_NOREPLACE):
             with pytest.raises(InvalidError):
-                tree.rename(ROOT_INO, b"one", parent, b"x", flags)
+                Renames(tree).rename(ROOT_INO, b"one", parent, b"x", flags)
     for arguments in ((ROOT_INO, b"one", one, b"two"), (one, b"two", ROOT_INO, b"one")):
         with pytest.raises(InvalidError):
-            tree.rename(*arguments, RENAME_EXCHANGE)
+            Renames(tree).rename(*arguments, RENAME_EXCHANGE)
     with pytest.raises(NotEmptyError):
-        tree.rename(one, b"two", ROOT_INO, b"one", 0)
+        Renames(tree).rename(one, b"two", ROOT_INO, b"one", 0)
 
 
 def test_replacing(tree: Tree) -> None:
@@ -329,11 +331,11 @@ def test_replacing(tree: Tree) -> None:
     ]
     for name, name2, error in cases:
         with pytest.raises(error):
-            tree.rename(ROOT_INO, name, ROOT_INO, name2, 0)
+            Renames(tree).rename(ROOT_INO, name, ROOT_INO, name2, 0)
     with pytest.raises(ExistsError):
-        tree.rename(ROOT_INO, b"pipe", ROOT_INO, b"other", RENAME_NOREPLACE)
-    tree.rename(ROOT_INO, b"pipe", ROOT_INO, b"other", 0)
-    tree.rename(ROOT_INO, b"dir", ROOT_INO, b"empty", 0)
+        Renames(tree).rename(ROOT_INO, b"pipe", ROOT_INO, b"other", RENAME_NOREPLACE)
+    Renames(tree).rename(ROOT_INO, b"pipe", ROOT_INO, b"other", 0)
+    Renames(tree).rename(ROOT_INO, b"dir", ROOT_INO, b"empty", 0)
     assert tree.lookup(ROOT_INO, b"other").ino == pipe
     for gone in (other, empty):
         assert tree.inode(gone).nlink == 0
@@ -346,31 +348,31 @@ def test_replacing(tree: Tree) -> None:
 def test_two_names_of_one_file_stay(tree: Tree) -> None:
     ino = fifo(tree, b"a")
     tree.link(ino, ROOT_INO, b"b")
-    tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
-    tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_EXCHANGE)
-    tree.rename(ROOT_INO, b"a", ROOT_INO, b"a", 0)
+    Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+    Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_EXCHANGE)
+    Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"a", 0)
     assert names(tree) == [b"a", b"b"]
     with pytest.raises(ExistsError):
-        tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_NOREPLACE)
+        Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_NOREPLACE)
 
 
 def test_exchange_across_directories(tree: Tree) -> None:
     one, two = mkdir(tree, b"one"), mkdir(tree, b"two")
     folder, pipe = mkdir(tree, b"x", one), fifo(tree, b"y", two)
     inner = fifo(tree, b"inner", folder)
-    tree.rename(one, b"x", two, b"y", RENAME_EXCHANGE)
+    Renames(tree).rename(one, b"x", two, b"y", RENAME_EXCHANGE)
     assert tree.lookup(one, b"x").ino == pipe
     assert tree.lookup(two, b"y").ino == folder
     assert tree.lookup(folder, b"..").ino == two
     assert tree.lookup(folder, b"inner").ino == inner
     assert (tree.inode(one).nlink, tree.inode(two).nlink) == (2, 3)
     with pytest.raises(NotFoundError):
-        tree.rename(one, b"x", two, b"none", RENAME_EXCHANGE)
+        Renames(tree).rename(one, b"x", two, b"none", RENAME_EXCHANGE)
 
 
 def test_exchange_in_one_directory(tree: Tree) -> None:
     one, two = mkdir(tree, b"a"), fifo(tree, b"b")
-    tree.rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_EXCHANGE)
+    Renames(tree).rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_EXCHANGE)
     assert (tree.lookup(ROOT_INO, b"a").ino, tree.lookup(ROOT_INO, b"b").ino) == (two, one)
 
 
@@ -428,7 +430,7 @@ def test_times_follow_changes(tree: Tree) -> None:
     pipe = fifo(tree, b"a", ino)
     after = tree.inode(ino)
     assert after.mtime_ns == after.ctime_ns > before.mtime_ns
-    changed = tree.change(pipe, mode=0o7777, uid=1, gid=2, atime_ns=-5, mtime_ns=6)
+    changed = Attributes(tree).change(pipe, mode=0o7777, uid=1, gid=2, atime_ns=-5, mtime_ns=6)
     assert changed == tree.inode(pipe)
     assert changed.mode == stat.S_IFIFO | 0o7777
     assert (changed.uid, changed.gid, changed.atime_ns, changed.mtime_ns) == (1, 2, -5, 6)
@@ -437,28 +439,28 @@ def test_times_follow_changes(tree: Tree) -> None:
 
 def test_an_access_is_noted_as_relatime_does(tree: Tree) -> None:
     ino = fifo(tree, b"a")
-    tree.used(tree.inode(ino))
+    Attributes(tree).used(tree.inode(ino))
     first = tree.inode(ino).atime_ns
     assert first > tree.inode(ino).mtime_ns
-    tree.used(tree.inode(ino))
+    Attributes(tree).used(tree.inode(ino))
     assert tree.inode(ino).atime_ns == first
     clock = tree.now
     assert isinstance(clock, Clock)
-    clock.now += 2 * module.ATIME_STEP
-    tree.used(tree.inode(ino))
+    clock.now += 2 * ATIME_STEP
+    Attributes(tree).used(tree.inode(ino))
     assert tree.inode(ino).atime_ns > first
 
 
 def test_extended_attributes(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
     for name, value in ((b"user.\xff", b""), (b"trusted.b", b"\0"), (b"security.c", b"x" * 65536)):
-        tree.set_xattr(ino, name, value)
-        assert tree.xattr(ino, name) == value
-    tree.set_xattr(ino, b"trusted.b", b"new")
-    assert tree.xattr(ino, b"trusted.b") == b"new"
-    assert sorted(tree.xattrs(ino)) == [b"security.c", b"trusted.b", b"user.\xff"]
-    tree.remove_xattr(ino, b"trusted.b")
-    for call in (tree.xattr, tree.remove_xattr):
+        Attributes(tree).set_xattr(ino, name, value)
+        assert Attributes(tree).xattr(ino, name) == value
+    Attributes(tree).set_xattr(ino, b"trusted.b", b"new")
+    assert Attributes(tree).xattr(ino, b"trusted.b") == b"new"
+    assert sorted(Attributes(tree).xattrs(ino)) == [b"security.c", b"trusted.b", b"user.\xff"]
+    Attributes(tree).remove_xattr(ino, b"trusted.b")
+    for call in (Attributes(tree).xattr, Attributes(tree).remove_xattr):
         with pytest.raises(NoAttributeError):
             call(ino, b"trusted.b")
 
@@ -473,15 +475,15 @@ def test_extended_attributes_are_bounded(tree: Tree) -> None:
     ]
     for name, value, error in refused:
         with pytest.raises(error):
-            tree.set_xattr(ino, name, value)
+            Attributes(tree).set_xattr(ino, name, value)
     many = [b"user." + b"%03d" % number + b"x" * 247 for number in range(256)]
     for name in many:
-        tree.set_xattr(ino, name, b"")
+        Attributes(tree).set_xattr(ino, name, b"")
     with pytest.raises(AttributeTooLargeError):
-        tree.set_xattr(ino, b"user.one more", b"")
-    tree.set_xattr(ino, many[0], b"an old one may change")
-    tree.remove_xattr(ino, many[0])
-    tree.set_xattr(ino, many[0], b"")
+        Attributes(tree).set_xattr(ino, b"user.one more", b"")
+    Attributes(tree).set_xattr(ino, many[0], b"an old one may change")
+    Attributes(tree).remove_xattr(ino, many[0])
+    Attributes(tree).set_xattr(ino, many[0], b"")
 
 
 # Against the file system below
@@ -520,7 +522,7 @@ def test_a_random_walk_is_as_the_real_thing(tree: Tree, tmp_path: Path, seed: in
             "mkfifo": lambda: fifo(tree, name, where(one)),
             "unlink": lambda: tree.unlink(where(one), name),
             "rmdir": lambda: tree.rmdir(where(one), name),
-            "rename": lambda: tree.rename(where(one), name, where(two), name2, 0),
+            "rename": lambda: Renames(tree).rename(where(one), name, where(two), name2, 0),
             "link": lambda: tree.link(tree.lookup(where(one), name).ino, where(two), name2),
         }
         paths = [below(one, name)] + [below(two, name2)] * (kind in {"rename", "link"})

@@ -47,7 +47,7 @@ def test_nothing_of_a_dropped_tree_is_left(
     async def case(made: World) -> None:
         made.namespace("a")
         await tree(made, b"a")
-        made.tree.set_xattr(made.at(b"a/d").ino, b"user.x", b"1")
+        made.attributes.set_xattr(made.at(b"a/d").ino, b"user.x", b"1")
         made.drop("a")
         await made.walk()
         assert [inode.ino for inode in made.inodes()] == [ROOT_INO]
@@ -68,7 +68,7 @@ def test_all_of_a_moved_tree_is_accounted_anew(
         a, b = made.namespace("a"), made.namespace("b")
         made.mkdir(b"a/t")
         await tree(made, b"a/t")
-        made.tree.rename(a.ino, b"t", b.ino, b"t", 0)
+        made.renames.rename(a.ino, b"t", b.ino, b"t", 0)
         await made.walk()
         assert (a.objects, b.objects) == (0, 20)
         assert {inode.namespace for inode in made.inodes()} == {ROOT_INO, a.ino, b.ino}
@@ -149,7 +149,7 @@ def test_a_step_that_is_refused_has_changed_nothing_and_is_done_again(
         made.mkdir(b"a/t")
         await tree(made, b"a/t")
         held = await made.objects.open(made.at(b"a/t/0").ino, writable=False)
-        made.tree.rename(a.ino, b"t", b.ino, b"t", 0)
+        made.renames.rename(a.ino, b"t", b.ino, b"t", 0)
         commit = made.catalog.commit
         dice = random.Random(1)
 

@@ -13,11 +13,13 @@ import trio
 import xxhash
 
 from kvfs.catalog import ROOT_INO, Catalog, Inode
+from kvfs.core.attributes import Attributes
 from kvfs.core.flow import Flow
 from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.namespace import Namespace
 from kvfs.core.objects import Objects
+from kvfs.core.renames import Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
@@ -148,6 +150,7 @@ class World:
         self.residency.estimate()
         self.room = Room(self.residency)
         self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
+        self.renames, self.attributes = Renames(self.tree), Attributes(self.tree)
         self.lifecycle = Lifecycle(self.tree, gone=self._gone)
         self.walks = Walks(self.tree, self.room)
         self.movers = Inline()
