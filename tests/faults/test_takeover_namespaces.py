@@ -28,7 +28,6 @@ def ready(kv: Mounted) -> None:
     """Daemons that die one after the other as soon as they serve are taken for a lost cause."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
-    kv.idle()  # what it commits next is asked for
 
 
 def fill(space: Path, files: int = FILES) -> None:
@@ -70,6 +69,7 @@ def test_a_walk_goes_on_where_a_death_has_cut_it_short(kv: Mounted, passing: int
     inside = os.open(kv.path / "n/0", os.O_RDONLY | os.O_DIRECTORY)
     ready(kv)
     before = kv.status()["takeovers"]
+    kv.idle()  # what it commits next is asked for
     request(kv.path, "arm", faults=f"catalog.committed=kill@{passing}")
     assert drop(kv, "n") is (passing == 1)
     assert os.listdir(kv.path) == ["kept"]
@@ -103,6 +103,7 @@ def test_a_namespace_that_was_made_by_a_daemon_that_died_is_made(
         (kv.path / "n").mkdir()
     ready(kv)
     before = kv.status()["takeovers"]
+    kv.idle()  # what it commits next is asked for
     request(kv.path, "arm", faults="catalog.committed=kill@1")
     asked: dict[str, Any] = {"name": "n", "settings": {"weight": "7"}, "uid": 0, "gid": 0}
     made = request(kv.path, "ns_create", **asked)
