@@ -72,6 +72,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$wor
     echo "$wanted" >"$stamp"
 fi
 
+# Tests of the S3 tier run against a real server.
+[ "$extra" != test ] || scripts/s3-server.sh install
+
 # The second name is the one that mount(8) looks for when it remounts.
 ours=$PWD/mount/mount.kvfs
 for helper in /sbin/mount.kvfs /sbin/mount.fuse.kvfs; do

@@ -90,18 +90,14 @@ class BotoStore:
         asked = f"bytes={start}-{start + length - 1}"
         with self._of(key, precondition=ObjectChangedError):
             answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=asked, **match)
-            if etag and _etag(answer) != etag:
-                raise ObjectChangedError(f"{self.name}/{key}: has ETag {_etag(answer)}, not {etag}")
-            left = answer["ContentLength"]
-            body = answer["Body"]
-            with closing(body):
+            with closing(answer["Body"]) as body:
+                if etag and _etag(answer) != etag:
+                    raise ObjectChangedError(f"{self.name}/{key}: its ETag is not {etag} any more")
                 # A store may ignore the range and send everything.
-                if left > length or not answer.get("ContentRange", "").startswith(
-                    f"bytes {start}-{start + left - 1}/"
-                ):
+                size, told = answer["ContentLength"], answer.get("ContentRange", "no range")
+                if size > length or not told.startswith(f"bytes {start}-{start + size - 1}/"):
                     raise WrongBytesError(
-                        f"{self.name}/{key}: {left} bytes, {answer.get('ContentRange')}, were "
-                        f"sent for {asked}"
+                        f"{self.name}/{key}: {size} bytes, {told}, were sent for {asked}"
                     )
                 while data := body.read(PIECE):
                     yield data
@@ -142,17 +138,15 @@ class BotoStore:
                 Delimiter=delimiter,
                 MaxKeys=limit,
             )
-        entries = [
-            Entry(one["Key"], one["Size"], _etag(one), one["LastModified"].timestamp())
-            for one in answer.get("Contents", ())
-        ]
-        folders = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
+            more = answer["IsTruncated"]
+            entries = [
+                Entry(one["Key"], one["Size"], _etag(one), one["LastModified"].timestamp())
+                for one in answer.get("Contents", ())
+            ]
+            folders = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
+        ends = [entry.key for entry in entries[-1:]] + [name + _LAST for name in folders[-1:]]
         # Text compares as its UTF-8 does.
-        last = max(
-            (*(entry.key for entry in entries[-1:]), *(name + _LAST for name in folders[-1:])),
-            default="",
-        )
-        return Page(entries, folders, last if answer["IsTruncated"] else "")
+        return Page(entries, folders, max(ends) if more and ends else "")
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._of(key):

@@ -98,7 +98,8 @@ def failure_of(
         return NoBucketError(told)
     if code in _FULL or status == 507:  # noqa: PLR2004
         return StoreFullError(told)
-    if code in _THROTTLED or status == 429:  # noqa: PLR2004
+    # The answer to a HEAD has no code, and S3 itself says 503 for nothing else.
+    if code in _THROTTLED or status == 429 or code == "503":  # noqa: PLR2004
         return ThrottledError(told)
     if code in _DAMAGED or status == 416:  # noqa: PLR2004
         return WrongBytesError(told)
@@ -108,6 +109,8 @@ def failure_of(
         return RefusedError(f"{told}; {_CURES[code]}")
     if code in _MISSING or status == 404:  # noqa: PLR2004
         return missing(told)
+    if code == "NotImplemented" or status == 501:  # noqa: PLR2004
+        return RefusedError(told)
     if status >= 500 or code in {"InternalError", "RequestTimeout"}:  # noqa: PLR2004
         return OutageError(told)
     if status in {301, 307}:
@@ -137,6 +140,8 @@ def translated(
         raise OutageError(f"{what}: {_reason(error)}") from error
     except of_botocore.BotoCoreError as error:
         raise StoreError(f"{what}: {type(error).__name__}: {error}") from error
+    except RecursionError as error:
+        raise OutageError(f"{what}: redirected without end") from error  # botocore follows
     except KeyError as error:
         raise OutageError(f"{what}: the answer has no {error}") from error
 

@@ -82,6 +82,15 @@ class Transfers:
                 return etag
             raise
 
+    def read(self, key: str, limit: int) -> bytes:
+        """Return the bytes of a small object. Raises WrongBytesError beyond `limit` bytes."""
+        head = self.store.head(key)
+        if head.size > limit:
+            raise WrongBytesError(
+                f"{self.store.name}/{key}: {head.size} bytes, at most {limit} are expected"
+            )
+        return b"".join(self.store.get(key, 0, head.size, etag=head.etag))
+
     def upload(
         self,
         key: str,
@@ -98,7 +107,8 @@ class Transfers:
         digest: their xxh3-128. begun: called with the id of a multipart upload before its first
         part; it must have persisted the id when it returns. Raises SourceError if the file is
         shorter or has another digest, OSError of reading it, and what `Store.put` raises. There is
-        no new object then, except that after OutageError there may be one, whole.
+        no new object then, or a whole one: the store may fail when it has carried out the last
+        request, and not be there to be asked.
         """
         if size <= self.terms.single:
             data = _read(fd, 0, size)
