@@ -8,7 +8,7 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from kvfs.s3.boto import BotoStore
-from tests.s3.server import Server
+from scripts.s3_server import Server
 
 _NUMBERS = itertools.count(1)
 

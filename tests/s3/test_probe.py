@@ -12,9 +12,9 @@ from kvfs.s3.keys import Keys
 from kvfs.s3.marker import Marker, claim
 from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms, Transfers
+from scripts.s3_server import Server
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.s3.server import Server
 
 KEYS = Keys("kv/")
 TERMS = Terms()

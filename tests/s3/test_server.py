@@ -10,8 +10,8 @@ from kvfs.s3.boto import BotoStore
 from kvfs.s3.errors import NoObjectError, OutageError
 from kvfs.s3.store import PART_MIN
 from kvfs.s3.transfer import Terms, Transfers
+from scripts.s3_server import Server
 from tests.s3.faulty import FaultyStore
-from tests.s3.server import Server
 
 DATA = random.Random(7).randbytes(3 * PART_MIN + 1)
 DIGEST = xxhash.xxh3_128_digest(DATA)

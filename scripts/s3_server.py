@@ -1,4 +1,4 @@
-"""The real S3 server of the tests: Ceph's gateway on loopback, as scripts/s3-server.sh runs it."""
+"""The real S3 server of tests and benchmarks, as scripts/s3-server.sh runs it, on free ports."""
 
 import shlex
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvfs.s3.place import Place
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "s3-server.sh"
+SCRIPT = Path(__file__).with_name("s3-server.sh")
 PORTS = range(41)  # from the first one: gateway, monitor, and those of the other daemons
 
 
@@ -33,7 +33,7 @@ class Server:
         self.credentials = named
 
     def kill(self, *daemons: str) -> None:
-        """kill -9 of the daemons: rgw, osd, mon; all if none is named."""
+        """End daemons as kill -9 does: rgw, osd, mon; all if none is named."""
         self._run("kill", *daemons)
 
     def stop(self) -> None:
