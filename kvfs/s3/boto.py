@@ -7,6 +7,7 @@ asked for and the ETag. botocore retries (standard mode: back-off with jitter) a
 Importing it loads boto3, so it is for movers only.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -24,7 +25,7 @@ from kvfs.s3.errors import (
 )
 from kvfs.s3.failures import failure_of, translated
 from kvfs.s3.place import Place
-from kvfs.s3.store import LIST_LIMIT, Entry, Head, Page, Part, Upload
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Upload
 
 PIECE = 1 << 20  # bytes read from a connection at once
 ATTEMPTS = 4  # of one request, with 1, 2 and 4 s between them at most
@@ -71,13 +72,13 @@ class BotoStore:
         """Close the connections."""
         self._client.close()
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str], *, once: bool) -> str:
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         with self._of(key, precondition=ObjectExistsError):
             return _etag(
                 self._client.put_object(
                     Bucket=self._bucket,
                     Key=key,
-                    Body=data,
+                    Body=_Body(data),
                     Metadata=dict(metadata),
                     **_once(once=once),
                 )
@@ -155,7 +156,7 @@ class BotoStore:
             )
             return str(answer["UploadId"])
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         with self._of(key, missing=NoUploadError):
             return _etag(
                 self._client.upload_part(
@@ -163,16 +164,9 @@ class BotoStore:
                     Key=key,
                     UploadId=upload_id,
                     PartNumber=number,
-                    Body=data,
+                    Body=_Body(data),
                 )
             )
-
-    def parts(self, key: str, upload_id: str) -> Iterator[Part]:
-        pages = self._client.get_paginator("list_parts")
-        with self._of(key, missing=NoUploadError):
-            for page in pages.paginate(Bucket=self._bucket, Key=key, UploadId=upload_id):
-                for one in page.get("Parts", ()):
-                    yield Part(one["PartNumber"], _etag(one), one["Size"])
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
         sent = [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]
@@ -209,6 +203,30 @@ class BotoStore:
         precondition: type[StoreError] = StoreError,
     ) -> AbstractContextManager[None]:
         return translated(f"{self.name}/{key}", missing=missing, precondition=precondition)
+
+
+class _Body:
+    """Bytes that botocore reads as a file: it would copy what it is given as bytes."""
+
+    def __init__(self, data: Data) -> None:
+        self._view = memoryview(data)
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        start = self._position
+        self._position = len(self._view) if size < 0 else min(start + size, len(self._view))
+        return self._view[start : self._position]
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
 
 
 def _once(*, once: bool) -> dict[str, str]:

@@ -77,7 +77,7 @@ def _once_complete(store: Store, key: str) -> bool:
     try:
         etag = store.put_part(key, upload_id, 1, _BYTES)
         try:
-            store.complete(key, upload_id, [Part(1, etag, len(_BYTES))], once=True)
+            store.complete(key, upload_id, [Part(1, etag)], once=True)
         except (ObjectExistsError, RefusedError) as error:
             return isinstance(error, ObjectExistsError)
         return False

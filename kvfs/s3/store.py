@@ -8,9 +8,11 @@ several requests (`kvfs.s3.transfer`), nor for what keys and metadata mean (`key
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Union
 
 from kvfs.s3.errors import StoreError
+
+Data = Union[bytes, memoryview]  # noqa: UP007 (read at run time, by Python 3.10 too)
 
 LIST_LIMIT = 1000  # keys that one answer can have, and one request delete
 PART_MIN = 5 << 20  # bytes of a part that is not the last, as every S3 has it
@@ -48,7 +50,6 @@ class Part(NamedTuple):
 
     number: int
     etag: str
-    size: int
 
 
 class Upload(NamedTuple):
@@ -66,8 +67,8 @@ class Store(Protocol):
     def name(self) -> str:
         """The bucket, for messages."""
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str], *, once: bool) -> str:
-        """Store an object, all or nothing; return its ETag.
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
+        """Store an object, all or nothing; return its ETag. `data` is not kept.
 
         once: raise ObjectExistsError if there is one, atomically, if the store honours that (see
         `kvfs.s3.probe`). Raises WrongBytesError if they were damaged on their way, StoreFullError.
@@ -97,16 +98,13 @@ class Store(Protocol):
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload; return its id."""
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         """Store a part, or store it anew; return its ETag. Raises NoUploadError, as `put`."""
 
-    def parts(self, key: str, upload_id: str) -> Iterator[Part]:
-        """Yield what the store has of an upload, by number. Raises NoUploadError."""
-
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
-        """Make an object of the parts, all or nothing. Raises NoUploadError, as `put`.
+        """Make an object of the parts, all or nothing. Some stores do not say which ETag it has.
 
-        Some stores do not say here which ETag it has.
+        Raises NoUploadError; WrongBytesError if they are not what the store has; as `put`.
         """
 
     def abort(self, key: str, upload_id: str) -> None:

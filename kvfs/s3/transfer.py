@@ -2,9 +2,9 @@
 
 Contract: an object appears complete or not at all, and only if the bytes that were sent have the
 digest that was asked for; a file that was downloaded has it too. An upload in parts tells its id
-before the first part, so that whoever survives can abort it. Bytes on their way take no more than
-(parallel + 1) * part of memory. Calls block; a `Transfers` may be used by one thread at a time.
-Not for which objects to move, nor for what the metadata say.
+before the first part, so that whoever survives can abort it. Bytes on their way take no more
+memory than `parallel` parts or one object that goes up in a single request. Calls block, and one
+`Transfers` is for one thread at a time. Not for which objects to move, nor what metadata say.
 """
 
 import logging
@@ -28,7 +28,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.s3.store import PARTS_MAX, Part, Store
+from kvfs.s3.store import PARTS_MAX, Data, Part, Store
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ATTEMPT = "kvfs-put"  # metadata: which attempt it was that made an object
+PIECE = 256 << 10  # bytes; what is hashed comes from the processor's own cache
 RANGE_TRIES = 3  # of one range, if connections break in the middle of it
 
 
@@ -62,13 +63,15 @@ class Transfers:
     def __init__(self, store: Store, terms: Terms) -> None:
         self.store = store
         self.terms = terms
+        # Used again: memory that is new costs a put as much as its SHA-256 does.
+        self._free: list[bytearray] = []
         self._threads = ThreadPoolExecutor(terms.parallel, thread_name_prefix="s3")
 
     def close(self) -> None:
         """Wait for requests that run, begin no more."""
         self._threads.shutdown(cancel_futures=True)
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str], *, once: bool) -> str:
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         """Store bytes in one request; return the ETag. See `Store.put`."""
         if once and not self.terms.once_put:
             self._refuse_existing(key)
@@ -111,11 +114,13 @@ class Transfers:
         request, and not be there to be asked.
         """
         if size <= self.terms.single:
-            data = _read(fd, 0, size)
+            buffer = self._buffer(size)
+            data = memoryview(buffer)[:size]
+            _read(fd, 0, data)
             _expect(key, xxhash.xxh3_128_digest(data), digest)
-            return self.put(key, data, metadata, once=once)
-        if once and not self.terms.once_complete:
-            self._refuse_existing(key)
+            etag = self.put(key, data, metadata, once=once)
+            self._free.append(buffer)
+            return etag
         token = uuid.uuid4().hex
         upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
         try:
@@ -158,9 +163,13 @@ class Transfers:
 
         # Hashed in order, while later ranges are on their way: what was written last is in cache.
         position = 0
+        piece = memoryview(bytearray(PIECE))
         with closing(self._in_turn(fetch, ranges)) as lengths:
             for length in lengths:
-                found.update(_read(fd, position, length))
+                for start in range(position, position + length, PIECE):
+                    data = piece[: min(PIECE, position + length - start)]
+                    _read(fd, start, data)
+                    found.update(data)
                 position += length
         if found.digest() != digest:
             raise WrongBytesError(
@@ -168,27 +177,37 @@ class Transfers:
                 f"{digest.hex()}"
             )
 
+    def _buffer(self, size: int) -> bytearray:
+        buffer = self._free.pop() if self._free else bytearray()
+        return buffer if len(buffer) >= size else bytearray(size)
+
     def _send_parts(
         self, key: str, upload_id: str, fd: int, size: int, digest: bytes
     ) -> list[Part]:
-        """Send all parts, and compare: the digest of what was read, what the store says it has."""
+        """Send all parts and compare the digest of what was read.
+
+        The store checks what arrives of each, and their ETags when they become an object.
+        """
         part = max(self.terms.part, -(-size // PARTS_MAX // MIB) * MIB)
         found = xxhash.xxh3_128()
 
-        def read() -> Iterator[tuple[int, bytes]]:
+        def read() -> Iterator[tuple[int, tuple[bytearray, int]]]:
             for number, start in enumerate(range(0, size, part), 1):
-                data = _read(fd, start, min(part, size - start))
+                buffer, length = self._buffer(part), min(part, size - start)
+                data = memoryview(buffer)[:length]
+                _read(fd, start, data)
                 found.update(data)
-                yield number, data
+                yield number, (buffer, length)
 
-        def send(number: int, data: bytes) -> Part:
-            return Part(number, self.store.put_part(key, upload_id, number, data), len(data))
+        def send(number: int, full: tuple[bytearray, int]) -> Part:
+            buffer, length = full
+            data = memoryview(buffer)[:length]
+            etag = self.store.put_part(key, upload_id, number, data)
+            self._free.append(buffer)
+            return Part(number, etag)
 
         sent = list(self._in_turn(send, read()))
         _expect(key, found.digest(), digest)
-        there = list(self.store.parts(key, upload_id))
-        if there != sent:
-            raise WrongBytesError(f"{self.store.name}/{key}: the store has {there}, sent {sent}")
         return sent
 
     def _fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> None:
@@ -253,14 +272,14 @@ class Transfers:
             log.warning("the upload %s was not aborted: %s", upload_id, error)
 
 
-def _read(fd: int, start: int, size: int) -> bytes:
-    data = os.pread(fd, size, start)
-    while len(data) < size:
-        more = os.pread(fd, size - len(data), start + len(data))
+def _read(fd: int, start: int, into: memoryview) -> None:
+    """Fill a buffer. Raises SourceError where the file ends before."""
+    got = 0
+    while got < len(into):
+        more = os.preadv(fd, [into[got:]], start + got)
         if not more:
-            raise SourceError(f"the file ends at {start + len(data)}, expected {start + size}")
-        data += more
-    return data
+            raise SourceError(f"the file ends at {start + got}, expected {start + len(into)}")
+        got += more
 
 
 def _expect(key: str, found: bytes, digest: bytes) -> None:

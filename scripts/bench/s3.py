@@ -3,7 +3,9 @@
     .venv/bin/python -m scripts.bench.s3 [--size 64M ...] [--at-once 8 ...] [--json FILE]
 
 A real S3 server of its own on loopback, files in /dev/shm, one process for all clients; each moves
-the same files in turns. The server takes most of the CPUs, so the ratios are what counts.
+the same files in turns. The server takes most of the CPUs, so the ratios are what counts. Uploads
+are held against who lets the server check what arrives, as all of boto3 does over plain HTTP but
+the CRT, whose checksums this server refuses.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ BUCKET = "bench"
 BYTES = 256 << 20  # moved by each client in a round, about
 MOST = 64  # objects in a round
 BARS = {
-    "up": Bar("upload / best of boto3", 0.9),
+    "up": Bar("upload / best of boto3 that is checked", 0.9),
     "down": Bar("download / best of boto3", 0.9),
 }
 
@@ -167,7 +169,7 @@ def main(
                 for at_once in at_onces:
                     note(f"{field.count} x {size_name(field.bytes_each)}, {at_once} at once")
                     found = measure(field, [ours, *others], at_once, rounds)
-                    rows += judged(found, field, at_once)
+                    rows += judged(found, [ours, *others], field, at_once)
         finally:
             server.wipe()
     report.document["results"] = rows
@@ -202,7 +204,10 @@ def main(
 
 
 def judged(
-    found: dict[tuple[str, str], list[tuple[float, float]]], field: Field, at_once: int
+    found: dict[tuple[str, str], list[tuple[float, float]]],
+    clients: list[Client],
+    field: Field,
+    at_once: int,
 ) -> list[dict[str, Any]]:
     """A row for each direction."""
     rows = []
@@ -213,7 +218,9 @@ def judged(
             if which == direction
         }
         ours = series["kvfs"]
-        best = max((one for name, one in series.items() if name != "kvfs"), key=lambda s: s.best)
+        rivals = [one for one in clients if one.name != "kvfs"]
+        fair = [one for one in rivals if one.checked or direction == "down"]
+        best = max((series[one.name] for one in fair), key=lambda one: one.best)
         rows.append(
             {
                 "direction": direction,

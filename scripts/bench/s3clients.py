@@ -33,6 +33,7 @@ class Client(Protocol):
     """One way to move objects."""
 
     name: str
+    checked: bool  # whether the server can tell that an upload was damaged on its way
 
     def upload(self, path: str, key: str) -> None:
         """Store a file as a new object."""
@@ -45,6 +46,7 @@ class Kvfs:
     """As movers do: names published once, digests compared in both directions."""
 
     name = "kvfs"
+    checked = True
 
     def __init__(self, place: Place, terms: Terms, clients: int) -> None:
         self._store = BotoStore(place, connections=CONNECTIONS)
@@ -95,8 +97,9 @@ class Kvfs:
 class Boto3:
     """boto3's transfer manager as `upload_file` and `download_file` use it."""
 
-    def __init__(self, place: Place, manager: Any, name: str) -> None:  # noqa: ANN401 (untyped)
+    def __init__(self, place: Place, name: str, manager: Any, *, checked: bool) -> None:  # noqa: ANN401
         self.name = name
+        self.checked = checked
         self._bucket = place.bucket
         self._manager = manager
 
@@ -124,7 +127,7 @@ def classic(place: Place) -> Boto3:
     """In Python."""
     client = boto3.client("s3", endpoint_url=place.endpoint, config=CONFIG)
     config = TransferConfig(preferred_transfer_client="classic")
-    return Boto3(place, create_transfer_manager(client, config), "boto3")
+    return Boto3(place, "boto3", create_transfer_manager(client, config), checked=True)
 
 
 def crt(place: Place) -> Boto3 | None:
@@ -147,4 +150,5 @@ def crt(place: Place) -> Boto3 | None:
         session,
         {"region_name": place.region, "endpoint_url": place.endpoint, "config": CONFIG},
     )
-    return Boto3(place, of_crt.CRTTransferManager(_Unchecked(client), serializer), "boto3 CRT")
+    manager = of_crt.CRTTransferManager(_Unchecked(client), serializer)
+    return Boto3(place, "boto3 CRT", manager, checked=False)

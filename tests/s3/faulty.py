@@ -8,13 +8,13 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from kvfs.s3.errors import StoreError
-from kvfs.s3.store import LIST_LIMIT, Entry, Head, Page, Part, Store, Upload
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Store, Upload
 
 T = TypeVar("T")
 
 Verb = Literal[
     "put", "get", "head", "delete", "delete_many", "list",
-    "begin", "put_part", "parts", "complete", "abort", "uploads", "any",
+    "begin", "put_part", "complete", "abort", "uploads", "any",
 ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class FaultyStore:
                 return fault
         return None
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str], *, once: bool) -> str:
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._call("put", lambda: self._store.put(key, data, metadata, once=once))
 
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
@@ -114,11 +114,8 @@ class FaultyStore:
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         return self._call("begin", lambda: self._store.begin(key, metadata))
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         return self._call("put_part", lambda: self._store.put_part(key, upload_id, number, data))
-
-    def parts(self, key: str, upload_id: str) -> Iterator[Part]:
-        return iter(self._call("parts", lambda: list(self._store.parts(key, upload_id))))
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
         self._call("complete", lambda: self._store.complete(key, upload_id, parts, once=once))

@@ -15,7 +15,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.s3.store import LIST_LIMIT, PART_MIN, Entry, Head, Page, Part, Upload
+from kvfs.s3.store import LIST_LIMIT, PART_MIN, Data, Entry, Head, Page, Part, Upload
 
 PIECE = 1 << 20
 
@@ -49,16 +49,16 @@ class MemoryStore:
         self._ids = (f"upload-{number}" for number in itertools.count())
         self._lock = threading.Lock()
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str], *, once: bool) -> str:
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._store(key, data, metadata, _md5(data), once=once and self.once_put)
 
     def _store(
-        self, key: str, data: bytes, metadata: Mapping[str, str], etag: str, *, once: bool
+        self, key: str, data: Data, metadata: Mapping[str, str], etag: str, *, once: bool
     ) -> str:
         with self._lock:
             if once and key in self.objects:
                 raise ObjectExistsError(key)
-            self.objects[key] = _Object(data, dict(metadata), etag)
+            self.objects[key] = _Object(bytes(data), dict(metadata), etag)
         return etag
 
     def _find(self, key: str) -> _Object:
@@ -124,22 +124,18 @@ class MemoryStore:
             raise NoUploadError(f"{key} {upload_id}")
         return found
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> str:
-        self._upload(key, upload_id).parts[number] = data
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
+        self._upload(key, upload_id).parts[number] = bytes(data)
         return _md5(data)
 
-    def parts(self, key: str, upload_id: str) -> Iterator[Part]:
-        for number, data in sorted(self._upload(key, upload_id).parts.items()):
-            yield Part(number, _md5(data), len(data))
-
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
-        there = {part.number: part for part in self.parts(key, upload_id)}
-        if any(there.get(part.number) != part for part in parts):
-            raise WrongBytesError(key)
-        if any(part.size < PART_MIN for part in parts[:-1]):
-            raise WrongBytesError(f"{key}: a part is too small")
         upload = self._upload(key, upload_id)
-        data = b"".join(upload.parts[part.number] for part in parts)
+        if any(_md5(upload.parts.get(part.number, b"")) != part.etag for part in parts):
+            raise WrongBytesError(f"{key}: a part is another one")
+        pieces = [upload.parts[part.number] for part in parts]
+        if any(len(piece) < PART_MIN for piece in pieces[:-1]):
+            raise WrongBytesError(f"{key}: a part is too small")
+        data = b"".join(pieces)
         etag = f"{_md5(data)}-{len(parts)}"
         self._store(key, data, upload.metadata, etag, once=once and self.once_complete)
         del self.unfinished[upload_id]
@@ -155,5 +151,5 @@ class MemoryStore:
                 yield Upload(upload.key, upload_id, upload.begun)
 
 
-def _md5(data: bytes) -> str:
+def _md5(data: Data) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -164,11 +164,10 @@ def test_an_upload_in_parts(store: Store) -> None:
         store.head("big")
     assert [(one.key, one.upload_id) for one in store.uploads("b")] == [("big", upload_id)]
     sent = [
-        Part(number, store.put_part("big", upload_id, number, data), len(data))
+        Part(number, store.put_part("big", upload_id, number, data))
         for number, data in reversed(list(enumerate(pieces, 1)))
     ]
     sent.sort()
-    assert list(store.parts("big", upload_id)) == sent
     store.complete("big", upload_id, sent, once=False)
     head = store.head("big")
     assert head.size == 2 * PART_MIN + 1
@@ -181,7 +180,7 @@ def test_a_part_may_be_sent_again(store: Store) -> None:
     upload_id = store.begin("big", {})
     store.put_part("big", upload_id, 1, b"wrong")
     etag = store.put_part("big", upload_id, 1, b"right")
-    store.complete("big", upload_id, [Part(1, etag, 5)], once=False)
+    store.complete("big", upload_id, [Part(1, etag)], once=False)
     assert get(store, "big", 0, 5) == b"right"
 
 
@@ -193,8 +192,6 @@ def test_an_upload_is_aborted(store: Store) -> None:
     assert list(store.uploads("")) == []
     with pytest.raises(NoUploadError):
         store.put_part("big", upload_id, 2, b"data")
-    with pytest.raises(NoUploadError):
-        list(store.parts("big", upload_id))
     with pytest.raises(NoObjectError):
         store.head("big")
 
@@ -203,7 +200,7 @@ def test_parts_that_are_not_there_make_no_object(store: Store) -> None:
     upload_id = store.begin("big", {})
     store.put_part("big", upload_id, 1, b"data")
     with pytest.raises(WrongBytesError):
-        store.complete("big", upload_id, [Part(1, "0" * 32, 4)], once=False)
+        store.complete("big", upload_id, [Part(1, "0" * 32)], once=False)
     with pytest.raises(NoObjectError):
         store.head("big")
     store.abort("big", upload_id)
@@ -213,4 +210,4 @@ def test_an_upload_that_nobody_knows(store: Store) -> None:
     with pytest.raises(NoUploadError):
         store.put_part("big", "no-such-upload", 1, b"data")
     with pytest.raises(StoreError):
-        store.complete("big", "no-such-upload", [Part(1, "0" * 32, 4)], once=False)
+        store.complete("big", "no-such-upload", [Part(1, "0" * 32)], once=False)

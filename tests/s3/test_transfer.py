@@ -247,7 +247,7 @@ def test_of_two_that_publish_in_parts_the_first_one_stays() -> None:
     terms = Terms(single=MiB, part=PART_MIN, once_complete=False)
 
     def overtake(verb: str) -> None:
-        if verb == "parts" and not store.objects:
+        if verb == "put_part" and not store.objects:
             Side(store, terms).upload(b"first")
 
     one = Side(FaultyStore(store, pause=overtake), terms)
@@ -261,7 +261,7 @@ def test_who_was_overtaken_at_the_last_moment_learns_of_it() -> None:
     store = MemoryStore(once_complete=False)
 
     def overtake(verb: str) -> None:
-        if verb == "head":
+        if verb == "head" and store.objects:
             store.put("key", b"other", {}, once=False)
 
     with pytest.raises(ObjectExistsError):
@@ -302,7 +302,7 @@ def test_a_store_that_has_lost_a_part_is_found() -> None:
     store = MemoryStore()
 
     def lose(verb: str) -> None:
-        if verb == "parts":
+        if verb == "complete":
             store.unfinished["upload-0"].parts[2] = b"other"
 
     with pytest.raises(WrongBytesError):
