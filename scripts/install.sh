@@ -2,7 +2,7 @@
 # Makes .venv/bin/kvfs work, and `mount -t kvfs` known to the system. Run it again at any time: it
 # does only what is missing. As root on Debian or Ubuntu it installs the system packages too.
 #
-#     scripts/install.sh [EXTRA]      EXTRA: test, plot or torch
+#     scripts/install.sh [EXTRA]      EXTRA: test, bench, plot or torch
 #
 # PYTHON chooses the interpreter (python3), which must be 3.10 or newer.
 set -euo pipefail

@@ -7,6 +7,7 @@ asked for and the ETag. botocore retries (standard mode: back-off with jitter) a
 Importing it loads boto3, so it is for movers only.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -31,6 +32,9 @@ PIECE = 1 << 20  # bytes read from a connection at once
 ATTEMPTS = 4  # of one request, with 1, 2 and 4 s between them at most
 CONNECT_TIMEOUT = 5.0  # s
 READ_TIMEOUT = 20.0  # s without a byte
+# At lower levels it writes whole requests, with session tokens.
+logging.getLogger("botocore").setLevel(logging.WARNING)
+
 _LAST = "\U0010ffff"  # sorts after everything that can follow it
 
 

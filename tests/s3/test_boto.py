@@ -207,3 +207,17 @@ def test_a_request_is_tried_again_and_not_for_ever(liar: Liar) -> None:
         patient.head("key")
     assert len(liar.asked) == 2
     patient.close()
+
+
+def test_credentials_are_not_logged(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
+    caplog.set_level("DEBUG")
+    one = BotoStore(liar.place, attempts=1)
+    liar.answer = fails(403, "AccessDenied")
+    with pytest.raises(RefusedError):
+        one.put("key", b"data", {}, once=True)
+    one.close()
+    assert not [text for text in ("an-id", "a-secret", "a-token") if text in caplog.text]
+    assert "botocore" not in caplog.text
