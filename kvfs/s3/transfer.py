@@ -46,11 +46,12 @@ class Terms:
     """How a store is dealt with. Sizes in bytes.
 
     single: the largest object that goes up in one request; part: of larger ones, and of downloads.
+    parallel: requests for one object; over all movers 8 are best where the server is near.
     once_put, once_complete: whether the store itself refuses to publish a name twice, in either
     way; else it is asked before, which another node may slip through.
     """
 
-    single: int = 32 * MIB
+    single: int = 64 * MIB
     part: int = 8 * MIB
     parallel: int = 4
     once_put: bool = True
