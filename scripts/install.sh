@@ -2,7 +2,7 @@
 # Makes .venv/bin/kvfs work, and `mount -t kvfs` known to the system. Run it again at any time: it
 # does only what is missing. As root on Debian or Ubuntu it installs the system packages too.
 #
-#     scripts/install.sh [EXTRA]      EXTRA: test, plot, s3 or torch
+#     scripts/install.sh [EXTRA]      EXTRA: test, bench, plot or torch
 #
 # PYTHON chooses the interpreter (python3), which must be 3.10 or newer.
 set -euo pipefail
@@ -71,6 +71,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$wor
     .venv/bin/python -c "$works"
     echo "$wanted" >"$stamp"
 fi
+
+# Tests of the S3 tier run against a real server.
+[ "$extra" != test ] || scripts/s3-server.sh install
 
 # The second name is the one that mount(8) looks for when it remounts.
 ours=$PWD/mount/mount.kvfs

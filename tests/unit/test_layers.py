@@ -22,7 +22,7 @@ LAYERS = (
     ("kvfs.movement",),
     ("kvfs.fairness", "kvfs.simulation"),
     ("kvfs.eviction", "kvfs.layouts", "kvfs.connectors"),
-    ("kvfs.tiers",),
+    ("kvfs.tiers", "kvfs.s3"),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
     ("kvfs.preflight",),
@@ -42,14 +42,16 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement", "kvfs.layouts"),
+    "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3"),
+    "boto3": ("kvfs.s3.boto",),
+    "botocore": ("kvfs.s3.boto", "kvfs.s3.failures"),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
     "matplotlib": ("kvfs.simulation.curves",),
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck")}
-NEVER = ("boto3", "botocore", "torch", "requests", "numpy")
+NEVER = ("torch", "requests", "numpy")
 
 
 class Import(NamedTuple):

@@ -1,0 +1,241 @@
+"""The store on boto3: Amazon S3, Ceph and whoever else speaks that protocol.
+
+Contract: as `kvfs.s3.store` says. Every body is signed with its SHA-256, which every store checks,
+so what is damaged on its way up is refused; what comes down is held against the length that was
+asked for and the ETag. botocore retries (standard mode: back-off with jitter) and bounds each wait;
+`failures` says what is left in our words. Credentials are boto3's affair, and in no message.
+Importing it loads boto3, so it is for movers only.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+
+from kvfs.s3.errors import (
+    NoObjectError,
+    NoUploadError,
+    ObjectChangedError,
+    ObjectExistsError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.s3.failures import failure_of, translated
+from kvfs.s3.place import Place
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Upload
+
+PIECE = 1 << 20  # bytes read from a connection at once
+ATTEMPTS = 4  # of one request, with 1, 2 and 4 s between them at most
+CONNECT_TIMEOUT = 5.0  # s
+READ_TIMEOUT = 20.0  # s without a byte
+# At lower levels it writes whole requests, with session tokens.
+logging.getLogger("botocore").setLevel(logging.WARNING)
+
+_LAST = "\U0010ffff"  # sorts after everything that can follow it
+
+
+class BotoStore:
+    """`connections` is how many requests can run at once."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        connections: int = 16,
+        attempts: int = ATTEMPTS,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        read_timeout: float = READ_TIMEOUT,
+    ) -> None:
+        """Raises RefusedError if there is no such profile or no region is known."""
+        self.name = place.bucket
+        self._bucket = place.bucket
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            max_pool_connections=connections,
+            tcp_keepalive=True,
+            # Not every store knows the newer checksums, and the signature covers each body.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # Buckets in host names need a DNS that an endpoint of one's own rarely has.
+            s3={
+                "payload_signing_enabled": True,
+                "addressing_style": "path" if place.endpoint else "auto",
+            },
+        )
+        with translated(str(place)):
+            session = boto3.session.Session(profile_name=place.profile, region_name=place.region)
+            self._client = session.client("s3", endpoint_url=place.endpoint, config=config)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
+        with self._of(key, precondition=ObjectExistsError):
+            return _etag(
+                self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=_Body(data),
+                    Metadata=dict(metadata),
+                    **_once(once=once),
+                )
+            )
+
+    def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
+        if not length:
+            return
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+        asked = f"bytes={start}-{start + length - 1}"
+        with self._of(key, precondition=ObjectChangedError):
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=asked, **match)
+            with closing(answer["Body"]) as body:
+                if etag and _etag(answer) != etag:
+                    raise ObjectChangedError(f"{self.name}/{key}: its ETag is not {etag} any more")
+                # A store may ignore the range and send everything.
+                size, told = answer["ContentLength"], answer.get("ContentRange", "no range")
+                if size > length or not told.startswith(f"bytes {start}-{start + size - 1}/"):
+                    raise WrongBytesError(
+                        f"{self.name}/{key}: {size} bytes, {told}, were sent for {asked}"
+                    )
+                while data := body.read(PIECE):
+                    yield data
+
+    def head(self, key: str) -> Head:
+        with self._of(key):
+            answer = self._client.head_object(Bucket=self._bucket, Key=key)
+            return Head(
+                answer["ContentLength"],
+                _etag(answer),
+                answer["LastModified"].timestamp(),
+                {name.lower(): text for name, text in answer.get("Metadata", {}).items()},
+            )
+
+    def delete(self, key: str) -> None:
+        with self._of(key):
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, StoreError]:
+        if not keys:
+            return {}
+        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        with self._of(f"{keys[0]} and {len(keys) - 1} more"):
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+        return {
+            found["Key"]: failure_of(found.get("Code", ""), 0, f"{self.name}/{found['Key']}")
+            for found in answer.get("Errors", ())
+        }
+
+    def list(
+        self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
+    ) -> Page:
+        with self._of(prefix):
+            answer = self._client.list_objects_v2(
+                Bucket=self._bucket,
+                Prefix=prefix,
+                StartAfter=after,
+                Delimiter=delimiter,
+                MaxKeys=limit,
+            )
+            more = answer["IsTruncated"]
+            entries = [
+                Entry(one["Key"], one["Size"], _etag(one), one["LastModified"].timestamp())
+                for one in answer.get("Contents", ())
+            ]
+            folders = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
+        ends = [entry.key for entry in entries[-1:]] + [name + _LAST for name in folders[-1:]]
+        # Text compares as its UTF-8 does.
+        return Page(entries, folders, max(ends) if more and ends else "")
+
+    def begin(self, key: str, metadata: Mapping[str, str]) -> str:
+        with self._of(key):
+            answer = self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, Metadata=dict(metadata)
+            )
+            return str(answer["UploadId"])
+
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
+        with self._of(key, missing=NoUploadError):
+            return _etag(
+                self._client.upload_part(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    Body=_Body(data),
+                )
+            )
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
+        sent = [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]
+        with self._of(key, missing=NoUploadError, precondition=ObjectExistsError):
+            self._client.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": sent},
+                **_once(once=once),
+            )
+
+    def abort(self, key: str, upload_id: str) -> None:
+        try:
+            with self._of(key, missing=NoUploadError):
+                self._client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id
+                )
+        except NoUploadError:
+            return
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with self._of(prefix):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                for one in page.get("Uploads", ()):
+                    yield Upload(one["Key"], one["UploadId"], one["Initiated"].timestamp())
+
+    def _of(
+        self,
+        key: str,
+        *,
+        missing: type[StoreError] = NoObjectError,
+        precondition: type[StoreError] = StoreError,
+    ) -> AbstractContextManager[None]:
+        return translated(f"{self.name}/{key}", missing=missing, precondition=precondition)
+
+
+class _Body:
+    """Bytes that botocore reads as a file: it would copy what it is given as bytes."""
+
+    def __init__(self, data: Data) -> None:
+        self._view = memoryview(data)
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        start = self._position
+        self._position = len(self._view) if size < 0 else min(start + size, len(self._view))
+        return self._view[start : self._position]
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def _once(*, once: bool) -> dict[str, str]:
+    return {"IfNoneMatch": "*"} if once else {}
+
+
+def _etag(answer: Mapping[str, Any]) -> str:
+    return str(answer["ETag"]).strip('"')

@@ -1,0 +1,135 @@
+"""What is written beside an object's bytes: its metadata, format 1 (docs/format.md).
+
+Contract: pure. `Facts.metadata` gives ASCII that fits a header (2 KiB for all of them), `of_head`
+takes it back, and raises MetadataError that names the key and the field for whatever kvfs would not
+have written. Fields that are not known are passed over: within a format they may be added.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvfs.s3.errors import MetadataError
+from kvfs.s3.keys import escape, unescape
+from kvfs.s3.store import Head
+
+T = TypeVar("T")
+
+FORMAT = 1
+MODEL_MAX = 255  # bytes
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_SIGNED = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_OCTAL = re.compile(r"[0-7]{4}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(r"[0-9a-f]{16}")
+_CODEC = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+_LARGEST = (1 << 63) - 1
+_LARGEST_ID = (1 << 32) - 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One sealed object.
+
+    size, digest: of what users read, in bytes, and its xxh3-128. stored_size, stored_digest: of
+    what is in the bucket, which is the same without a codec. key, parent_key, model: its group, the
+    one before it in its prompt (0: not known), and the model, as `kvfs.layouts` says.
+    """
+
+    size: int
+    digest: bytes
+    mtime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    key: int = 0
+    parent_key: int = 0
+    model: str = ""
+    codec: str = "none"
+    stored_size: int
+    stored_digest: bytes
+
+    def metadata(self) -> dict[str, str]:
+        """Return it as user metadata of S3."""
+        model = self.model.encode("utf-8", "surrogateescape")[:MODEL_MAX]
+        return {
+            "kvfs-format": str(FORMAT),
+            "kvfs-size": str(self.size),
+            "kvfs-xxh3-128": self.digest.hex(),
+            "kvfs-codec": self.codec,
+            "kvfs-stored-size": str(self.stored_size),
+            "kvfs-stored-xxh3-128": self.stored_digest.hex(),
+            "kvfs-mtime-ns": str(self.mtime_ns),
+            "kvfs-mode": f"{self.mode:04o}",
+            "kvfs-uid": str(self.uid),
+            "kvfs-gid": str(self.gid),
+            "kvfs-key": f"{self.key:016x}",
+            "kvfs-parent-key": f"{self.parent_key:016x}",
+            "kvfs-model": escape(model),
+        }
+
+    @classmethod
+    def of_head(cls, key: str, head: Head) -> "Facts":
+        """Return the facts of the object that has this key. Raises MetadataError."""
+
+        def field(name: str, read: Callable[[str], T | None]) -> T:
+            text = head.metadata.get(f"kvfs-{name}")
+            value = None if text is None else read(text)
+            if value is None:
+                raise MetadataError(f"{key}: metadata kvfs-{name} is {_shown(text)}")
+            return value
+
+        found = field("format", _number(_NUMBER))
+        if found != FORMAT:
+            raise MetadataError(f"{key}: metadata of format {found}, this kvfs knows {FORMAT}")
+        facts = cls(
+            size=field("size", _number(_NUMBER)),
+            digest=field("xxh3-128", _digest),
+            codec=field("codec", lambda text: text if _CODEC.fullmatch(text) else None),
+            stored_size=field("stored-size", _number(_NUMBER)),
+            stored_digest=field("stored-xxh3-128", _digest),
+            mtime_ns=field("mtime-ns", _number(_SIGNED)),
+            mode=field("mode", _number(_OCTAL, base=8)),
+            uid=field("uid", _number(_NUMBER, most=_LARGEST_ID)),
+            gid=field("gid", _number(_NUMBER, most=_LARGEST_ID)),
+            key=field("key", _number(_KEY, base=16)),
+            parent_key=field("parent-key", _number(_KEY, base=16)),
+            model=field("model", _model),
+        )
+        same = (facts.size, facts.digest) == (facts.stored_size, facts.stored_digest)
+        if facts.codec == "none" and not same:
+            raise MetadataError(f"{key}: stored is not what it means, though without a codec")
+        if facts.stored_size != head.size:
+            raise MetadataError(
+                f"{key}: has {head.size} bytes, metadata kvfs-stored-size says {facts.stored_size}"
+            )
+        return facts
+
+
+def _number(
+    pattern: re.Pattern[str], *, base: int = 10, most: int = _LARGEST
+) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        if not pattern.fullmatch(text):
+            return None
+        value = int(text, base)
+        return value if -most <= value <= most else None
+
+    return read
+
+
+def _digest(text: str) -> bytes | None:
+    return bytes.fromhex(text) if _DIGEST.fullmatch(text) else None
+
+
+def _model(text: str) -> str | None:
+    data = unescape(text)
+    if data is None or len(data) > MODEL_MAX:
+        return None
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _shown(text: str | None) -> str:
+    return "missing" if text is None else repr(text[:80])

@@ -1,0 +1,151 @@
+"""What botocore raises, in our words.
+
+Contract: `translated` lets nothing of botocore out. Every store has its own codes beside the usual
+ones, so what is not known by its code is told by its HTTP status. Messages have the code, never the
+store's own text, which may repeat what was sent.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore import exceptions as of_botocore  # type: ignore[import-untyped]
+
+from kvfs.s3.errors import (
+    NoBucketError,
+    NoObjectError,
+    OutageError,
+    RefusedError,
+    StoreError,
+    StoreFullError,
+    ThrottledError,
+    WrongBytesError,
+)
+
+_CREDENTIALS = "check the credentials that boto3 finds and what they permit"
+_REGION = "give the bucket's region"
+_CLOCK = "set the clock of this machine, or the store's"
+
+_THROTTLED = {
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "RequestThrottled",
+    "RequestLimitExceeded",
+    "BandwidthLimitExceeded",
+    "TooManyRequests",
+    "ConditionalRequestConflict",  # somebody else publishes this name right now
+    "OperationAborted",
+}
+_FULL = {
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "ServiceQuotaExceeded",
+    "XMinioStorageFull",
+    "XMinioAdminBucketQuotaExceeded",
+}
+_DAMAGED = {
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "InvalidDigest",
+    "IncompleteBody",
+    "InvalidPart",
+    "InvalidPartOrder",
+    "InvalidRange",
+}
+_MISSING = {"NoSuchKey", "NoSuchUpload", "NotFound"}
+_CURES = {
+    "RequestTimeTooSkewed": _CLOCK,
+    "RequestExpired": _CLOCK,
+    "PermanentRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+}
+_NO_CREDENTIALS = (
+    of_botocore.NoCredentialsError,
+    of_botocore.PartialCredentialsError,
+    of_botocore.CredentialRetrievalError,
+    of_botocore.ProfileNotFound,
+    of_botocore.TokenRetrievalError,
+    of_botocore.NoAuthTokenError,
+    of_botocore.SSOError,
+    of_botocore.LoginError,
+)
+_OUT = (
+    of_botocore.ConnectionError,
+    of_botocore.HTTPClientError,
+    of_botocore.IncompleteReadError,
+    of_botocore.MetadataRetrievalError,
+)
+
+
+def failure_of(
+    code: str,
+    status: int,
+    what: str,
+    *,
+    missing: type[StoreError] = NoObjectError,
+    precondition: type[StoreError] = StoreError,
+) -> StoreError:
+    """The error for a store's code and HTTP status (0: not known).
+
+    missing, precondition: what 404 and 412 mean for this request.
+    """
+    told = f"{what}: {code or 'no code'}" + (f", HTTP {status}" if status else "")
+    if code == "NoSuchBucket":
+        return NoBucketError(told)
+    if code in _FULL or status == 507:  # noqa: PLR2004
+        return StoreFullError(told)
+    # The answer to a HEAD has no code, and S3 itself says 503 for nothing else.
+    if code in _THROTTLED or status == 429 or code == "503":  # noqa: PLR2004
+        return ThrottledError(told)
+    if code in _DAMAGED or status == 416:  # noqa: PLR2004
+        return WrongBytesError(told)
+    if code == "PreconditionFailed" or status == 412:  # noqa: PLR2004
+        return precondition(told)
+    if code in _CURES:
+        return RefusedError(f"{told}; {_CURES[code]}")
+    if code in _MISSING or status == 404:  # noqa: PLR2004
+        return missing(told)
+    if code == "NotImplemented" or status == 501:  # noqa: PLR2004
+        return RefusedError(told)
+    if status >= 500 or code in {"InternalError", "RequestTimeout"}:  # noqa: PLR2004
+        return OutageError(told)
+    if status in {301, 307}:
+        return RefusedError(f"{told}; {_REGION}")
+    return RefusedError(f"{told}; {_CREDENTIALS}" if status in {401, 403} else told)
+
+
+@contextmanager
+def translated(
+    what: str,
+    *,
+    missing: type[StoreError] = NoObjectError,
+    precondition: type[StoreError] = StoreError,
+) -> Iterator[None]:
+    """Raise what botocore raises within as a StoreError that begins with `what`."""
+    try:
+        yield
+    except of_botocore.ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        raise failure_of(code, status, what, missing=missing, precondition=precondition) from error
+    except _NO_CREDENTIALS as error:
+        raise RefusedError(f"{what}: {type(error).__name__}; {_CREDENTIALS}") from error
+    except of_botocore.NoRegionError as error:
+        raise RefusedError(f"{what}: no region is known; {_REGION}") from error
+    except _OUT as error:
+        raise OutageError(f"{what}: {_reason(error)}") from error
+    except of_botocore.BotoCoreError as error:
+        raise StoreError(f"{what}: {type(error).__name__}: {error}") from error
+    except RecursionError as error:
+        raise OutageError(f"{what}: redirected without end") from error  # botocore follows
+    except KeyError as error:
+        raise OutageError(f"{what}: the answer has no {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The class, and the text without the query of an URL."""
+    return f"{type(error).__name__}: {str(error).partition('?')[0]}"

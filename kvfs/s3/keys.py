@@ -1,0 +1,126 @@
+"""Which key an object has in the bucket, and which object a key means. Format 1 (docs/format.md).
+
+    PREFIX NAMESPACE@VERSION/DIRECTORY/NAME
+
+Contract: pure. Each name has one key, each key at most one name, whatever bytes are in it; only
+printable ASCII is in a key, people can read it, and listing below a `/` is listing a directory. A
+byte outside of `_PLAIN` is %XX; `.` and `..` are %2E and %2E%2E, since clients of HTTP resolve
+them; a part without a byte is %00. What would be longer than KEY_MAX is at PREFIX%/SHA256, and
+PREFIX.kvfs/names/SHA256 has its name: a lookup needs the hash only, a listing reads that too.
+"""
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from kvfs.s3.errors import MetadataError
+
+# S3 allows 1024. Ceph 16 has 1024 for that and the bucket's id, and an upload's id for parts:
+# 990 went well, 1013 was answered with 500.
+KEY_MAX = 896
+OWN = ".kvfs/"  # below the prefix: what is no object of a namespace
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=,~!()@")
+_ESCAPED = re.compile(r"%([0-9A-F]{2})")
+_TAIL = re.compile(r"([^@/]*)@(0|[1-9][0-9]{0,18})/(.+)", re.DOTALL)
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Name(NamedTuple):
+    """An object as users know it. `path`: from the namespace's directory down; no NUL in either.
+
+    The mount's own namespace is b"".
+    """
+
+    namespace: bytes
+    version: int
+    path: bytes
+
+
+class Keys:
+    """The keys below one prefix, which is empty or ends in a slash."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.own = prefix + OWN
+        self.names = f"{self.own}names/"
+        self.long = f"{prefix}%/"
+
+    def of(self, name: Name) -> str:
+        """Return the key of an object."""
+        key = self.prefix + _tail(name)
+        return key if len(key) <= KEY_MAX else self.long + _hash(name)
+
+    def record(self, name: Name) -> tuple[str, bytes] | None:
+        """Return key and content of what must be there before an object whose key has no name."""
+        if not self.of(name).startswith(self.long):
+            return None
+        return self.names + _hash(name), _tail(name).encode()
+
+    def folder(self, namespace: bytes, version: int, path: bytes = b"") -> str:
+        """Return what the keys below a directory begin with, but for those that are too long."""
+        within = _tail(Name(namespace, version, path)) + "/" if path else ""
+        return self.prefix + (within or f"{_namespace(namespace)}@{version}/")
+
+    def parse(self, key: str) -> Name | None:
+        """Return whose key that is; None for what kvfs did not name, or not in the key itself."""
+        name = _parse(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
+        return name if name is not None and self.of(name) == key else None
+
+    def record_of(self, key: str) -> str:
+        """Return the key of the record that has an object's name, "" if its own key has it."""
+        hashed = key.removeprefix(self.long)
+        return self.names + hashed if hashed != key and _HASH.fullmatch(hashed) else ""
+
+    def parse_record(self, key: str, content: bytes) -> Name:
+        """Return the name in a record. Raises MetadataError if it is not what its key says."""
+        try:
+            name = _parse(content.decode("ascii"))
+        except UnicodeDecodeError:
+            name = None
+        if name is None or self.names + _hash(name) != key:
+            raise MetadataError(f"{key}: has no name, or another one than its key says")
+        return name
+
+
+def escape(data: bytes) -> str:
+    """Return one part of a path, as text that is safe in keys and headers."""
+    if not data.strip(b"."):  # "." and ".." and, for nothing at all, what no name can contain
+        return "%2E" * len(data) or "%00"
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in data)
+
+
+def unescape(text: str) -> bytes | None:
+    """Return what `escape` was given; None if it has not made that text."""
+    try:
+        found = _ESCAPED.sub(lambda hit: chr(int(hit[1], 16)), text).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    data = b"" if found == b"\0" else found
+    return data if b"\0" not in data and escape(data) == text else None
+
+
+def _namespace(name: bytes) -> str:
+    return escape(name).replace("@", "%40") if name else ""
+
+
+def _tail(name: Name) -> str:
+    path = "/".join(map(escape, name.path.split(b"/")))
+    return f"{_namespace(name.namespace)}@{name.version}/{path}"
+
+
+def _hash(name: Name) -> str:
+    # Not xxh3: who chooses names could choose two with one key.
+    return hashlib.sha256(_tail(name).encode()).hexdigest()
+
+
+def _parse(tail: str) -> Name | None:
+    found = _TAIL.fullmatch(tail)
+    if found is None:
+        return None
+    namespace = unescape(found[1].replace("%40", "@")) if found[1] else b""
+    parts = [unescape(part) for part in found[3].split("/")]
+    if namespace is None or None in parts:
+        return None
+    name = Name(namespace, int(found[2]), b"/".join(part for part in parts if part is not None))
+    return name if _tail(name) == tail else None

@@ -1,0 +1,71 @@
+"""The object that says what a prefix is: which format, and whether one kvfs has it to itself.
+
+Contract: `claim` changes nothing that is there. Of two that claim a new prefix at once, both see
+what the first one wrote if the store publishes once, else what the last one did. Not for what the
+objects themselves say.
+"""
+
+import json
+from typing import NamedTuple
+
+from kvfs.errors import ConfigError
+from kvfs.s3.errors import NoObjectError, ObjectExistsError
+from kvfs.s3.facts import FORMAT
+from kvfs.s3.keys import Keys
+from kvfs.s3.transfer import Transfers
+
+_LIMIT = 4096  # bytes
+
+
+class Marker(NamedTuple):
+    """owner: the identity of the only kvfs that may use the prefix; "" if any may."""
+
+    format: int
+    owner: str
+
+
+def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
+    """Return what the prefix is for the kvfs of this identity; write it where nothing says so.
+
+    Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
+    `exclusive`; and what `Transfers` raises.
+    """
+    key = f"{keys.own}format.json"
+    where = f"{transfers.store.name}/{key}"
+    found = _read(transfers, key, where)
+    if found is None:
+        found = Marker(FORMAT, identity if exclusive else "")
+        try:
+            transfers.put(key, json.dumps(found._asdict()).encode(), {}, once=True)
+        except ObjectExistsError:
+            found = _read(transfers, key, where) or found
+    if found.format > FORMAT:
+        raise ConfigError(
+            f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
+            "with a newer kvfs, or give another prefix"
+        )
+    if found.owner not in {"", identity}:
+        raise ConfigError(
+            f"{where}: the prefix belongs to kvfs {found.owner} alone, this one is {identity}; "
+            "give another prefix, or delete that object if the other one is gone for good"
+        )
+    if exclusive and not found.owner:
+        raise ConfigError(
+            f"{where}: the prefix is shared with other nodes; give another one to have it alone"
+        )
+    return found
+
+
+def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
+    try:
+        text = transfers.read(key, _LIMIT)
+    except NoObjectError:
+        return None
+    try:
+        told = json.loads(text)
+        found = Marker(told["format"], told["owner"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        found = Marker(0, "")
+    if type(found.format) is not int or found.format < 1 or not isinstance(found.owner, str):
+        raise ConfigError(f"{where}: is not what kvfs writes there; give another prefix")
+    return found

@@ -1,0 +1,85 @@
+"""Can this bucket be used, and what does its store honour? Asked once, at mount.
+
+Contract: writes, reads and deletes objects of its own below PREFIX.kvfs/probe/, and leaves none
+behind unless the store goes away meanwhile. What a human must change is a ConfigError with its
+cure; what may pass is the ThrottledError, OutageError or StoreFullError that it was.
+"""
+
+import uuid
+from dataclasses import replace
+
+from kvfs.errors import ConfigError
+from kvfs.s3.errors import (
+    NoBucketError,
+    ObjectExistsError,
+    OutageError,
+    RefusedError,
+    StoreError,
+    StoreFullError,
+    ThrottledError,
+)
+from kvfs.s3.keys import Keys
+from kvfs.s3.store import Part, Store
+from kvfs.s3.transfer import Terms
+
+_MAY_PASS = (ThrottledError, OutageError, StoreFullError)
+_BYTES = b"kvfs asks what this store honours; this object may be deleted"
+
+
+def probe(store: Store, keys: Keys, terms: Terms) -> Terms:
+    """Return the terms with what the store honours. Raises ConfigError, or what may pass."""
+    key = f"{keys.own}probe/{uuid.uuid4().hex}"
+    try:
+        store.list(keys.prefix, limit=1)
+        try:
+            once_put = _once_put(store, key)
+            _read_back(store, key)
+            once_complete = _once_complete(store, key)
+        finally:
+            store.delete(key)
+    except _MAY_PASS:
+        raise
+    except NoBucketError as error:
+        raise ConfigError(f"{error}: create the bucket, or name another one") from error
+    except RefusedError as error:
+        raise ConfigError(
+            f"{error}: kvfs needs to list, read, write and delete below "
+            f"s3://{store.name}/{keys.prefix}"
+        ) from error
+    except StoreError as error:
+        raise ConfigError(f"{error}: this store is not one that kvfs can use") from error
+    return replace(terms, once_put=once_put, once_complete=once_complete)
+
+
+def _once_put(store: Store, key: str) -> bool:
+    try:
+        store.put(key, _BYTES, {}, once=True)
+    except RefusedError:  # for the condition, unless the same without it is refused as well
+        store.put(key, _BYTES, {}, once=False)
+        return False
+    try:
+        store.put(key, _BYTES, {}, once=True)
+    except ObjectExistsError:
+        return True
+    return False
+
+
+def _read_back(store: Store, key: str) -> None:
+    """As downloads do: a range, if it is still the object that was seen."""
+    head = store.head(key)
+    found = b"".join(store.get(key, 1, len(_BYTES) - 1, etag=head.etag))
+    if found != _BYTES[1:]:
+        raise StoreError(f"{store.name}/{key}: other bytes were read than written")
+
+
+def _once_complete(store: Store, key: str) -> bool:
+    upload_id = store.begin(key, {})
+    try:
+        etag = store.put_part(key, upload_id, 1, _BYTES)
+        try:
+            store.complete(key, upload_id, [Part(1, etag)], once=True)
+        except (ObjectExistsError, RefusedError) as error:
+            return isinstance(error, ObjectExistsError)
+        return False
+    finally:
+        store.abort(key, upload_id)

@@ -1,0 +1,114 @@
+"""An object store as kvfs needs it: few verbs, each one request (deletes and listings: a page).
+
+Contract: all implementations pass tests/s3/test_store.py. Calls block, so they belong into mover
+processes, never into the daemon's loop; one store may be called from many threads. Keys are text
+of the bucket, whole; ETags are without their quotes. What goes wrong is a class of
+`kvfs.s3.errors`; a store retries by itself what is worth it. Not for whole files, which may take
+several requests (`kvfs.s3.transfer`), nor for what keys and metadata mean (`keys`, `facts`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, Union
+
+from kvfs.s3.errors import StoreError
+
+Data = Union[bytes, memoryview]  # noqa: UP007 (read at run time, by Python 3.10 too)
+
+LIST_LIMIT = 1000  # keys that one answer can have, and one request delete
+PART_MIN = 5 << 20  # bytes of a part that is not the last, as every S3 has it
+PARTS_MAX = 10_000
+
+
+class Entry(NamedTuple):
+    """One object of a listing. `modified`: seconds since the epoch, by the store's clock."""
+
+    key: str
+    size: int
+    etag: str
+    modified: float
+
+
+class Page(NamedTuple):
+    """`folders` are prefixes that end in the delimiter. `after` begins the next page; "": none."""
+
+    entries: list[Entry]
+    folders: list[str]
+    after: str
+
+
+class Head(NamedTuple):
+    """An object without its bytes. `metadata`: names in lower case."""
+
+    size: int
+    etag: str
+    modified: float
+    metadata: dict[str, str]
+
+
+class Part(NamedTuple):
+    """One part of a multipart upload; numbers begin with 1."""
+
+    number: int
+    etag: str
+
+
+class Upload(NamedTuple):
+    """A multipart upload that was begun and neither completed nor aborted."""
+
+    key: str
+    upload_id: str
+    begun: float
+
+
+class Store(Protocol):
+    """Every verb may raise ThrottledError, OutageError, RefusedError and NoBucketError."""
+
+    @property
+    def name(self) -> str:
+        """The bucket, for messages."""
+
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
+        """Store an object, all or nothing; return its ETag. `data` is not kept.
+
+        once: raise ObjectExistsError if there is one, atomically, if the store honours that (see
+        `kvfs.s3.probe`). Raises WrongBytesError if they were damaged on their way, StoreFullError.
+        """
+
+    def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
+        """Yield `length` bytes from `start` in pieces; less only where the object ends.
+
+        Raises NoObjectError; ObjectChangedError if the object has another ETag than the one given;
+        WrongBytesError if it gives more or less than it announced.
+        """
+
+    def head(self, key: str) -> Head:
+        """Raises NoObjectError."""
+
+    def delete(self, key: str) -> None:
+        """What is not there is as good as deleted."""
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, StoreError]:
+        """Delete up to LIST_LIMIT objects; return why some are still there."""
+
+    def list(
+        self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
+    ) -> Page:
+        """Return what begins with `prefix` and comes after `after`, in the order of UTF-8."""
+
+    def begin(self, key: str, metadata: Mapping[str, str]) -> str:
+        """Begin a multipart upload; return its id."""
+
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
+        """Store a part, or store it anew; return its ETag. Raises NoUploadError, as `put`."""
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
+        """Make an object of the parts, all or nothing. Some stores do not say which ETag it has.
+
+        Raises NoUploadError; WrongBytesError if they are not what the store has; as `put`.
+        """
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Forget an upload; one that is not there is as good as aborted."""
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Yield the uploads that were begun below a prefix."""

@@ -1,0 +1,291 @@
+"""Whole files to and from a store, with several requests at once.
+
+Contract: an object appears complete or not at all, and only if the bytes that were sent have the
+digest that was asked for; a file that was downloaded has it too. An upload in parts tells its id
+before the first part, so that whoever survives can abort it. Bytes on their way take no more
+memory than `parallel` parts or one object that goes up in a single request. Calls block, and one
+`Transfers` is for one thread at a time. Not for which objects to move, nor what metadata say.
+"""
+
+import logging
+import os
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeVar
+
+import xxhash
+
+from kvfs.s3.errors import (
+    NoObjectError,
+    NoUploadError,
+    ObjectExistsError,
+    OutageError,
+    SourceError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.s3.store import PARTS_MAX, Data, Part, Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MIB = 1 << 20
+ATTEMPT = "kvfs-put"  # metadata: which attempt it was that made an object
+PIECE = 256 << 10  # bytes; what is hashed comes from the processor's own cache
+RANGE_TRIES = 3  # of one range, if connections break in the middle of it
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a store is dealt with. Sizes in bytes.
+
+    single: the largest object that goes up in one request; part: of larger ones, and of downloads.
+    parallel: requests for one object; over all movers 8 are best where the server is near.
+    once_put, once_complete: whether the store itself refuses to publish a name twice, in either
+    way; else it is asked before, which another node may slip through.
+    """
+
+    single: int = 64 * MIB
+    part: int = 8 * MIB
+    parallel: int = 4
+    once_put: bool = True
+    once_complete: bool = True
+
+
+class Transfers:
+    """Close it when done: it has threads."""
+
+    def __init__(self, store: Store, terms: Terms) -> None:
+        self.store = store
+        self.terms = terms
+        # Used again: memory that is new costs a put as much as its SHA-256 does.
+        self._free: list[bytearray] = []
+        self._threads = ThreadPoolExecutor(terms.parallel, thread_name_prefix="s3")
+
+    def close(self) -> None:
+        """Wait for requests that run, begin no more."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
+        """Store bytes in one request; return the ETag. See `Store.put`."""
+        if once and not self.terms.once_put:
+            self._refuse_existing(key)
+        token = uuid.uuid4().hex
+        try:
+            return self.store.put(
+                key, data, {**metadata, ATTEMPT: token}, once=once and self.terms.once_put
+            )
+        except ObjectExistsError:
+            if etag := self._made(key, token):
+                return etag
+            raise
+
+    def read(self, key: str, limit: int) -> bytes:
+        """Return the bytes of a small object. Raises WrongBytesError beyond `limit` bytes."""
+        head = self.store.head(key)
+        if head.size > limit:
+            raise WrongBytesError(
+                f"{self.store.name}/{key}: {head.size} bytes, at most {limit} are expected"
+            )
+        return b"".join(self.store.get(key, 0, head.size, etag=head.etag))
+
+    def upload(
+        self,
+        key: str,
+        fd: int,
+        size: int,
+        metadata: Mapping[str, str],
+        *,
+        digest: bytes,
+        once: bool,
+        begun: Callable[[str], None],
+    ) -> str:
+        """Store the first `size` bytes of an open file; return the object's ETag.
+
+        digest: their xxh3-128. begun: called with the id of a multipart upload before its first
+        part; it must have persisted the id when it returns. Raises SourceError if the file is
+        shorter or has another digest, OSError of reading it, and what `Store.put` raises. There is
+        no new object then, or a whole one: the store may fail when it has carried out the last
+        request, and not be there to be asked.
+        """
+        if size <= self.terms.single:
+            buffer = self._buffer(size)
+            data = memoryview(buffer)[:size]
+            _read(fd, 0, data)
+            _expect(key, xxhash.xxh3_128_digest(data), digest)
+            etag = self.put(key, data, metadata, once=once)
+            self._free.append(buffer)
+            return etag
+        token = uuid.uuid4().hex
+        upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
+        try:
+            begun(upload_id)
+            parts = self._send_parts(key, upload_id, fd, size, digest)
+            if once and not self.terms.once_complete:
+                self._refuse_existing(key)
+            once = once and self.terms.once_complete
+            self.store.complete(key, upload_id, parts, once=once)
+        except (ObjectExistsError, NoUploadError, OutageError):
+            if etag := self._made(key, token):
+                return etag
+            self._abort(key, upload_id)
+            raise
+        except BaseException:
+            self._abort(key, upload_id)
+            raise
+        made = self.store.head(key)
+        if made.metadata.get(ATTEMPT) != token:
+            raise ObjectExistsError(f"{self.store.name}/{key}: another one has the name")
+        if made.size != size:
+            raise WrongBytesError(
+                f"{self.store.name}/{key}: has {made.size} bytes, expected {size}"
+            )
+        return made.etag
+
+    def download(self, key: str, fd: int, size: int, *, etag: str, digest: bytes) -> None:
+        """Write an object of `size` bytes into an open file, from its beginning.
+
+        Raises WrongBytesError if the bytes do not have the xxh3-128 `digest`, OSError of writing
+        them, and what `Store.get` raises. The file then has what came so far.
+        """
+        part = self.terms.part
+        ranges = [(start, min(part, size - start)) for start in range(0, size, part)]
+        found = xxhash.xxh3_128()
+
+        def fetch(start: int, length: int) -> int:
+            self._fetch(key, fd, start, length, etag)
+            return length
+
+        # Hashed in order, while later ranges are on their way: what was written last is in cache.
+        position = 0
+        piece = memoryview(bytearray(PIECE))
+        with closing(self._in_turn(fetch, ranges)) as lengths:
+            for length in lengths:
+                for start in range(position, position + length, PIECE):
+                    data = piece[: min(PIECE, position + length - start)]
+                    _read(fd, start, data)
+                    found.update(data)
+                position += length
+        if found.digest() != digest:
+            raise WrongBytesError(
+                f"{self.store.name}/{key}: the bytes have xxh3-128 {found.hexdigest()}, expected "
+                f"{digest.hex()}"
+            )
+
+    def _buffer(self, size: int) -> bytearray:
+        buffer = self._free.pop() if self._free else bytearray()
+        return buffer if len(buffer) >= size else bytearray(size)
+
+    def _send_parts(
+        self, key: str, upload_id: str, fd: int, size: int, digest: bytes
+    ) -> list[Part]:
+        """Send all parts and compare the digest of what was read.
+
+        The store checks what arrives of each, and their ETags when they become an object.
+        """
+        part = max(self.terms.part, -(-size // PARTS_MAX // MIB) * MIB)
+        found = xxhash.xxh3_128()
+
+        def read() -> Iterator[tuple[int, tuple[bytearray, int]]]:
+            for number, start in enumerate(range(0, size, part), 1):
+                buffer, length = self._buffer(part), min(part, size - start)
+                data = memoryview(buffer)[:length]
+                _read(fd, start, data)
+                found.update(data)
+                yield number, (buffer, length)
+
+        def send(number: int, full: tuple[bytearray, int]) -> Part:
+            buffer, length = full
+            data = memoryview(buffer)[:length]
+            etag = self.store.put_part(key, upload_id, number, data)
+            self._free.append(buffer)
+            return Part(number, etag)
+
+        sent = list(self._in_turn(send, read()))
+        _expect(key, found.digest(), digest)
+        return sent
+
+    def _fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> None:
+        """One range; what a broken connection has brought is not fetched again."""
+        position, end = start, start + length
+        for tries in range(1, RANGE_TRIES + 1):
+            try:
+                for data in self.store.get(key, position, end - position, etag=etag):
+                    view = memoryview(data)
+                    while view:
+                        written = os.pwrite(fd, view, position)
+                        view = view[written:]
+                        position += written
+                break
+            except OutageError:
+                if tries == RANGE_TRIES:
+                    raise
+        if position != end:
+            raise WrongBytesError(f"{self.store.name}/{key}: ends at {position}, expected {end}")
+
+    def _in_turn(
+        self, do: Callable[[int, T], R], items: Iterable[tuple[int, T]]
+    ) -> Generator[R, None, None]:
+        """What `do` returns for each item, in their order. At the end nothing is running."""
+        running: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                running.append(self._threads.submit(do, *item))
+                if len(running) == self.terms.parallel:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
+
+    def _refuse_existing(self, key: str) -> None:
+        try:
+            self.store.head(key)
+        except NoObjectError:
+            return
+        raise ObjectExistsError(f"{self.store.name}/{key} is there already")
+
+    def _made(self, key: str, token: str) -> str:
+        """The ETag of what is there if this very attempt has made it, else "".
+
+        A request may be carried out and its answer lost; when it is sent again, it is refused.
+        """
+        try:
+            found = self.store.head(key)
+        except StoreError as error:
+            log.debug("%s/%s: not known whether it was stored: %s", self.store.name, key, error)
+            return ""
+        return found.etag if found.metadata.get(ATTEMPT) == token else ""
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        try:
+            self.store.abort(key, upload_id)
+        except StoreError as error:
+            # Its id was told before: whoever looks after it sweeps it.
+            log.warning("the upload %s was not aborted: %s", upload_id, error)
+
+
+def _read(fd: int, start: int, into: memoryview) -> None:
+    """Fill a buffer. Raises SourceError where the file ends before."""
+    got = 0
+    while got < len(into):
+        more = os.preadv(fd, [into[got:]], start + got)
+        if not more:
+            raise SourceError(f"the file ends at {start + got}, expected {start + len(into)}")
+        got += more
+
+
+def _expect(key: str, found: bytes, digest: bytes) -> None:
+    if found != digest:
+        raise SourceError(
+            f"the file that was to be stored as {key} has xxh3-128 {found.hex()}, expected "
+            f"{digest.hex()}"
+        )

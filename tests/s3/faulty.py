@@ -1,0 +1,133 @@
+"""A store between kvfs and another one, that does what stores do on bad days."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+from kvfs.s3.errors import StoreError
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Store, Upload
+
+T = TypeVar("T")
+
+Verb = Literal[
+    "put", "get", "head", "delete", "delete_many", "list",
+    "begin", "put_part", "complete", "abort", "uploads", "any",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls the `nth` call of a verb, from 1; each of them with 0.
+
+    error: raised instead, or with `late` after it was carried out, as when its answer is lost.
+    keep: so many bytes of a `get` arrive before the error, or before they just end. flip: the first
+    byte that arrives is another one.
+    """
+
+    verb: Verb
+    nth: int = 0
+    error: StoreError | None = None
+    late: bool = False
+    keep: int | None = None
+    flip: bool = False
+
+
+class FaultyStore:
+    """`calls` counts verbs; `log` has them in their order. `skew`: s that its clock is ahead."""
+
+    def __init__(
+        self,
+        store: Store,
+        *faults: Fault,
+        skew: float = 0.0,
+        pause: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """`pause` is called with the verb before each one: whoever wants it slow waits there."""
+        self.name = store.name
+        self.faults = list(faults)
+        self.calls: Counter[str] = Counter()
+        self.log: list[str] = []
+        self._store = store
+        self._skew = skew
+        self._pause = pause
+
+    def _call(self, verb: Verb, do: Callable[[], T]) -> T:
+        self._pause(verb)
+        fault = self._count(verb)
+        if fault is None or fault.error is None or fault.keep is not None:
+            return do()
+        if fault.late:
+            do()
+        raise fault.error
+
+    def _count(self, verb: Verb) -> Fault | None:
+        self.log.append(verb)
+        for name in (verb, "any"):
+            self.calls[name] += 1
+        for fault in self.faults:
+            if fault.verb in {verb, "any"} and fault.nth in {0, self.calls[fault.verb]}:
+                return fault
+        return None
+
+    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
+        return self._call("put", lambda: self._store.put(key, data, metadata, once=once))
+
+    def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
+        self._pause("get")
+        fault = self._count("get") or Fault("get")
+        if fault.error is not None and fault.keep is None:
+            raise fault.error
+        left = length if fault.keep is None else fault.keep
+        flip = fault.flip
+        for data in self._store.get(key, start, length, etag=etag):
+            piece = data[:left]
+            left -= len(piece)
+            if piece:
+                yield bytes([piece[0] ^ 1]) + piece[1:] if flip else piece
+            flip = False
+        if fault.error is not None:
+            raise fault.error
+
+    def head(self, key: str) -> Head:
+        found = self._call("head", lambda: self._store.head(key))
+        return found._replace(modified=found.modified + self._skew)
+
+    def delete(self, key: str) -> None:
+        self._call("delete", lambda: self._store.delete(key))
+
+    def delete_many(self, keys: Sequence[str]) -> dict[str, StoreError]:
+        return self._call("delete_many", lambda: self._store.delete_many(keys))
+
+    def list(
+        self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
+    ) -> Page:
+        listed = partial(self._store.list, prefix, after=after, delimiter=delimiter, limit=limit)
+        page = self._call("list", listed)
+        return page._replace(entries=[self._skewed(entry) for entry in page.entries])
+
+    def _skewed(self, entry: Entry) -> Entry:
+        return entry._replace(modified=entry.modified + self._skew)
+
+    def begin(self, key: str, metadata: Mapping[str, str]) -> str:
+        return self._call("begin", lambda: self._store.begin(key, metadata))
+
+    def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
+        return self._call("put_part", lambda: self._store.put_part(key, upload_id, number, data))
+
+    def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
+        self._call("complete", lambda: self._store.complete(key, upload_id, parts, once=once))
+
+    def abort(self, key: str, upload_id: str) -> None:
+        self._call("abort", lambda: self._store.abort(key, upload_id))
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        found = self._call("uploads", lambda: list(self._store.uploads(prefix)))
+        return (one._replace(begun=one.begun + self._skew) for one in found)
+
+
+def slow(store: Store) -> FaultyStore:
+    """Each verb takes longer than the last one, so that what runs beside it overtakes it."""
+    return FaultyStore(store, pause=lambda _: time.sleep(0.002))
