@@ -1,0 +1,139 @@
+"""The stored form of a compressed object: a head, then independent frames.
+
+Contract: every FRAME bytes of the object are one frame, the last one may be shorter; each is a
+chunk in Blosc's own format, version 1 (README_CHUNK_FORMAT.rst of c-blosc), which Blosc 2 and
+numcodecs read as well. All integers are little-endian:
+
+    bytes           field
+    8               "kvfsZ", 0, 0, and the version of this form, 1
+    8               size of the object
+    12 each         for each frame: 4 bytes, its stored length; 8 bytes, XXH3-64 of what is stored
+    8               XXH3-64 of all of the above
+    ...             the frames, one behind the other, nothing between or behind them
+
+The head comes first because who fetches a range needs it first, and its length follows from the
+size of the object. Blosc's chunks have no checksum, hence ours: frames are proven before the
+library sees them. The codec's name, `blosc-zstd-sN/1`, N bytes an element, is kept beside the
+object; the number behind the slash is the version above. Not for reading or writing files.
+"""
+
+import re
+import struct
+from array import array
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from kvfs.errors import TierError, TooLargeError, UnsupportedError
+
+FRAME = 4 << 20  # bytes: a range costs one frame more than it has, an object 12 bytes a frame
+ELEMENT_SIZES = (1, 2, 4, 8)
+LARGEST = 16 << 40  # bytes, ext4's largest file; its head is 48 MiB, and no hostile one is larger
+
+_BEGIN = struct.Struct("<8sQ")
+_ENTRY = struct.Struct("<IQ")
+_END = struct.Struct("<Q")
+_MAGIC = b"kvfsZ\0\0\1"
+_CHUNK_HEAD = (
+    16  # bytes of a Blosc chunk that describe the rest: none is shorter, or longer by more
+)
+_CODEC = re.compile(r"blosc-zstd-s([0-9]{1,2})/([0-9]{1,9})")
+
+
+class DamagedError(TierError):
+    """What is stored is not what was written; says where. None of its bytes were given out."""
+
+
+class Frame(NamedTuple):
+    """Where a frame is stored and what it stands for, in bytes; `digest` is of its stored bytes."""
+
+    position: int
+    stored: int
+    digest: int
+    offset: int
+    length: int
+
+
+def codec_name(element_size: int) -> str:
+    """For the metadata of an object whose elements have so many bytes."""
+    return f"blosc-zstd-s{element_size}/1"
+
+
+def expect_codec(name: str) -> None:
+    """Raises UnsupportedError for what this version does not read."""
+    found = _CODEC.fullmatch(name)
+    if found is None or int(found[1]) not in ELEMENT_SIZES or int(found[2]) != 1:
+        raise UnsupportedError(f"codec {name!r}: expected {codec_name(2)}, or 1, 4 or 8 for the 2")
+
+
+def frames_of(size: int) -> int:
+    """How many frames so many bytes are."""
+    return -(-size // FRAME)
+
+
+def head_size(size: int) -> int:
+    """Bytes before the first frame. Raises TooLargeError for objects that are never compressed."""
+    if not 0 <= size <= LARGEST:
+        raise TooLargeError(f"an object of {size} bytes: {LARGEST} at most can be compressed")
+    return _BEGIN.size + _ENTRY.size * frames_of(size) + _END.size
+
+
+def head(size: int, stored: list[tuple[int, int]]) -> bytes:
+    """The head of an object whose frames have these (stored length, digest)."""
+    begin = _BEGIN.pack(_MAGIC, size) + b"".join(_ENTRY.pack(*entry) for entry in stored)
+    return begin + _END.pack(xxh3_64_intdigest(begin))
+
+
+class Index:
+    """Which stored bytes are which bytes of the object: its head, proven."""
+
+    def __init__(self, data: bytes, size: int, stored_size: int) -> None:
+        """From the first `head_size(size)` bytes. Raises DamagedError unless all lengths agree.
+
+        `size` and `stored_size` are what the object's metadata says of both forms.
+        """
+        if len(data) != head_size(size):
+            raise DamagedError(f"its head has {len(data)} bytes, expected {head_size(size)}")
+        begin = memoryview(data)[: -_END.size]
+        if _END.unpack_from(data, len(begin)) != (xxh3_64_intdigest(begin),):
+            raise DamagedError("its head does not have the digest that it says")
+        if _BEGIN.unpack_from(data) != (_MAGIC, size):
+            raise DamagedError(f"its head is not that of an object of {size} bytes")
+        self.size = size
+        self._data = data
+        self._positions = array("Q", [len(data)])
+        for number in range(frames_of(size)):
+            stored, _ = self._entry(number)
+            if not _CHUNK_HEAD <= stored <= self._length(number) + _CHUNK_HEAD:
+                raise DamagedError(f"frame {number} has {stored} bytes, more or less than it can")
+            self._positions.append(self._positions[-1] + stored)
+        if self._positions[-1] != stored_size:
+            raise DamagedError(f"{stored_size} bytes stored, expected {self._positions[-1]}")
+
+    def _entry(self, number: int) -> tuple[int, int]:
+        stored, digest = _ENTRY.unpack_from(self._data, _BEGIN.size + _ENTRY.size * number)
+        return stored, digest
+
+    def _length(self, number: int) -> int:
+        return min(FRAME, self.size - number * FRAME)
+
+    def numbers(self, offset: int, length: int) -> range:
+        """The frames that have a part of these bytes of the object."""
+        end = min(offset + length, self.size)
+        return range(offset // FRAME, frames_of(end) if offset < end else 0)
+
+    def frame(self, number: int) -> Frame:
+        return Frame(
+            self._positions[number],
+            *self._entry(number),
+            number * FRAME,
+            self._length(number),
+        )
+
+    def stored_range(self, offset: int, length: int) -> tuple[int, int]:
+        """(position, count) of the stored bytes that a reader of this range needs."""
+        numbers = self.numbers(offset, length)
+        if not numbers:
+            return self._positions[0], 0
+        position = self._positions[numbers.start]
+        return position, self._positions[numbers.stop] - position

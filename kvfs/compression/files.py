@@ -1,0 +1,157 @@
+"""What a mover does: one file compressed into another, or the other way round.
+
+Contract: synchronous; a few frames in memory at most; files are given as descriptors and their
+offsets stay as they are. Raises domain errors only; then the destination is half written, and its
+maker removes it. Not for naming, syncing or hashing objects, nor for the decision to compress.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from kvfs.compression.container import (
+    ELEMENT_SIZES,
+    FRAME,
+    LARGEST,
+    DamagedError,
+    Index,
+    codec_name,
+    expect_codec,
+    frames_of,
+    head,
+    head_size,
+)
+from kvfs.compression.frames import pack, unpack
+from kvfs.compression.sampling import PAYS, sampled
+from kvfs.errors import InvalidError, NoSpaceError, TierError
+
+_ZEROS = bytes(FRAME)
+
+
+class Compressed(NamedTuple):
+    """What came of it: `ratio` is size / stored_size, in bytes; `codec` is needed to read it."""
+
+    codec: str
+    stored_size: int
+    ratio: float
+    cpu_seconds: float
+
+
+def compress(
+    source: int, destination: int, size: int, element_size: int | None = None
+) -> Compressed | None:
+    """Compress `size` bytes into a new file; None, and the file is empty, if it does not pay.
+
+    element_size: bytes of a number in it, 1, 2, 4 or 8; None if unknown. Raises NoSpaceError,
+    TierError (also if the source is shorter than `size`), InvalidError for other element sizes.
+    """
+    begun = time.thread_time()
+    if element_size is not None and element_size not in ELEMENT_SIZES:
+        raise InvalidError(f"elements of {element_size} bytes: expected 1, 2, 4 or 8")
+    if not 0 < size <= LARGEST:
+        return None
+    found = sampled(lambda at, count: _read(source, at, count), size, element_size)
+    if found is None:
+        return None
+    position = head_size(size)
+    stored: list[tuple[int, int]] = []
+    for number in range(frames_of(size)):
+        offset = number * FRAME
+        chunk = pack(_read(source, offset, min(FRAME, size - offset)), found)
+        _write(destination, chunk, position)
+        stored.append((len(chunk), xxh3_64_intdigest(chunk)))
+        position += len(chunk)
+        if position * PAYS > size:  # the sample was not like the rest
+            _resize(destination, 0)
+            return None
+    _write(destination, head(size, stored), 0)  # last: without it the rest is nothing
+    return Compressed(codec_name(found), position, size / position, time.thread_time() - begun)
+
+
+def decompress(
+    codec: str,
+    source: int,
+    destination: int,
+    size: int,
+    stored_size: int,
+    offset: int = 0,
+    length: int | None = None,
+) -> float:
+    """Write the object's bytes, or those frames of it that a range touches, at their places.
+
+    size, stored_size: of the object in both forms, from its metadata. offset, length: the range;
+    then the source needs the head and `Index.stored_range` only, the rest may be holes.
+    destination: a new file, or one that has holes where the range is; it gets `size` bytes, and
+    frames of zeros stay holes. Returns the processor time in seconds. Raises DamagedError whenever
+    the source is not what was written, NoSpaceError, TierError; UnsupportedError for a codec that
+    is not known here.
+    """
+    begun = time.thread_time()
+    expect_codec(codec)
+    with _failures("stat of the source"):
+        there = os.fstat(source).st_size
+    if there != stored_size:
+        raise DamagedError(f"{there} bytes stored, expected {stored_size}")
+    if stored_size < head_size(size):
+        raise DamagedError(f"{stored_size} bytes stored cannot be an object of {size} bytes")
+    index = Index(_stored(source, 0, head_size(size)), size, stored_size)
+    _resize(destination, size)
+    for number in index.numbers(offset, size if length is None else length):
+        frame = index.frame(number)
+        data = unpack(_stored(source, frame.position, frame.stored), frame)
+        if data != _ZEROS[: frame.length]:
+            _write(destination, data, frame.offset)
+    return time.thread_time() - begun
+
+
+def _read(source: int, offset: int, count: int) -> bytes:
+    """Raises TierError, also if there are fewer."""
+    data = _pread(source, offset, count)
+    if len(data) != count:
+        raise TierError(f"the source ends at {offset + len(data)}, expected more")
+    return data
+
+
+def _stored(source: int, position: int, count: int) -> bytes:
+    """Raises DamagedError if there are fewer."""
+    data = _pread(source, position, count)
+    if len(data) != count:
+        raise DamagedError(f"it ends at {position + len(data)}, expected {position + count}")
+    return data
+
+
+def _pread(source: int, offset: int, count: int) -> bytes:
+    with _failures("read"):
+        data = os.pread(source, count, offset)
+        while len(data) < count and (
+            more := os.pread(source, count - len(data), offset + len(data))
+        ):
+            data += more
+        return data
+
+
+def _write(destination: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    with _failures("write"):
+        while left:
+            written = os.pwrite(destination, left, offset)
+            left, offset = left[written:], offset + written
+
+
+def _resize(destination: int, size: int) -> None:
+    with _failures("truncate"):
+        os.ftruncate(destination, size)
+
+
+@contextmanager
+def _failures(verb: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise (NoSpaceError if full else TierError)(f"{verb} failed: {error}") from error
