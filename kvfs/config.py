@@ -21,6 +21,7 @@ from kvfs.parsing import (
     SECONDS,
     SIZE,
     SWITCH,
+    WORD,
     Kind,
     choice,
     count,
@@ -28,9 +29,11 @@ from kvfs.parsing import (
     unknown_name,
 )
 from kvfs.preflight import SMALLEST_TIER
+from kvfs.s3.place import Place
 from kvfs.units import MIB, format_size, parse_size
 
 _RAM_SHARE = 0.25
+_DIRTY_SHARE = 4  # bytes that are not in the bucket, of those that fit the tiers
 
 # What mount(8) and fstab say to themselves; nothing for a file system to act on.
 _IGNORED = re.compile(
@@ -58,6 +61,8 @@ def _default_ram() -> int:
 
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
+_BUCKET = Kind("URL", lambda text: str(Place.parse(text)))
+_ENDPOINT = Kind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
@@ -113,6 +118,35 @@ class Config:
     )
     nvme_size: int = _option(
         _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there", upgrade=True
+    )
+    s3: str | None = _option(
+        _BUCKET, "bucket below the other tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
+    )
+    s3_endpoint: str | None = _option(
+        _ENDPOINT, "where its store is, if it is not Amazon's", default=None
+    )
+    s3_region: str | None = _option(WORD, "region of the bucket", default=None)
+    s3_profile: str | None = _option(
+        WORD, "which of boto3's profiles has the credentials", default=None
+    )
+    s3_required: bool = _option(
+        SWITCH, "refuse to mount while the bucket cannot be used", default=True
+    )
+    s3_dirty: int = _option(
+        SIZE,
+        "bytes that may wait for their upload, then writers wait; 0: a quarter of the other tiers",
+        default=0,
+        upgrade=True,
+    )
+    s3_delay: float = _option(
+        SECONDS, "how long an object waits for its upload", default=5.0, shown="5", hot=True
+    )
+    s3_wait: float = _option(
+        SECONDS,
+        "how long an open waits for bytes from the bucket, or a writer for uploads",
+        default=30.0,
+        shown="30",
+        hot=True,
     )
     passthrough: Literal["auto", "on", "off"] = _option(
         choice("auto", "on", "off"),
@@ -213,10 +247,28 @@ class Config:
             raise ConfigError("nvme_size is given without nvme, the directory it belongs to")
         if config.nvme is None and config.ram == 0:
             raise ConfigError("ram=0 without nvme leaves no place for objects; give one of them")
+        alone = [name for name in values if name.startswith("s3_")]
+        if config.s3 is None and alone:
+            raise ConfigError(f"{alone[0]} is given without s3, the bucket that it is about")
         if config.nvme is not None and "nvme_size" not in values:
             config = replace(config, nvme_size=preflight.default_nvme_size(config.nvme))
         fitted = tuple(name for name in ("ram", "nvme_size") if name not in values)
         return replace(config, fitted=fitted)
+
+    @property
+    def place(self) -> Place | None:
+        """The bucket, None without one."""
+        if self.s3 is None:
+            return None
+        return Place.parse(
+            self.s3, endpoint=self.s3_endpoint, region=self.s3_region, profile=self.s3_profile
+        )
+
+    @property
+    def dirty_most(self) -> int:
+        """Bytes that may wait for their upload."""
+        local = self.ram + (self.nvme_size if self.nvme is not None else 0)
+        return self.s3_dirty or local // _DIRTY_SHARE
 
     def check(self) -> None:
         """Hold the configuration against this machine; raise ConfigError, change nothing."""
@@ -260,6 +312,8 @@ class Config:
         }
         if self.nvme is None:
             del texts["nvme_size"]
+        if self.s3 is None:
+            texts = {name: text for name, text in texts.items() if not name.startswith("s3_")}
         return texts | dict.fromkeys(self.mount_flags, "")
 
     def to_json(self) -> str:

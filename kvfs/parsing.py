@@ -52,6 +52,12 @@ def _path(text: str) -> Path:
     return Path(os.path.normpath(text))
 
 
+def _word(text: str) -> str:
+    if not text.isprintable() or not text or any(map(str.isspace, text)):
+        raise ValueError("one word")
+    return text
+
+
 def _switch(text: str) -> bool:
     if text not in {"on", "off"}:
         raise ValueError("on or off")
@@ -73,6 +79,7 @@ SIZE = Kind("size", parse_size, format_size)
 DURATION = Kind("duration", parse_duration, format_duration)
 SECONDS = Kind("seconds", _seconds)  # up to a year, and parts of one
 SWITCH = Kind("on/off", _switch, lambda on: "on" if on else "off")
+WORD = Kind("word", _word)
 DIRECTORY = Kind("directory", _path)
 FILE = Kind("file", _path)
 

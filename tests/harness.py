@@ -47,7 +47,7 @@ class Mounted:
         assert done.returncode == 0, done.stderr
         status = self.status()
         self.keeper: int = status["keeper_pid"]
-        self._memory |= {Path(tier["path"]) for tier in status["tiers"].values()}
+        self._memory |= {Path(tier["path"]) for tier in local(status).values()}
 
     def status(self) -> dict[str, Any]:
         return request(self.path, "status")
@@ -136,7 +136,7 @@ class Mounted:
     def check_accounts(self) -> None:
         """Each tier holds what it says: backing files, and bytes as the device counts them."""
         status = self.idle()
-        for name, tier in status["tiers"].items():
+        for name, tier in local(status).items():
             files = Path(tier["path"], "objects").rglob("*")
             found = [path.stat() for path in files if path.name != PROBE and path.is_file()]
             used = sum(max(4096, file.st_blocks * 512) for file in found)
@@ -160,6 +160,11 @@ class Mounted:
             if runtime.mount_at(path) is not None:
                 subprocess.run(["umount", "-l", path], check=True)
                 path.rmdir()
+
+
+def local(status: dict[str, Any]) -> dict[str, Any]:
+    """The tiers that have files."""
+    return {name: tier for name, tier in status["tiers"].items() if name != "s3"}
 
 
 def alive(pid: int) -> bool:

@@ -3,6 +3,16 @@
 from kvfs.catalog.batch import Batch
 from kvfs.catalog.catalog import Catalog
 from kvfs.catalog.inode import LINK_MAX, ROOT_INO, Inode
-from kvfs.catalog.keys import FORMAT, Dentry
+from kvfs.catalog.keys import BUCKET_KINDS, FORMAT, Dentry, Stored
 
-__all__ = ["FORMAT", "LINK_MAX", "ROOT_INO", "Batch", "Catalog", "Dentry", "Inode"]
+__all__ = [
+    "BUCKET_KINDS",
+    "FORMAT",
+    "LINK_MAX",
+    "ROOT_INO",
+    "Batch",
+    "Catalog",
+    "Dentry",
+    "Inode",
+    "Stored",
+]

@@ -45,16 +45,18 @@ class Batch:
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
-        if inode.placed:
-            self._be_of_this_format()
+        if inode.in_bucket:
+            self._be_of_format(keys.BUCKETED)
+        elif inode.placed:
+            self._be_of_format(keys.PLACED)
         self._put.append(inode)
         self._changes.append((keys.INODES + keys.number_key(inode.ino), inode.pack()))
 
-    def _be_of_this_format(self) -> None:
+    def _be_of_format(self, number: int) -> None:
         """What is written now is nothing that the kvfs of an older format could read."""
-        if self._catalog.format != keys.FORMAT:
-            self.set_fact("format", str(keys.FORMAT))
-            self.then(partial(setattr, self._catalog, "format", keys.FORMAT))
+        if self._catalog.format < number:
+            self.set_fact("format", str(number))
+            self.then(partial(setattr, self._catalog, "format", number))
 
     def delete(self, inode: Inode) -> None:
         """Forget an inode with its attributes; its names are unlinked apart."""
@@ -99,8 +101,8 @@ class Batch:
         self._changes.append((keys.FACTS + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """One of the kinds that belong to a number: n, r, t, p, l."""
-        self._be_of_this_format()
+        """One of the kinds that belong to a number: n, r, t, p, l; of a bucket s, u, z."""
+        self._be_of_format(keys.BUCKETED if kind in keys.BUCKET_KINDS else keys.PLACED)
         self._changes.append((kind + keys.number_key(ino), value))
 
     def unmark(self, kind: bytes, ino: int) -> None:

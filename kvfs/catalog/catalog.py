@@ -215,6 +215,10 @@ class Catalog:
             if (ino := keys.number(key)) is not None
         ]
 
+    def any_mark(self, kind: bytes) -> bool:
+        """Whether anything is marked so."""
+        return next(iter(self.database.scan(kind)), None) is not None
+
     def mark(self, kind: bytes, ino: int) -> bytes | None:
         """What an inode is marked with; None if it is not."""
         return self.database.get(kind + keys.number_key(ino))

@@ -6,7 +6,7 @@ holds those, and `Inode.links` only says which dentries there are.
 
 Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
 pairs of (parent, cookie), then the rest: a symbolic link's target. Format 1 knew no places: what it
-wrote is in the mount's own namespace, and its name says nothing.
+wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag.
 """
 
 import stat
@@ -19,7 +19,7 @@ LINK_MAX = 1000  # names one file may have; each costs 16 bytes in every write o
 _FIXED = Struct("<IIIIQqqqqQQIIIBB16sH")
 _PLACE = Struct("<QQQI")
 _PAIR = Struct("<QQ")
-_SEALED, _ON_NVME, _PLACED, _KEPT = 1, 2, 4, 8
+_SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET = 1, 2, 4, 8, 16
 
 
 @dataclass(slots=True)
@@ -58,6 +58,7 @@ class Inode:
     parent_key: int = 0
     model: int = 0
     kept: bool = False  # only its owner unlinks it
+    in_bucket: bool = False  # this version is in the bucket as well, or only there
 
     @property
     def is_dir(self) -> bool:
@@ -105,7 +106,8 @@ class Inode:
             (_SEALED if self.sealed else 0)
             | (_ON_NVME if self.on_nvme else 0)
             | (_PLACED if placed else 0)
-            | (_KEPT if self.kept else 0),
+            | (_KEPT if self.kept else 0)
+            | (_IN_BUCKET if self.in_bucket else 0),
             len(self.digest),
             self.digest,
             len(self.links),
@@ -134,4 +136,5 @@ class Inode:
             *place,
         )
         found.kept = bool(flags & _KEPT)
+        found.in_bucket = bool(flags & _IN_BUCKET)
         return found

@@ -15,6 +15,9 @@ Keys (integers big endian, so that they sort):
   t ino              a tree that is to be accounted to the namespace of this directory
   p ino              a file without a name yet: the directory, and the name it gets when closed
   l model            engine and model, as names of files say them
+  s ino              what the bucket has of it, and where (Stored): perhaps an older version
+  u ino              sealed, and not yet in the bucket as it is: when that was, ns
+  z number           a key that is to be deleted from the bucket
   q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """
@@ -22,14 +25,28 @@ Keys (integers big endian, so that they sort):
 from struct import Struct
 from typing import NamedTuple
 
-FORMAT = 2  # 1 had no places in inodes; it is read, and becomes 2 with the first of those
+# 1 had no places in inodes, 2 no bucket; both are read, and become what is first written to them.
+FORMAT = 3
+PLACED, BUCKETED = 2, 3  # the formats that brought those
 
 INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
 SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
+STORED, UNSTORED, DELETED = b"s", b"u", b"z"
+BUCKET_KINDS = (STORED, UNSTORED, DELETED)
 ANSWERS, FACTS = b"q", b"m"
 
 U64 = Struct(">Q")
 TWO = Struct(">QQ")
+
+
+class Stored(NamedTuple):
+    """An object in the bucket. `digest` and `size` are of what is stored, see `codec`."""
+
+    key: str
+    etag: str
+    size: int
+    digest: bytes
+    codec: str = "none"
 
 
 class Dentry(NamedTuple):
@@ -84,3 +101,23 @@ def cookie_value(entry: Dentry) -> bytes:
 def by_cookie(cookie: int, value: bytes) -> Dentry:
     """The entry of this `cookie_value`."""
     return Dentry(value[U64.size :], U64.unpack_from(value)[0], cookie)
+
+
+# What is in a bucket
+
+_STORED = Struct(">Q16s")
+
+
+def stored_value(stored: Stored) -> bytes:
+    """What stands under a key of STORED."""
+    text = f"{stored.key}\0{stored.etag}\0{stored.codec}"
+    return _STORED.pack(stored.size, stored.digest) + text.encode()
+
+
+def stored(value: bytes) -> Stored:
+    """What this `stored_value` says. Raises ValueError for what is none."""
+    if len(value) < _STORED.size:
+        raise ValueError(f"{len(value)} bytes, at least {_STORED.size} are expected")
+    size, digest = _STORED.unpack_from(value)
+    key, etag, codec = value[_STORED.size :].decode().split("\0")
+    return Stored(key, etag, size, digest, codec)

@@ -20,6 +20,7 @@ COMMANDS = (
     "mount",
     "umount",
     "status",
+    "flush",
     "set",
     "ns",
     "upgrade",

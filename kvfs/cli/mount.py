@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -115,12 +115,18 @@ def _what_is_on(mountpoint: Path) -> str:
         for state in [status[name]]
     ]
     parts += [
-        f"{name} {human(tier['capacity_bytes'])} at {tier['path']}"
-        for name, tier in status["tiers"].items()
+        f"{name} {_size(name, tier)}at {tier['path']}" for name, tier in status["tiers"].items()
     ]
     return (
         f"{click.format_filename(mountpoint)}: {', '.join(parts)}; log {log_of(status, mountpoint)}"
     )
+
+
+def _size(name: str, tier: dict[str, Any]) -> str:
+    """Of a tier that has one; a bucket that does not answer is said instead."""
+    if name != "s3":
+        return f"{human(tier['capacity_bytes'])} "
+    return f"({tier['state']}: {tier['why']}) " if tier["state"] != "healthy" else ""
 
 
 def log_of(status: dict[str, dict[str, str]], mountpoint: Path) -> str:

@@ -31,7 +31,8 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
 def _show(status: dict[str, Any]) -> None:
     console = screen()
     spaces = status["namespaces"]
-    console.print(pairs(_facts(status)), _tiers(status["tiers"]), table(spaces), *problems(spaces))
+    facts = [*_facts(status), *_bucket(status["tiers"])]
+    console.print(pairs(facts), _tiers(status["tiers"]), table(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
 
@@ -59,6 +60,20 @@ def _keeper(status: dict[str, Any]) -> str:
     return f"pid {status['keeper_pid']}, {status['takeovers']} takeovers"
 
 
+def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
+    """What waits for its upload, and what was done."""
+    bucket = tiers.get("s3")
+    if bucket is None:
+        return
+    waits = f"{bucket['dirty_objects']} objects, {human(bucket['dirty_bytes'])}"
+    if bucket["dirty_objects"]:
+        waits += f" of at most {human(bucket['dirty_most_bytes'])}"
+        waits += f", the oldest for {_duration(bucket['oldest_dirty_s'])}"
+    yield "not in s3 yet", waits
+    done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
+    yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
+
+
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
     yield "jobs", status["jobs"]
     yield from status["counters"].items()
@@ -77,6 +92,8 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
         ill = "" if tier["state"] == "healthy" else f" for {_duration(tier['state_s'])}"
         state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
+        if name == "s3":
+            sizes[0] = sizes[2] = "-"
         cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
         table.add_row(*map(line, cells))
     return table

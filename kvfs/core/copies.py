@@ -33,17 +33,30 @@ class Verifier(Protocol):
     async def lose(self, ino: int, version: int) -> None: ...
 
 
+class Fetcher(Protocol):
+    """Who can bring an object here that only the bucket has."""
+
+    async def fetch(self, inode: Inode) -> None:
+        """Raises NotFoundError."""
+
+
 class Copies:
     """`renaming`: inodes whose backing file may have another name, see `Versions`."""
 
     def __init__(
-        self, residency: Residency, verifier: Verifier, io: Io, renaming: Container[int]
+        self,
+        residency: Residency,
+        verifier: Verifier,
+        io: Io,
+        renaming: Container[int],
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.residency = residency
         self.catalog = residency.catalog
         self.verifier = verifier
         self._io = io
         self._renaming = renaming
+        self._fetcher = fetcher
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
@@ -64,6 +77,39 @@ class Copies:
 
         Raises NotFoundError (a miss), StaleError, CatalogError.
         """
+        found, lost = await self._open_here(inode, writable=writable)
+        if found is None and await self._fetched(inode):
+            found, lost = await self._open_here(inode, writable=writable)
+        if found is not None:
+            return found
+        if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        self.residency.counters["misses"] += 1
+        self._drop_if_lost(inode)
+        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    async def _fetched(self, inode: Inode) -> bool:
+        """Whether it is in the bucket, and now here as well. Raises NotFoundError, StaleError."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version or not current.in_bucket:
+            return False
+        try:
+            if self._fetcher is None:
+                raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
+            await self._fetcher.fetch(current)
+        except NotFoundError:
+            self.residency.counters["misses"] += 1
+            raise
+        fetched = self.catalog.inode(inode.ino)
+        if fetched is None or fetched.version != inode.version:
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        inode.take(fetched)
+        return True
+
+    async def _open_here(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[tuple[Tier, int] | None, bool]:
+        """The copy, and whether one was lost."""
         lost = False
         for tier in self.residency.holders(inode):
             try:
@@ -79,7 +125,7 @@ class Copies:
                 if untouched or await self._proven(inode, tier, fd):
                     if tier.slow or not untouched:
                         self._check_still(inode, tier)
-                    return tier, fd
+                    return (tier, fd), lost
             except TierError as error:  # the disk's fault, not the copy's
                 log.debug("inode %d is not verified: %s", inode.ino, error)
                 os.close(fd)
@@ -89,11 +135,7 @@ class Copies:
                 raise
             os.close(fd)
             lost = True
-        if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
-            raise StaleError(f"inode {inode.ino} went away while it was opened")
-        self.residency.counters["misses"] += 1
-        self._drop_if_lost(inode)
-        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+        return None, lost
 
     def _check_still(self, inode: Inode, tier: Tier) -> None:
         """After an await: bring the record up to date, if it is the same content still."""

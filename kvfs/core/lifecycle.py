@@ -9,7 +9,7 @@ All methods are synchronous. Not for the space that follows: `Walks`.
 
 import logging
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.namespace import Namespace
@@ -18,22 +18,43 @@ from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
 from kvfs.settings import Settings
-from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
 
 
-def check_media(settings: Settings, tiers: Iterable[Tier]) -> None:
-    """Raises ConfigError for a tier that is not mounted."""
-    mounted = {tier.name for tier in tiers}
+def check_media(settings: Settings, residency: Residency) -> None:
+    """Raises ConfigError for a tier that is not mounted, or for no place to write to."""
+    mounted = {tier.name for tier in residency.tiers}
+    if residency.bucket is not None:
+        mounted.add(residency.bucket.name)
+        if settings.media == (residency.bucket.name,):
+            raise ConfigError(
+                "setting media=s3: objects are written to another tier first, expected one more, "
+                "such as media=nvme+s3"
+            )
     missing = set(settings.media) - mounted
     if missing:
         raise ConfigError(
             f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
             f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
         )
+
+
+def _where(residency: Residency, inode: Inode) -> str:
+    names = [tier.name for tier in residency.holders(inode)]
+    return "+".join([*names, "s3"] if inode.in_bucket else names)
+
+
+def _is_dirty(residency: Residency, inode: Inode) -> str:
+    return "1" if inode.ino in residency.dirty else "0"
+
+
+_OF_FILES: dict[bytes, Callable[[Residency, Inode], str]] = {
+    b"user.kvfs.tier": _where,
+    b"user.kvfs.dirty": _is_dirty,
+}
 
 
 def _raw(name: str) -> bytes:
@@ -134,7 +155,7 @@ class Lifecycle:
         return self._set(directory, settings)
 
     def _valid(self, settings: Settings) -> Settings:
-        check_media(settings, self.residency.tiers)
+        check_media(settings, self.residency)
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
@@ -210,7 +231,9 @@ class Lifecycle:
     # Attributes
 
     def attribute(self, directory: Inode, name: bytes) -> bytes | None:
-        """A setting as `user.kvfs.NAME` has it; None if it is none."""
+        """A setting as `user.kvfs.NAME` has it, or where a file is; None if it is none."""
+        if directory.is_file and name in _OF_FILES:
+            return _OF_FILES[name](self.residency, directory).encode()
         texts = self.settings(directory).to_text()
         text = texts.get(name.removeprefix(PREFIX).decode("ascii", "replace"))
         return None if text is None else text.encode()

@@ -17,7 +17,7 @@ from kvfs.core.limits import Limits
 from kvfs.core.open_order import OpenOrder
 from kvfs.core.order import Order, key_of
 from kvfs.settings import MEDIA, Settings
-from kvfs.tiers import Tier
+from kvfs.tiers import Bucket, Tier
 
 SECOND = 10**9
 USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
@@ -202,7 +202,7 @@ class Namespace:
         key = key_of(inode)
         return {ino for order in self.orders for ino in order.members(key)}
 
-    def takes(self, tier: Tier) -> bool:
+    def takes(self, tier: Tier | Bucket) -> bool:
         """Whether its objects may be there."""
         return not self.settings.media or tier.name in self.settings.media
 

@@ -23,8 +23,9 @@ from kvfs.core.places import Places
 from kvfs.errors import ConfigError
 from kvfs.fairness.hot_objects import HotObjects
 from kvfs.fairness.shares import Shares
+from kvfs.s3.keys import Name
 from kvfs.settings import Settings
-from kvfs.tiers import Tier
+from kvfs.tiers import Bucket, Tier
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,24 @@ class Namespaces:
             entry = self.catalog.dentry(*inode.links[0])
             found = found if entry is None else entry.name
         return found.decode("utf-8", "surrogateescape")
+
+    def bucket_name(self, inode: Inode) -> Name | None:
+        """What a file is called in a bucket, by its first name; None if it has none to be found."""
+        path: list[bytes] = []
+        at: Inode | None = inode
+        while at is not None and at.links and at.ino not in self.dropped:
+            entry = self.catalog.dentry(*at.links[0])
+            if entry is None:
+                return None
+            above = at.links[0][0]
+            space = self._all.get(at.ino) if above == ROOT_INO and path else None
+            if space is not None:
+                return Name(entry.name, space.settings.version, b"/".join(reversed(path)))
+            path.append(entry.name)
+            if above == ROOT_INO:
+                return Name(b"", 0, b"/".join(reversed(path)))
+            at = self.catalog.inode(above)
+        return None
 
     def last_dropped(self, name: str) -> int:
         """The last directory of a name that was dropped and is not all gone; 0: there is none."""
@@ -228,9 +247,14 @@ class Namespaces:
 
     # Accounts
 
-    def count(self, inode: Inode, holders: list[Tier], sign: int) -> None:
-        """A sealed object comes (1) or goes (-1)."""
+    def count(self, inode: Inode, holders: list[Tier], bucket: Bucket | None, sign: int) -> None:
+        """A sealed object comes (1) or goes (-1). What only the bucket has is in no quota."""
         found = self.of(inode)
+        if bucket is not None:
+            found.held[bucket.name] += sign * inode.size
+            found.held_objects[bucket.name] += sign
+        if inode.in_bucket and not holders:
+            return
         cost = Tier.cost(inode.blocks)
         found.bytes += sign * cost
         found.objects += sign

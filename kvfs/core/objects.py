@@ -30,7 +30,7 @@ from typing import TypeVar
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
-from kvfs.core.copies import Copies, Verifier
+from kvfs.core.copies import Copies, Fetcher, Verifier
 from kvfs.core.mappings import Mappings
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.room import Room
@@ -64,6 +64,7 @@ class Objects:
         *,
         promote: Callable[[Inode], None],
         settle: Callable[[Inode], None],
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.residency = residency
         self.room = room
@@ -72,7 +73,7 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self.versions = Versions(residency, self._io)
-        self.copies = Copies(residency, verifier, self._io, self.versions.renaming)
+        self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
@@ -413,6 +414,7 @@ class Objects:
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark_finished(inode.ino)
+            self.residency.dirty.sealed(inode, batch)
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
         self.room.sizes.learn(*self._some_name(inode), inode.blocks * 512)

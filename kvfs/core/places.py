@@ -54,6 +54,11 @@ class Places:
         droppable = block.temporary or layouts.LIVES[block.layout].droppable
         inode.kept = default and not droppable
 
+    def is_temporary(self, directory: Inode, name: bytes) -> bool:
+        """Whether its connector is going to rename it."""
+        block = layouts.recognise(self._path(directory), name)
+        return block is not None and block.temporary
+
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""
         if block.engine != "vua":

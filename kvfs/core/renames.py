@@ -156,16 +156,20 @@ class Renames:
             self._move_directory(inode, target_dir, batch)
         else:
             self.namespaces.places.place(inode, target_dir, moved.name, batch)
+            if inode.links[0] == new:
+                self.residency.dirty.named(inode, batch, target_dir, moved.name)
             if _place_of(inode) != _place_of(before) and self.residency.accounted(inode):
                 batch.then(partial(self.residency.dismiss, before))
                 batch.then(partial(self.residency.admit, inode))
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
-        """All below it is accounted to where it is now, in the background."""
+        """All below it is accounted to where it is now, in the background, and named so."""
         batch.then(self.namespaces.places.forget_paths)
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
+            self.namespaces.account_anew(inode.ino, batch)
+        elif self.residency.dirty.on:  # and is called otherwise in the bucket
             self.namespaces.account_anew(inode.ino, batch)
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:

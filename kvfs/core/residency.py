@@ -27,9 +27,10 @@ from typing import NamedTuple
 
 import trio
 
-from kvfs.catalog import Batch, Catalog, Dentry, Inode
+from kvfs.catalog import Batch, Catalog, Dentry, Inode, Stored
+from kvfs.core.dirty import Dirty
 from kvfs.core.namespaces import Namespaces
-from kvfs.tiers import NvmeTier, RamTier, Tier
+from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Residency:
         ram: RamTier | None,
         nvme: NvmeTier | None,
         *,
+        bucket: Bucket | None = None,
         session: int,
         suspect: range = range(0),
         gone: Callable[[int, bytes, int], None],
@@ -114,6 +116,9 @@ class Residency:
         # Inodes whose backing is being opened or changed, with who waits for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.namespaces = Namespaces(catalog, tiered=len(self.tiers) > 1)
+        self.bucket = bucket
+        self.dirty = Dirty(catalog, self.namespaces, bucket)
+        self.spilled = 0  # objects that only the bucket has
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
@@ -178,7 +183,9 @@ class Residency:
 
     def is_lost(self, inode: Inode) -> bool:
         """Whether nothing holds the bytes of this file any more: the RAM tier went away."""
-        return inode.is_file and inode.ino not in self.open and not self.holders(inode)
+        if not inode.is_file or inode.in_bucket or inode.ino in self.open:
+            return False
+        return not self.holders(inode)
 
     def is_gone(self, inode: Inode) -> bool:
         """Whether nobody may find it any more: its namespace was dropped, or its time is over.
@@ -201,7 +208,9 @@ class Residency:
         held = self.open.get(inode.ino)
         if held is not None:
             return held.accounted
-        return inode.is_file and inode.sealed and bool(inode.links) and bool(self.holders(inode))
+        if not inode.is_file or not inode.sealed or not inode.links:
+            return False
+        return inode.in_bucket or bool(self.holders(inode))
 
     def _counted(self, ino: int) -> bool:
         return (
@@ -236,9 +245,10 @@ class Residency:
     def enter_whole(self, inode: Inode) -> None:
         """An object of its namespace, as old as it is, may have to go for its quota."""
         whole = self.namespaces.of(inode).whole
-        if whole is None or inode.kept or inode in whole:
+        holders = self.holders(inode)
+        if whole is None or inode.kept or inode in whole or not holders:
             return
-        if self.holders(inode)[0].slow:
+        if holders[0].slow:
             whole.add_past(inode.ino, inode.atime_ns // HOUR)
         else:
             whole.touch(inode)
@@ -292,12 +302,19 @@ class Residency:
         if len(holders) > 1:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
             self.clean_objects += sign
-        self.namespaces.count(inode, holders, sign)
+        bucket = self.bucket if inode.in_bucket else None
+        if bucket is not None:
+            bucket.used += sign * inode.size
+            bucket.objects += sign
+        if inode.in_bucket and not holders:
+            self.spilled += sign
+        self.namespaces.count(inode, holders, bucket, sign)
 
     @property
     def objects(self) -> int:
         """Files, each counted once."""
-        return sum(tier.objects for tier in self.tiers) - self.clean_objects + len(self.staging)
+        local = sum(tier.objects for tier in self.tiers) - self.clean_objects
+        return local + self.spilled + len(self.staging)
 
     def admit(self, inode: Inode) -> None:
         """A sealed object without writers enters the accounts, as the youngest."""
@@ -312,9 +329,9 @@ class Residency:
         namespace, ram = self.namespaces.of(inode), self.ram
         if namespace.spare:
             namespace.take_back(inode)
-        if namespace.whole is not None and not inode.kept:
-            namespace.whole.touch(inode)
         in_ram = ram is not None and inode.ram_epoch == ram.epoch
+        if namespace.whole is not None and not inode.kept and (in_ram or inode.on_nvme):
+            namespace.whole.touch(inode)
         if inode.on_nvme and self.nvme is not None:
             (namespace.nvme_kept if inode.kept else namespace.on_nvme).touch(inode)
             if in_ram:
@@ -359,7 +376,7 @@ class Residency:
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version:
             return
-        if len(self.holders(current)) > 1:
+        if current.in_bucket or len(self.holders(current)) > 1:
             self.drop_copy(current, tier, quarantine=quarantine)
         else:
             self.drop(current, "lost", quarantine=quarantine)
@@ -374,6 +391,29 @@ class Residency:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 
+    def add_stored(self, inode: Inode, stored: Stored, digest: bytes, *, clean: bool) -> None:
+        """The bucket has it; `clean`: as it is called now."""
+        before = inode.copy()
+        inode.digest = digest
+        with self.catalog.batch() as batch:
+            self.dirty.uploaded(inode, stored, batch, clean=clean)
+            batch.put(inode)
+            batch.then(partial(self._held_otherwise, before, inode))
+
+    def take_from_bucket(self, inode: Inode, *, dirty: bool = False) -> None:
+        """A copy is here, and what the bucket has is not to be there, or is not it.
+
+        dirty: it is to be there again.
+        """
+        before = inode.copy()
+        inode.in_bucket = False
+        with self.catalog.batch() as batch:
+            self.dirty.gone(inode.ino, batch, delete=not dirty)
+            if dirty:
+                self.dirty.sealed(inode, batch)
+            batch.put(inode)
+            batch.then(partial(self._held_otherwise, before, inode))
+
     def _held_otherwise(self, before: Inode, inode: Inode) -> None:
         """A sealed object has other copies than before. In orders that both share it stays."""
         if not self._counted(inode.ino):
@@ -385,6 +425,11 @@ class Residency:
         held, holds = self.holders(before), self.holders(inode)
         left = [namespace.order(before, tier, held) for tier in held]
         namespace.take_back(before)
+        if namespace.whole is not None and bool(held) != bool(holds):
+            if not holds:
+                namespace.whole.discard(before)
+            elif not inode.kept:
+                namespace.whole.touch(inode)
         orders = [namespace.order(inode, tier, holds) for tier in holds]
         for order in left:
             if order not in orders:
@@ -395,7 +440,7 @@ class Residency:
         self.wake()
 
     def drop_copy(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
-        """One copy goes, another one stays."""
+        """One copy goes, another one stays, if only in the bucket."""
         before = inode.copy()
         self.set_holder(inode, tier, holds=False)
         with self.catalog.batch() as batch:
@@ -403,15 +448,37 @@ class Residency:
             batch.then(partial(self.throw_away, tier, inode.ino, inode.version, keep=quarantine))
             batch.then(partial(self._held_otherwise, before, inode))
 
-    def drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
-        """The object goes with all its names, and what else is here of its group."""
-        self._drop(inode, reason, quarantine=quarantine)
+    def evict(self, inode: Inode) -> None:
+        """Its room is needed: what the bucket has as well stays there, with its names."""
+        if not inode.in_bucket:
+            self.drop(inode, "evicted")
+            return
+        before = inode.copy()
+        with self.catalog.batch() as batch:
+            for tier in self.holders(before):
+                self.set_holder(inode, tier, holds=False)
+                batch.then(partial(self.throw_away, tier, inode.ino, inode.version))
+            batch.put(inode)
+            batch.then(partial(self._held_otherwise, before, inode))
+        if self.bucket is not None:
+            self.bucket.counters["spilled"] += 1
+
+    def drop(
+        self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True
+    ) -> None:
+        """The object goes with all its names, and what else is here of its group.
+
+        stored: what the bucket has of it goes as well.
+        """
+        self._drop(inode, reason, quarantine=quarantine, stored=stored)
         for ino in self.namespaces.of(inode).members(inode):
             other = self.inode(ino)
             if other is not None and ino not in self.open and ino not in self.busy:
                 self._drop(other, "incomplete")  # half a group is a miss
 
-    def _drop(self, inode: Inode, reason: str, *, quarantine: bool = False) -> None:
+    def _drop(
+        self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True
+    ) -> None:
         """Kernel entries are invalidated."""
         names: list[tuple[int, Dentry]] = []
         with self.catalog.batch() as batch:
@@ -420,7 +487,7 @@ class Residency:
                 if entry is not None:
                     batch.unlink(parent, entry)
                     names.append((parent, entry))
-            self.forget(inode, batch, quarantine=quarantine)
+            self.forget(inode, batch, quarantine=quarantine, stored=stored)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         for parent, entry in names:
@@ -433,9 +500,11 @@ class Residency:
         *,
         accounted: bool | None = None,
         quarantine: bool = False,
+        stored: bool = True,
     ) -> None:
         """Remove the record and all copies of an inode; its names are the caller's."""
         batch.delete(inode)
+        self.dirty.gone(inode.ino, batch, delete=stored)
         batch.mark_finished(inode.ino)
         if not inode.links:
             batch.unmark(b"p", inode.ino)
@@ -455,6 +524,17 @@ class Residency:
         for tier in self.holders(inode):
             self.throw_away(tier, inode.ino, inode.version, keep=quarantine)
 
+    def unlinked_open(self, inode: Inode, batch: Batch) -> None:
+        """The last name of what somebody has open is gone; its record stays until it is closed."""
+        before = inode.copy()
+        self.dirty.gone(inode.ino, batch)
+        inode.in_bucket = False
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+        held = self.open[inode.ino]
+        if before.in_bucket and held.accounted:
+            batch.then(partial(self._held_otherwise, before, inode))
+
     # Unlinked, but perhaps about to be opened
 
     def to_limbo(self, inode: Inode, batch: Batch) -> None:
@@ -462,6 +542,8 @@ class Residency:
         before = inode.copy()
         for tier in self.holders(inode)[1:]:
             self.set_holder(inode, tier, holds=False)
+        self.dirty.gone(inode.ino, batch)
+        inode.in_bucket = False
         batch.put(inode)
         batch.mark_unfinished(inode.ino)
         batch.then(partial(self._in_limbo, before))

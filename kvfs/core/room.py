@@ -8,6 +8,8 @@ first, with its names told to the kernel.
 Invariants:
 - What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
   What comes before it in its prompt is none either, but for very long prompts.
+- What the bucket lacks, and is to have, is no victim; while the bucket is down it is the last one.
+  What the bucket has leaves its tiers only, and keeps its names.
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
 - Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
   gives is said by its policy. What is kept, pinned or never evicted is never given.
@@ -31,7 +33,7 @@ from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
-from kvfs.tiers import NvmeTier, Tier
+from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no mea
 FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 0.5 ms
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
+HURRY = 1.0  # s that all uploads are due after somebody has waited for one
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -53,6 +56,7 @@ class Room:
         self.ram = residency.ram
         self.nvme = residency.nvme
         self.sizes = ExpectedSizes()
+        self._lose_dirty = False  # nothing else is left, and the bucket is down
         self._said: set[str] = set()
 
     async def choose(
@@ -75,17 +79,41 @@ class Room:
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
-        ram = self.ram if self.ram in tiers else None
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
+        if residency.dirty.full and residency.bucket and namespace.takes(residency.bucket):
+            await self._wait_until_not_full(residency.bucket, deadline)
         while True:
-            order = tiers if expected is not None else tiers[::-1]
+            last = not self._uploads_help(deadline)
+            found = await self._choose_now(tiers, wanted, known=expected is not None, last=last)
+            if found is not None:
+                return found
+            if last:
+                break
+            await self._upload(deadline)
+        raise NoSpaceError(
+            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
+            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
+        )
+
+    async def _choose_now(
+        self, tiers: list[Tier], wanted: int, *, known: bool, last: bool
+    ) -> tuple[Tier, int] | None:
+        """One of these tiers, and what is reserved there; None if nothing may be dropped for it.
+
+        last: nothing will be different later, so that less than wanted has to do.
+        """
+        residency = self.residency
+        ram = self.ram if self.ram in tiers else None
+        while True:
+            order = tiers if known else tiers[::-1]
             order = [tier for tier in order if not tier.health.down]
             if not order:
                 raise TierError(
                     "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
                 )
             for tier in order:
-                least = min(wanted, tier.capacity // 4) if expected is None else wanted
+                least = wanted if known else min(wanted, tier.capacity // 4)
                 if self.reserve(tier, least):
                     return tier, least
             if residency.census_done.is_set():
@@ -93,15 +121,54 @@ class Room:
             await residency.census_step.wait()  # the estimate leaves no room, what is counted may
         if ram is not None and self._lose_for(wanted):
             return ram, wanted
+        if not last:
+            return None
         for tier in order:  # others may expect too much as well: begin, and see how it grows
             if self.reserve(tier, Tier.cost(0)):
                 return tier, Tier.cost(0)
         if ram is not None and self._lose_for(Tier.cost(0)):
             return ram, Tier.cost(0)
-        raise NoSpaceError(
-            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
-            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
+        bucket = residency.bucket
+        if bucket is None or not bucket.health.down:
+            return None
+        self._lose_dirty = True
+        try:
+            return next(((tier, wanted) for tier in order if self.reserve(tier, wanted)), None)
+        finally:
+            self._lose_dirty = False
+
+    async def _wait_until_not_full(self, bucket: Bucket, deadline: float) -> None:
+        """So much waits for its upload that writers wait, too. Raises NoSpaceError."""
+        dirty = self.residency.dirty
+        what = (
+            f"{bucket.place}: {bucket.most} bytes wait for their upload, which is the most: "
+            "writers wait for it, too"
         )
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s (said once)", what)
+        while dirty.full:
+            if not await self._upload(deadline):
+                why = f": {bucket.health.why}" if bucket.health.why else ""
+                raise NoSpaceError(f"{dirty.bytes} bytes wait for their upload{why}")
+
+    def _uploads_help(self, deadline: float) -> bool:
+        """Whether something may be dropped later that may not now, being dirty."""
+        bucket = self.residency.bucket
+        if bucket is None or bucket.health.down or not len(self.residency.dirty):
+            return False
+        return trio.current_time() < deadline
+
+    async def _upload(self, deadline: float) -> bool:
+        """Until something was uploaded; False if it is not, or is too late."""
+        bucket, dirty = self.residency.bucket, self.residency.dirty
+        if bucket is None or bucket.health.down:
+            return False
+        with trio.move_on_at(deadline) as late:
+            bucket.counters["waits"] += 1
+            dirty.hurry(HURRY)
+            await dirty.changed.wait()
+        return not late.cancelled_caught
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
         """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
@@ -318,7 +385,7 @@ class Room:
     def _next(self, order: Order) -> Inode | None:
         """The first of what an order would give up next; it stays the next."""
         assert self.ram is not None
-        found = self._victim(order, self.ram)
+        found = self._victim(order, self.ram, "lose")
         if found is None:
             return None
         order.put_back(found[0])
@@ -338,7 +405,7 @@ class Room:
         self, namespace: Namespace, which: Which, tier: Tier | None, twins: Twins
     ) -> bool:
         order = which(namespace)
-        found = self._victim(order, tier, alone=twins == "spare")
+        found = self._victim(order, tier, twins)
         if found is None:
             return False
         for at, inode in enumerate(found[1]):
@@ -346,7 +413,7 @@ class Room:
                 if tier and len(self.residency.holders(inode)) > 1 and twins == "uncopy":
                     self.residency.drop_copy(inode, tier)
                 elif self.residency.catalog.inode(inode.ino) is not None:  # not with its group
-                    self.residency.drop(inode, "evicted")
+                    self.residency.evict(inode)
             except CatalogError:
                 for left in found[1][at:]:
                     order.touch(left)  # it stays; who is tried next is another one
@@ -354,12 +421,11 @@ class Room:
         return True
 
     def _victim(
-        self, order: Order, tier: Tier | None, *, alone: bool = False
+        self, order: Order, tier: Tier | None, twins: Twins
     ) -> tuple[Victim, list[Inode]] | None:
         """Take the group that goes first, if all of it is really there and not in use.
 
         What comes before a block that is in use is of use as well: it goes after that.
-        alone: only one that no other tier holds.
         """
         passed: list[tuple[Victim, list[Inode]]] = []
         before: set[int] = set()  # keys of blocks without which one that is in use is of no use
@@ -371,12 +437,22 @@ class Room:
             useful = len(passed) < PASSED_MAX and key_of(inodes[0]) in before
             if useful or any(map(self._in_use, inodes)):
                 before.update(inode.parent_key for inode in inodes)
-            elif not (alone and any(len(self.residency.holders(inode)) > 1 for inode in inodes)):
+            elif self._may_go(inodes, tier, twins):
                 found = victim, inodes
                 break
             passed.append((victim, inodes))
         self._put_back(order, passed)
         return found
+
+    def _may_go(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+        """Whether nothing goes that has to stay: what another tier holds, what the bucket lacks."""
+        residency = self.residency
+        twin = any(len(residency.holders(inode)) > 1 for inode in inodes)
+        if twin and twins == "spare":
+            return False
+        if residency.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
+            return True
+        return not any(inode.ino in residency.dirty and not inode.in_bucket for inode in inodes)
 
     @staticmethod
     def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:

@@ -287,13 +287,15 @@ class Tree:
     def remove_name(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         """One name of a file less; with the last one it goes, at once or when it is closed."""
         batch.unlink(parent, entry)
+        first = inode.links[0]
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         inode.ctime_ns = self.now()
         if inode.links:
+            if inode.links[0] != first:
+                self.residency.dirty.named(inode, batch)
             batch.put(inode)
         elif inode.ino in self.residency.open:
-            batch.put(inode)
-            batch.mark_unfinished(inode.ino)
+            self.residency.unlinked_open(inode, batch)
         elif not inode.is_file or self.residency.holders(inode):
             self.residency.to_limbo(inode, batch)
         else:

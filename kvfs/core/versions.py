@@ -51,6 +51,7 @@ class Versions:
         residency.set_holder(inode, tier, holds=True)
         if not keep:
             inode.size = inode.blocks = 0
+        residency.dirty.rewritten(inode, batch)
         inode.version = version
         inode.sealed = False
         inode.digest = b""

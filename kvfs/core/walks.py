@@ -109,8 +109,7 @@ class Walks:
         if inode.links:
             self._account_to_other(inode, batch)
         elif inode.ino in self.residency.open:  # it is accounted to what was dropped until closed
-            batch.put(inode)
-            batch.mark_unfinished(inode.ino)
+            self.residency.unlinked_open(inode, batch)
         else:
             self.residency.forget(inode, batch)
 
@@ -192,6 +191,7 @@ class Walks:
     def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
         before = inode.copy()
         self.namespaces.places.place(inode, directory, name, batch)
+        self.residency.dirty.moved(inode, batch)
         if inode == before:
             return
         batch.put(inode)

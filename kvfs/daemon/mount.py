@@ -23,12 +23,14 @@ from kvfs.core.objects import Objects
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
+from kvfs.daemon import bucket
 from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError
 from kvfs.fairness.shares import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.movement.movers import Movers
+from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
 from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3
@@ -50,6 +52,7 @@ class Mount:
         self.takeover: bool = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
+        self.bucket = bucket.prepare(config, self.directory, takeover=self.takeover)
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self.backings = backings_for(config)
         session_file = self.directory / "session"
@@ -57,7 +60,7 @@ class Mount:
             self.session_file = open_file(session_file, config.mountpoint)
         else:
             self.session_file = create_file(session_file, config.mountpoint)
-        self.storage = Storage(config, self.directory, takeover=self.takeover)
+        self.storage = Storage(config, self.directory, self.bucket, takeover=self.takeover)
         self.residency = self.storage.open(self.backings.gone)
         try:
             self.templates = self._read_templates()
@@ -74,7 +77,7 @@ class Mount:
             templates = Templates.read(path)
             for pattern, settings in templates.by_pattern:
                 try:
-                    check_media(settings, self.residency.tiers)
+                    check_media(settings, self.residency)
                 except ConfigError as error:
                     raise ConfigError(f'{path}: [namespace."{pattern}"]: {error}') from None
         except ConfigError as error:
@@ -104,6 +107,9 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
+                remote=None if self.bucket is None else Remote(movers, self.bucket),
+                notes=bucket.notes(config, self.directory),
+                identity=bucket.identity(config),
             )
             objects = Objects(
                 self.residency,
@@ -112,6 +118,7 @@ class Mount:
                 self.flow.settlement,
                 promote=self.flow.promotion.opened,
                 settle=self.flow.settlement.written,
+                fetcher=self.flow.hydration,
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
@@ -175,6 +182,8 @@ class Mount:
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()
+                if self.flow.spill is not None:
+                    await self.flow.spill.drain()
             nursery.cancel_scope.cancel()
         await self.flow.trash.empty()
         if self.residency.open:

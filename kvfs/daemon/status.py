@@ -13,6 +13,34 @@ from kvfs.core import administration
 from kvfs.daemon.mount import Mount
 
 
+def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
+    """As a tier without a size, with what waits for its upload, and what was done."""
+    bucket, dirty = mount.bucket, mount.residency.dirty
+    if bucket is None:
+        return {}
+    oldest = dirty.oldest_ns
+    return {
+        bucket.name: {
+            "path": str(bucket.place),
+            "capacity_bytes": 0,
+            "used_bytes": bucket.used,
+            "reserved_bytes": 0,
+            "objects": bucket.objects,
+            "hits": bucket.hits,
+            "state": bucket.health.state,
+            "state_s": round(time.monotonic() - bucket.health.since, 3),
+            "why": bucket.health.why,
+            "dirty_bytes": dirty.bytes,
+            "dirty_objects": len(dirty),
+            "dirty_most_bytes": bucket.most,
+            "oldest_dirty_s": round((time.time_ns() - oldest) / 1e9, 3) if oldest else 0.0,
+            "to_delete": len(dirty.deletes),
+            "loaded": dirty.loaded,
+            **bucket.counters,
+        }
+    }
+
+
 def status(mount: Mount) -> dict[str, Any]:
     """Bytes, objects, what is on and why what is off is off."""
     residency, flow, config = mount.residency, mount.flow, mount.config
@@ -42,7 +70,8 @@ def status(mount: Mount) -> dict[str, Any]:
                 "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
             }
             for tier in residency.tiers
-        },
+        }
+        | _bucket(mount),
         "objects": residency.objects,
         "census_done": residency.census_done.is_set(),
         "open_handles": len(mount.operations.handles),

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvfs import mounts, runtime
-from kvfs.catalog import Catalog
+from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.config import Config
 from kvfs.core import recovery
+from kvfs.core.dirty import FACT
 from kvfs.core.residency import Residency
 from kvfs.core.sessions import mounted_as, past_sessions
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.tiers import NvmeTier, RamTier
+from kvfs.tiers import Bucket, NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,12 @@ Gone = Callable[[int, bytes, int], None]  # see `Residency`
 class Storage:
     """`relied_on`: others rely on what is in memory. It outlives us then."""
 
-    def __init__(self, config: Config, directory: Path, *, takeover: bool) -> None:
+    def __init__(
+        self, config: Config, directory: Path, bucket: Bucket | None, *, takeover: bool
+    ) -> None:
         """directory: of this mount's runtime files, where the predecessor's identity is."""
         self.config = config
+        self.bucket = bucket
         self.directory = directory
         self.takeover = self.relied_on = takeover
         self._nvme: NvmeTier | None = None
@@ -76,8 +80,13 @@ class Storage:
             assert self._ram is not None  # the configuration has one tier at least
             # It goes with the memory; the numbers that NFS clients have seen must not come back.
             self._catalog = Catalog(self._ram.root / "catalog", first_id=int(time.time()) << 20)
+        if self.bucket is not None:
+            bind(self._catalog, self.bucket)
         residency = begin_session(
-            self._catalog, self._ram, self._nvme, takeover=self.takeover, gone=gone
+            *(self._catalog, self._ram, self._nvme),
+            bucket=self.bucket,
+            takeover=self.takeover,
+            gone=gone,
         )
         self._session = residency.session
         return residency
@@ -107,8 +116,28 @@ class Storage:
         self._catalog = self._ram = self._nvme = None
 
 
+def bind(catalog: Catalog, bucket: Bucket) -> None:
+    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another."""
+    place, before = str(bucket.place), catalog.fact(FACT)
+    if before == place:
+        return
+    if before is not None and any(map(catalog.any_mark, BUCKET_KINDS)):
+        raise ConfigError(
+            f"s3={place}: the objects of catalog {catalog.path} are in {before}: mount with that, "
+            "or without s3 and unlink what is there only"
+        )
+    with catalog.batch() as batch:
+        batch.set_fact(FACT, place)
+
+
 def begin_session(
-    catalog: Catalog, ram: RamTier | None, nvme: NvmeTier | None, *, takeover: bool, gone: Gone
+    catalog: Catalog,
+    ram: RamTier | None,
+    nvme: NvmeTier | None,
+    *,
+    bucket: Bucket | None = None,
+    takeover: bool,
+    gone: Gone,
 ) -> Residency:
     """Number this session, and say which earlier ones a power loss makes suspect.
 
@@ -127,6 +156,7 @@ def begin_session(
         catalog,
         ram,
         nvme,
+        bucket=bucket,
         session=last if goes_on else last + 1,
         suspect=range(low, high + 1),
         gone=gone,

@@ -14,7 +14,9 @@ from kvfs.control.server import Handler
 from kvfs.core import administration
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
+from kvfs.errors import ControlError
 
+PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 
 
@@ -39,15 +41,36 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.flow.promotion.after = config.promote_after
         mount.flow.demotion.reclaimable = config.reclaimable
         mount.operations.timeout = config.entry_timeout
+        if mount.bucket is not None:
+            mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}
 
     async def write_back() -> dict[str, Any]:
         size, objects = mount.flow.write_back.start()
-        nvme = mount.residency.nvme
+        nvme, spill = mount.residency.nvme, mount.flow.spill
         down = nvme.health.why if nvme is not None and nvme.health.down else ""
+        if spill is not None and (more := spill.stranded())[1]:
+            spill.dirty.hurry(PATIENCE)
+            size, objects = size + max(1, more[0]), objects + more[1]
+            down = down or (spill.bucket.health.why if spill.bucket.health.down else "")
         return {"bytes_left": size, "objects_left": objects, "down": down}
+
+    async def flush() -> dict[str, Any]:
+        """Upload what waits for its time, and say what is left."""
+        spill = mount.flow.spill
+        if spill is None:
+            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        spill.dirty.hurry(PATIENCE)
+        health = spill.bucket.health
+        return {
+            "bytes_left": spill.dirty.bytes,
+            "objects_left": len(spill.dirty),
+            "loaded": spill.dirty.loaded,
+            "down": health.why or "it does not answer" if health.down else "",
+            "place": str(spill.bucket.place),
+        }
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
@@ -66,6 +89,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "status": show,
         "set": change,
         "write_back": write_back,
+        "flush": flush,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

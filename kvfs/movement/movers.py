@@ -78,7 +78,7 @@ class Movers:
             destination,
             size,
             options={"sync": sync, "cold": cold},
-            patience=_patience(size),
+            patience=patience_for(size),
             destinations=[destination],
         )
 
@@ -86,7 +86,7 @@ class Movers:
         self, items: list[tuple[str, str, int]]
     ) -> list[Moved | OSError | SourceChangedError]:
         """See `copying.copy_all`. Raises OSError, MoverFailedError."""
-        longest = _patience(sum(size for _, _, size in items))
+        longest = patience_for(sum(size for _, _, size in items))
         destinations = [destination for _, destination, _ in items]
         return await self._run(
             copying.copy_all, items, options={}, patience=longest, destinations=destinations
@@ -95,7 +95,25 @@ class Movers:
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
         """See `copying.read_through`. Raises OSError, SourceChangedError, MoverFailedError."""
         return await self._run(
-            copying.read_through, source, size, options={"sync": sync}, patience=_patience(size)
+            copying.read_through, source, size, options={"sync": sync}, patience=patience_for(size)
+        )
+
+    async def run(
+        self,
+        job: Callable[..., T],
+        *arguments: object,
+        limiter: trio.CapacityLimiter,
+        patience: float,
+        destinations: Sequence[str] = (),
+    ) -> T:
+        """A job that takes another's token than those between tiers. Raises what the job raises."""
+        return await self._run(
+            job,
+            *arguments,
+            options={},
+            patience=patience,
+            destinations=destinations,
+            limiter=limiter,
         )
 
     async def _run(
@@ -105,13 +123,15 @@ class Movers:
         options: dict[str, bool],
         patience: float = PATIENCE,
         destinations: Sequence[str] = (),
+        limiter: trio.CapacityLimiter | None = None,
     ) -> T:
         self.running += 1
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     moved = await self._within(
-                        patience, partial(copying.call, job, arguments, options), destinations
+                        *(patience, partial(copying.call, job, arguments, options), destinations),
+                        limiter=limiter or self._limiter,
                     )
                 except trio_parallel.BrokenWorkerError as error:
                     self.counters["mover_failures"] += 1
@@ -130,7 +150,12 @@ class Movers:
             self.running -= 1
 
     async def _within(
-        self, patience: float, job: Callable[[], T], destinations: Sequence[str]
+        self,
+        patience: float,
+        job: Callable[[], T],
+        destinations: Sequence[str],
+        *,
+        limiter: trio.CapacityLimiter,
     ) -> T:
         """What a worker answers in time. Not to be cancelled: a copy would be left half made."""
         ended = trio.Event()
@@ -142,9 +167,7 @@ class Movers:
             try:
                 with given_up:
                     answers.append(
-                        await self._context.run_sync(
-                            job, kill_on_cancel=True, limiter=self._limiter
-                        )
+                        await self._context.run_sync(job, kill_on_cancel=True, limiter=limiter)
                     )
             except Exception as error:  # noqa: BLE001 (it is raised below, where it is waited for)
                 failures.append(error)
@@ -172,7 +195,7 @@ class Movers:
             log.warning("the next mount will remove what a mover has left half made: %s", error)
 
 
-def _patience(size: int) -> float:
+def patience_for(size: int) -> float:
     """Seconds that a job with so many bytes may take."""
     return PATIENCE + size / SLOWEST
 
@@ -184,4 +207,5 @@ __all__ = [
     "MoverOverdueError",
     "Movers",
     "SourceChangedError",
+    "patience_for",
 ]

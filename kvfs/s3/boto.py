@@ -88,6 +88,18 @@ class BotoStore:
                 )
             )
 
+    def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
+        with self._of(source, precondition=ObjectChangedError):
+            answer = self._client.copy_object(
+                Bucket=self._bucket,
+                Key=key,
+                CopySource={"Bucket": self._bucket, "Key": source},
+                CopySourceIfMatch=etag,
+                Metadata=dict(metadata),
+                MetadataDirective="REPLACE",
+            )
+            return _etag(answer["CopyObjectResult"])
+
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         if not length:
             return

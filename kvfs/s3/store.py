@@ -74,6 +74,13 @@ class Store(Protocol):
         `kvfs.s3.probe`). Raises WrongBytesError if they were damaged on their way, StoreFullError.
         """
 
+    def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
+        """Store what another key has, with metadata of its own; return its ETag.
+
+        Raises NoObjectError, ObjectChangedError if the source has another ETag than the one given;
+        RefusedError for more bytes than a store copies in one request, 5 GiB mostly.
+        """
+
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         """Yield `length` bytes from `start` in pieces; less only where the object ends.
 

@@ -1,8 +1,9 @@
 """Where bytes are: directories of backing files, one file for each copy of an object."""
 
+from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import Job, OverdueError, sync_patience
 from kvfs.tiers.nvme import NvmeTier
 from kvfs.tiers.ram import RamTier
 from kvfs.tiers.tier import Tier
 
-__all__ = ["Job", "NvmeTier", "OverdueError", "RamTier", "Tier", "sync_patience"]
+__all__ = ["Bucket", "Job", "NvmeTier", "OverdueError", "RamTier", "Tier", "sync_patience"]

@@ -37,7 +37,8 @@ def bucket(s3: Server) -> str:
 
 
 def make_bucket(s3: Server, name: str) -> None:
-    boto3.client("s3", endpoint_url=s3.endpoint).create_bucket(Bucket=name)
+    session = boto3.session.Session()  # the default one keeps the credentials of another server
+    session.client("s3", endpoint_url=s3.endpoint).create_bucket(Bucket=name)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Store, Uplo
 T = TypeVar("T")
 
 Verb = Literal[
-    "put", "get", "head", "delete", "delete_many", "list",
+    "put", "copy", "get", "head", "delete", "delete_many", "list",
     "begin", "put_part", "complete", "abort", "uploads", "any",
 ]  # fmt: skip
 
@@ -74,6 +74,10 @@ class FaultyStore:
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._call("put", lambda: self._store.put(key, data, metadata, once=once))
+
+    def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
+        copied = partial(self._store.copy, source, key, metadata, etag=etag)
+        return self._call("copy", copied)
 
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         self._pause("get")

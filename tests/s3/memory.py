@@ -66,6 +66,12 @@ class MemoryStore:
             raise NoObjectError(key)
         return self.objects[key]
 
+    def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
+        found = self._find(source)
+        if found.etag != etag:
+            raise ObjectChangedError(source)
+        return self._store(key, found.data, metadata, found.etag, once=False)
+
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         if not length:
             return

@@ -264,7 +264,7 @@ def test_attributes_go_with_their_inode_and_one_by_one(catalog: Catalog) -> None
 # What is refused
 
 
-@pytest.mark.parametrize("found", ["3", "900", "draft"])
+@pytest.mark.parametrize("found", ["4", "900", "draft"])
 def test_a_newer_format_is_refused_and_both_are_named(tmp_path: Path, found: str) -> None:
     catalog = Catalog(tmp_path / "catalog")
     with catalog.batch() as batch:

@@ -15,6 +15,7 @@ from kvfs import runtime
 from kvfs.config import Config, describe_options, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.mounts import mount, umount
+from kvfs.s3.place import Place
 from kvfs.units import MIB, format_size, parse_size
 
 KV = Path("/mnt/kv")
@@ -89,7 +90,9 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
     config = Config.from_options(
         KV,
         f"ram=2G,nvme={tmp_path},nvme_size=100G,passthrough=on,huge=always,allow_other,movers=3,"
-        "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime",
+        "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime,"
+        "s3=s3://bucket/a/b,s3_endpoint=http://[::1]:80,s3_region=here,s3_profile=p,s3_required=off,"
+        "s3_dirty=1G,s3_delay=2,s3_wait=0.5",
     )
     assert config == Config(
         mountpoint=KV,
@@ -106,7 +109,18 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         log=Path("/var/log/x"),
         log_level="debug",
         mount_flags=("ro", "noatime"),
+        s3="s3://bucket/a/b/",
+        s3_endpoint="http://[::1]:80",
+        s3_region="here",
+        s3_profile="p",
+        s3_required=False,
+        s3_dirty=1 << 30,
+        s3_delay=2.0,
+        s3_wait=0.5,
     )
+    assert config.place == Place("bucket", "a/b/", "http://[::1]:80", "here", "p")
+    assert config.dirty_most == 1 << 30
+    assert Config.from_options(KV, "ram=2G").dirty_most == 512 << 20
 
 
 def test_defaults_are_fitted_to_the_machine(tmp_path: Path) -> None:
@@ -225,7 +239,8 @@ def test_every_option_is_described() -> None:
     assert all(row.unit and row.default and row.meaning for row in rows.values())
     hot = {name for name, row in rows.items() if row.hot}
     assert hot == {
-        *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes")
+        *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes"),
+        *("s3_delay", "s3_wait"),
     }
 
 
@@ -235,6 +250,10 @@ def test_every_option_is_described() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ("s3=bucket", "option s3=bucket: expected s3://BUCKET"),
+        ("s3=s3://bucket,s3_endpoint=ftp://x", "expected an endpoint such as https://"),
+        ("s3_region=x", "s3_region is given without s3"),
+        ("s3=s3://bucket,s3_region=a b", "expected one word"),
         ("ramm=2G", "unknown option 'ramm'; did you mean ram?"),
         ("nvmesize=2G", "did you mean nvme_size"),
         ("noatim", "did you mean noatime"),

@@ -25,6 +25,7 @@ LAYERS = (
     ("kvfs.tiers", "kvfs.s3", "kvfs.compression"),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
+    ("kvfs.s3.place",),  # plain data, that options are read into
     ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
@@ -100,9 +101,11 @@ ALL = [found for module in MODULES for found in imports(module)]
 
 
 def layer(module: str) -> int | None:
-    for number, packages in enumerate(LAYERS):
-        if any(is_or_in(module, package) for package in packages):
-            return number
+    """Of a module that is named itself, its own."""
+    for within in (False, True):
+        for number, packages in enumerate(LAYERS):
+            if any(is_or_in(module, one) if within else module == one for one in packages):
+                return number
     return None
 
 

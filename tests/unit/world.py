@@ -4,7 +4,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 import trio
 import xxhash
 
-from kvfs.catalog import ROOT_INO, Catalog, Inode
+from kvfs.catalog import ROOT_INO, Catalog, Inode, keys
 from kvfs.core.attributes import Attributes
 from kvfs.core.flow import Flow
 from kvfs.core.flow.movement import Movement
@@ -24,11 +24,15 @@ from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
-from kvfs.daemon.storage import begin_session
+from kvfs.daemon.storage import begin_session, bind
 from kvfs.movement import copying
 from kvfs.movement.movers import Moved, Movers, SourceChangedError
+from kvfs.movement.remote import Lane, Remote
+from kvfs.s3.place import Place
+from kvfs.s3.store import Store
+from kvfs.s3.transfer import Terms, Transfers
 from kvfs.settings import Settings
-from kvfs.tiers import NvmeTier, RamTier, Tier, calls
+from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier, calls
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -82,6 +86,38 @@ class Inline(Movers):
         return moved
 
 
+class InlineRemote(Remote):
+    """Calls the store in this process; `before` and `after` a call something else may happen."""
+
+    def __init__(self, movers: Movers, bucket: Bucket, store: Store) -> None:
+        super().__init__(movers, bucket)
+        self.store = store
+        self.before: Callable[[], Awaitable[None]] = nothing
+        self.after: Callable[[], Awaitable[None]] = nothing
+
+    async def _run(
+        self,
+        lane: Lane,
+        patience: float,
+        destinations: Sequence[str],
+        do: Callable[..., T],
+        *arguments: object,
+    ) -> T:
+        del lane, patience, destinations
+        await self.before()
+        transfers = Transfers(self.store, self.bucket.terms or Terms())
+        try:
+            done = do(transfers, *arguments)
+        finally:
+            transfers.close()
+        await self.after()
+        return done
+
+    async def ask(self, identity: str) -> None:
+        await self.before()
+        self.store.list(identity, limit=1)
+
+
 class Calm(Objects):
     """Waits for the disk in this thread: threads are not what these tests are about."""
 
@@ -122,7 +158,10 @@ class World:
         nvme: int = 64 * MIB,
         passthrough: bool = False,
         objects: type[Objects] = Calm,
+        store: Store | None = None,
     ) -> None:
+        """store: there is a bucket, in which that is."""
+        self.bucket_store = store
         self.tmp = tmp
         self.sizes = (ram, nvme)
         self.passthrough = passthrough
@@ -139,10 +178,16 @@ class World:
         epoch = int(self.catalog.fact("ram_epoch") or 0)
         where = self.tmp / "ram"
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
+        self.bucket: Bucket | None = None
+        if self.bucket_store is not None:
+            place = Place("memory", "p/")
+            self.bucket = Bucket(place, Terms(part=5 * MIB), most=1 << 40, delay=0, wait=30)
+            bind(self.catalog, self.bucket)
         self.residency = begin_session(
             self.catalog,
             self.ram,
             self.nvme,
+            bucket=self.bucket,
             takeover=False,
             gone=lambda *_: None,  # no kernel knows yet
         )
@@ -155,7 +200,19 @@ class World:
         self.walks = Walks(self.tree, self.room)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
-        self.flow = Flow(self.residency, self.room, self.movers, promote_after=2, reclaimable=25)
+        self.remote: InlineRemote | None = None
+        if self.bucket_store is not None and self.bucket is not None:
+            self.remote = InlineRemote(self.movers, self.bucket, self.bucket_store)
+        notes = self.tmp / "uploads"
+        notes.mkdir(exist_ok=True)
+        self.flow = Flow(
+            *(self.residency, self.room, self.movers),
+            promote_after=2,
+            reclaimable=25,
+            remote=self.remote,
+            notes=str(notes),
+            identity="w",
+        )
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
@@ -165,6 +222,7 @@ class World:
             self.flow.settlement,
             promote=self.flow.promotion.opened,
             settle=self.flow.settlement.written,
+            fetcher=self.flow.hydration,
         )
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
@@ -311,6 +369,33 @@ class World:
     async def settle(self, ino: int) -> None:
         await self.job(ino, self.flow.settlement)
 
+    async def upload(self, ino: int) -> None:
+        """As the dispatcher of uploads does it, whether it is due or not."""
+        flow = self.flow
+        assert flow.spill is not None
+        await flow.trash.empty()
+        flow.spill.dirty.hurry(60)
+        taken = [flow.spill.dirty.take()]
+        while taken[-1] not in {ino, None}:
+            taken.append(flow.spill.dirty.take())
+        for other in taken[:-1]:
+            assert other is not None
+            flow.spill.dirty.put_back(other, 0)
+        assert taken[-1] == ino, f"inode {ino} is not due"
+        flow._jobs.add(ino)
+        flow.spill.running += 1
+        await flow.spill.job(ino)
+
+    async def upload_all(self) -> None:
+        """Until nothing is dirty, and nothing is to be deleted."""
+        spill = self.flow.spill
+        assert spill is not None
+        await spill.dirty.load()
+        while len(spill.dirty):
+            await self.upload(next(iter(spill.dirty)))
+        while spill.dirty.deletes:
+            await spill.delete_some()
+
     async def job(self, ino: int, movement: Movement) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
         await self.flow.trash.empty()
@@ -343,7 +428,8 @@ class World:
         if not residency.census_done.is_set():
             return  # what it has not reached is not in the accounts
         used, objects = Counter[str](), Counter[str]()
-        clean = clean_objects = 0
+        clean = clean_objects = spilled = 0
+        stored = [0, 0]
         found: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
         spaces = {space: [0, 0] for space in self.spaces()}
         for inode in self.inodes():
@@ -354,7 +440,13 @@ class World:
                 assert held is not None, f"{inode} is neither open nor sealed"
                 continue
             holders = residency.holders(inode)
-            assert holders, f"{inode} is nowhere"
+            assert holders or inode.in_bucket, f"{inode} is nowhere"
+            if inode.in_bucket:
+                stored[0] += inode.size
+                stored[1] += 1
+            if not holders:
+                spilled += 1
+                continue
             for tier in holders:
                 used[tier.name] += tier.cost(inode.blocks)
                 objects[tier.name] += 1
@@ -374,7 +466,7 @@ class World:
             assert has == wanted, f"{tier.name}: {has}, should be {wanted}"
         for space, counted in spaces.items():
             assert [space.bytes, space.objects] == counted, f"namespace {space.ino}"
-            copies = sum(space.held_objects.values())
+            copies = sum(count for name, count in space.held_objects.items() if name != "s3")
             assert copies == space.objects + space.clean_objects, f"namespace {space.ino}"
             assert set(space.spare) == set(space.ram_spare), f"namespace {space.ino}"
         assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
@@ -382,7 +474,33 @@ class World:
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
         in_ram += self.listed("ram_spare")
         assert sorted(in_ram) == sorted(found[self.ram] if self.ram else ())
-        assert residency.objects == len(set().union(*found.values())) + len(residency.staging)
+        local = len(set().union(*found.values()))
+        assert residency.spilled == spilled
+        assert residency.objects == local + spilled + len(residency.staging)
+        if residency.bucket is not None:
+            assert [residency.bucket.used, residency.bucket.objects] == stored
+            self.check_dirty()
+
+    def check_dirty(self) -> None:
+        """What the marks say of the bucket is what is known in memory."""
+        dirty = self.residency.dirty
+        if not dirty.loaded:
+            return
+        marked = {ino for ino, _ in self.catalog.marks(keys.UNSTORED)}
+        assert set(dirty) == marked
+        deletes: dict[str, set[int]] = {}
+        for number, key in self.catalog.marks(keys.DELETED):
+            deletes.setdefault(key.decode(), set()).add(number)
+        assert dirty.deletes == deletes
+        sizes = 0
+        for inode in self.inodes():
+            known = dirty.stored(inode.ino)
+            assert known is not None or not inode.in_bucket, f"{inode} is nowhere in the bucket"
+            if inode.ino in marked:
+                assert inode.links
+                assert inode.sealed
+                sizes += inode.size
+        assert dirty.bytes == sizes
 
     def listed(self, which: str) -> list[int]:
         """What the orders of that name hold."""

@@ -15,10 +15,13 @@ import trio
 
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.demotion import Demotion
+from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.movement import Movement, Requests
 from kvfs.core.flow.promotion import Promotion
 from kvfs.core.flow.settlement import Settlement
+from kvfs.core.flow.spill import Spill
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.trash import TrashBin
 from kvfs.core.flow.trouble import Trouble
@@ -29,6 +32,7 @@ from kvfs.core.watch import Watch
 from kvfs.errors import KvfsError
 from kvfs.fairness.admission import Admission
 from kvfs.movement.movers import Movers, SourceChangedError
+from kvfs.movement.remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,11 @@ class Flow:
         promote_after: int,
         reclaimable: int,
         nvme_writes: int = 0,
+        remote: Remote | None = None,
+        notes: str = "",
+        identity: str = "",
     ) -> None:
+        """remote: calls of the bucket, `notes` and `identity` as `Spill` and `Availability` say."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -64,6 +72,14 @@ class Flow:
         self.promotion = Promotion(transfers, room, self.requests, after=promote_after)
         self.settlement = Settlement(transfers, self.admission, self.requests)
         self.transfers = transfers
+        self.hydration: Hydration | None = None
+        self.spill: Spill | None = None
+        self.availability: Availability | None = None
+        if remote is not None:
+            bucket = remote.bucket
+            self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.spill = Spill(transfers, remote, bucket, self._jobs, notes=notes)
+            self.availability = Availability(remote, bucket, self.spill, identity)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
@@ -78,6 +94,9 @@ class Flow:
         async with trio.open_nursery() as nursery:
             for task in (self.census.run, self.checks.run, *self.watch.tasks):
                 nursery.start_soon(self.keep_up, task)
+            if self.spill is not None and self.availability is not None:
+                nursery.start_soon(self.keep_up, self.spill.run)
+                nursery.start_soon(self.keep_up, self.availability.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

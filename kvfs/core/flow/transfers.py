@@ -94,7 +94,7 @@ class Transfers:
             else:
                 self.residency.throw_away(target, ino, version)
                 if current is not None:
-                    self._rotten(current, source)
+                    self.rotten(current, source)
 
     def _enter(self, inode: Inode, target: Tier, moved: Moved) -> None:
         """A copy is there: say so. Raises CatalogError."""
@@ -102,7 +102,7 @@ class Transfers:
             failpoints.reach("flow.copied")
         self.residency.add_copy(inode, target, moved.blocks, moved.digest)
 
-    def _rotten(self, inode: Inode, tier: Tier) -> None:
+    def rotten(self, inode: Inode, tier: Tier) -> None:
         """A copy that looked untouched has other bytes than it was sealed with."""
         where = tier.path(inode.ino, inode.version)
         self.residency.counters["quarantined"] += 1

@@ -1,0 +1,298 @@
+"""What the bucket lacks, and what it has that nobody means any more.
+
+Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. That is apart
+from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`) and the
+keys that are to be deleted there (`z`): each mark changes in the batch that changes what it is
+about. All methods but `load` are synchronous. After a start `load` reads the marks, beside the
+first operations; what it has not read is found in the catalog meanwhile.
+A catalog that never had a bucket is not asked for anything (`on`).
+Not for doing it: `core/flow/spill.py`.
+"""
+
+import heapq
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Batch, Catalog, Inode, Stored, keys
+from kvfs.core.namespaces import Namespaces
+from kvfs.tiers import Bucket
+
+FACT = "bucket"  # of the catalog: the place whose objects the marks are about
+STEP = 128  # marks between two turns of the loop
+SECOND = 10**9
+
+
+class _Entry(NamedTuple):
+    sealed_ns: int
+    size: int
+
+
+class Dirty:
+    """`bytes` are those of all dirty objects, `deletes` the keys to delete with their marks."""
+
+    def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket | None) -> None:
+        self.catalog = catalog
+        self.namespaces = namespaces
+        self.bucket = bucket
+        self.on = bucket is not None or catalog.fact(FACT) is not None
+        self.loaded = bucket is None
+        self.bytes = 0
+        self.deletes: dict[str, set[int]] = {}
+        self.changed = trio.Event()  # something came or went; a new one each time
+        self._entries: dict[int, _Entry] = {}
+        self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
+        self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
+        self._hurry_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, ino: int) -> bool:
+        if ino in self._entries:
+            return True
+        return not self.loaded and self.catalog.mark(keys.UNSTORED, ino) is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._entries))
+
+    @property
+    def oldest_ns(self) -> int:
+        """When the one was sealed that waits longest; 0: none waits."""
+        return min((entry.sealed_ns for entry in self._entries.values()), default=0)
+
+    @property
+    def full(self) -> bool:
+        """Whether writers are to wait."""
+        return self.bucket is not None and self.bytes >= self.bucket.most
+
+    def wake(self) -> None:
+        """Who waits for a change looks again."""
+        done, self.changed = self.changed, trio.Event()
+        done.set()
+
+    # What is known of an inode
+
+    def stored(self, ino: int) -> Stored | None:
+        """What the bucket has of it, perhaps an older version, perhaps under an older name."""
+        value = self.catalog.mark(keys.STORED, ino) if self.on else None
+        return None if value is None else keys.stored(value)
+
+    def key(self, inode: Inode) -> str | None:
+        """The key that it is to have; None if it is to be in no bucket."""
+        name = self.namespaces.bucket_name(inode)
+        if self.bucket is None or name is None or not self.wanted(inode):
+            return None
+        return self.bucket.keys.of(name)
+
+    def wanted(
+        self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
+    ) -> bool:
+        """Whether it is to be in the bucket. `name` is its first one, if that is yet to be stored.
+
+        What its connector is about to rename waits for that.
+        """
+        namespaces = self.namespaces
+        if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
+            return False
+        if name is None:
+            entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+            if entry is None:
+                return False
+            name, directory = entry.name, self.catalog.inode(inode.links[0][0])
+        return directory is not None and not namespaces.places.is_temporary(directory, name)
+
+    # Changes
+
+    def sealed(self, inode: Inode, batch: Batch) -> None:
+        """It has new bytes."""
+        if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
+            self._mark(inode, time.time_ns(), batch)
+
+    def named(
+        self,
+        inode: Inode,
+        batch: Batch,
+        directory: Inode | None = None,
+        name: bytes | None = None,
+    ) -> None:
+        """It has another first name, perhaps in another namespace; `name` as `wanted` has it."""
+        if not self.on or not inode.is_file or not inode.sealed:
+            return
+        if self.wanted(inode, directory, name) or self.stored(inode.ino) is not None:
+            known = self._entries.get(inode.ino)
+            self._mark(inode, known.sealed_ns if known else time.time_ns(), batch)
+        elif inode.ino in self:
+            self._unmark(inode.ino, batch)
+
+    def moved(self, inode: Inode, batch: Batch) -> None:
+        """A directory above it has another name; all of its own is stored."""
+        if not self.on or not inode.is_file or not inode.sealed or inode.ino in self:
+            return
+        stored = self.stored(inode.ino)
+        if self.key(inode) != (stored.key if stored else None):
+            self._mark(inode, time.time_ns(), batch)
+
+    def rewritten(self, inode: Inode, batch: Batch) -> None:
+        """It gets new bytes: until it is sealed there is nothing to upload."""
+        inode.in_bucket = False
+        if self.on:
+            self._unmark(inode.ino, batch)
+
+    def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
+        """Its last name is. What the bucket has of it goes as well, unless it is not ours."""
+        if not self.on:
+            return
+        stored = self.stored(ino)
+        if stored is not None:
+            batch.unmark(keys.STORED, ino)
+            if delete:
+                self.delete(stored.key, batch)
+        self._unmark(ino, batch)
+
+    def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
+        """The bucket has this version. `clean`: under the name that it has now."""
+        before = self.stored(inode.ino)
+        inode.in_bucket = True
+        batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+        self._undelete(stored.key, batch)
+        if before is not None and before.key != stored.key:
+            self.delete(before.key, batch)
+        if clean:
+            self._unmark(inode.ino, batch)
+
+    def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
+        """The bucket has an older version of it, so that the next one may take its place."""
+        before = self.stored(ino)
+        if before is not None and before.key != stored.key:
+            self.delete(before.key, batch)
+        batch.mark(keys.STORED, ino, keys.stored_value(stored))
+        self._undelete(stored.key, batch)
+
+    def settled(self, ino: int, batch: Batch) -> None:
+        """There is nothing to upload after all."""
+        self._unmark(ino, batch)
+
+    def delete(self, key: str, batch: Batch) -> None:
+        """The bucket has what nobody means any more."""
+        number = self.catalog.next_id()
+        batch.mark(keys.DELETED, number, key.encode())
+        batch.then(partial(self._to_delete, key, number))
+
+    def _to_delete(self, key: str, number: int) -> None:
+        if self.bucket is not None:
+            self.deletes.setdefault(key, set()).add(number)
+            self.wake()
+
+    def deleted(self, key: str, batch: Batch) -> None:
+        """It is not there any more."""
+        self._undelete(key, batch)
+
+    def _undelete(self, key: str, batch: Batch) -> None:
+        for number in self.deletes.get(key, ()):
+            batch.unmark(keys.DELETED, number)
+        batch.then(partial(self._forget_delete, key))
+
+    def _forget_delete(self, key: str) -> None:
+        self.deletes.pop(key, None)
+
+    def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
+        batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
+        if self.bucket is not None:
+            batch.then(partial(self._add, inode, sealed_ns))
+
+    def _unmark(self, ino: int, batch: Batch) -> None:
+        batch.unmark(keys.UNSTORED, ino)
+        batch.then(partial(self._discard, ino))
+
+    def _add(self, inode: Inode, sealed_ns: int) -> None:
+        self._discard(inode.ino)
+        self._entries[inode.ino] = _Entry(sealed_ns, inode.size)
+        self.bytes += inode.size
+        through = self.namespaces.of(inode).settings.write == "through"
+        delay = 0.0 if through or self._hurrying() or self.bucket is None else self.bucket.delay
+        self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
+        self.wake()
+
+    def _discard(self, ino: int) -> None:
+        entry = self._entries.pop(ino, None)
+        self._due.pop(ino, None)
+        if entry is not None:
+            self.bytes -= entry.size
+            self.wake()
+
+    # Whose turn it is
+
+    def _hurrying(self) -> bool:
+        return time.monotonic() < self._hurry_until
+
+    def hurry(self, seconds: float) -> None:
+        """Nothing waits for its time, for so long: somebody waits for the uploads."""
+        self._hurry_until = time.monotonic() + seconds
+        now = time.time_ns()
+        waiting = {ino: due for ino, due in self._due.items() if due > now}
+        for ino in waiting:
+            if self._due[ino] <= self._entries[ino].sealed_ns + self._longest():
+                self.put_back(ino, now)
+        if waiting:
+            self.wake()
+
+    def _longest(self) -> int:
+        return 0 if self.bucket is None else int(self.bucket.delay * SECOND)
+
+    def put_back(self, ino: int, due_ns: int) -> None:
+        """Look at it again, not before that time."""
+        if ino in self._entries:
+            self._due[ino] = due_ns
+            heapq.heappush(self._queue, (due_ns, ino))
+
+    def give_back(self, ino: int, due_ns: int) -> None:
+        """Put back what was taken, unless it was marked anew, or is not dirty any more."""
+        if ino not in self._due:
+            self.put_back(ino, due_ns)
+
+    def take(self) -> int | None:
+        """The first one that is due. It comes again when it was put back, or marked anew."""
+        now = time.time_ns()
+        while self._queue and self._queue[0][0] <= now:
+            due, ino = heapq.heappop(self._queue)
+            if self._due.get(ino) == due:
+                del self._due[ino]
+                return ino
+        return None
+
+    def next_due(self) -> float:
+        """Seconds until the next one is, infinite if none waits."""
+        if not self._queue:
+            return float("inf")
+        return max(0.0, (self._queue[0][0] - time.time_ns()) / SECOND)
+
+    # After a start
+
+    async def load(self) -> None:
+        """Find again what waits for its upload or its deletion. Raises CatalogError."""
+        if self.bucket is None or self.loaded:
+            return
+        for count, (number, key) in enumerate(self.catalog.marks(keys.DELETED)):
+            if self.catalog.mark(keys.DELETED, number) is not None:
+                self._to_delete(key.decode(), number)
+            if count % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        for count, (ino, _) in enumerate(self.catalog.marks(keys.UNSTORED)):
+            self._load_one(ino)
+            if count % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        self.loaded = True
+        self.wake()
+
+    def _load_one(self, ino: int) -> None:
+        """The mark is read again: there was a turn of the loop since it was listed."""
+        value = self.catalog.mark(keys.UNSTORED, ino)
+        if value is None or ino in self._entries:
+            return
+        inode = self.catalog.inode(ino)
+        if inode is not None:
+            self._add(inode, keys.U64.unpack(value)[0])

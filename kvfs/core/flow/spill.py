@@ -1,0 +1,361 @@
+"""Into the bucket: what was sealed goes up in that order, what nobody means any more is deleted.
+
+Contract: what goes up is decided by `Dirty`; here it is done, by movers, several at once, at most
+one for a key. A record says that the bucket has its object after the bucket has it, in one batch
+with all that follows. If the object has changed meanwhile, what went up takes an older version's
+place, or goes again. A store that fails is left alone for a while that grows; one that is down is
+not asked at all. Not for when an object is due (`Dirty`), nor for the store's health.
+"""
+
+import logging
+import random
+import time
+from typing import NamedTuple
+
+import trio
+
+from kvfs import failpoints
+from kvfs.catalog import Inode, Stored
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.residency import Residency
+from kvfs.errors import CatalogError, KvfsError, TierError
+from kvfs.movement.copying import SourceChangedError
+from kvfs.movement.remote import Remote
+from kvfs.movement.uploading import About, Target, Uploaded
+from kvfs.s3.errors import (
+    NoObjectError,
+    ObjectChangedError,
+    ObjectExistsError,
+    SourceError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.s3.store import LIST_LIMIT
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+SECOND = 10**9
+LOOK = 1.0  # s between two looks at what nothing tells of
+BUSY = 0.05  # s until an object is looked at again that somebody writes
+AGAIN = 10.0  # s until one is tried again that failed for itself
+LONGEST_PAUSE = 60.0  # s without uploads after many that failed
+GATHERED = 0.1  # s in which keys gather to be deleted by one request
+COPIED_MAX = 5 << 30  # bytes that stores copy in one request
+PATIENCE = 60.0  # s without progress that end a drain
+
+
+class _Later(NamedTuple):
+    """It stays dirty, and is looked at again after so many seconds."""
+
+    seconds: float
+
+
+class Spill:
+    """`jobs` are inodes that movers work on; `notes` the directory for ids of uploads."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        remote: Remote,
+        bucket: Bucket,
+        jobs: set[int],
+        *,
+        notes: str,
+    ) -> None:
+        self.residency: Residency = transfers.residency
+        self.transfers = transfers
+        self.remote = remote
+        self.bucket = bucket
+        self.dirty = self.residency.dirty
+        self.running = 0
+        self._jobs = jobs
+        self._notes = notes
+        self._locked: set[str] = set()  # keys about which a request is under way
+        self._failures = 0  # in a row
+        self._quiet_until = 0.0
+        self._said = ""
+        self._swept = False
+
+    async def run(self) -> None:
+        """Upload and delete, for ever. Raises CatalogError before anything is begun."""
+        await self.dirty.load()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._delete_all)
+            while True:
+                changed = self.dirty.changed
+                if self._may():
+                    await self._sweep()
+                    self._begin(nursery)
+                idle = self.running < self.remote.uploads and self._may()
+                with trio.move_on_after(min(LOOK, self.dirty.next_due() if idle else LOOK)):
+                    await changed.wait()
+
+    def _may(self) -> bool:
+        """Whether the store is to be asked for anything now."""
+        if self.bucket.terms is None or self.bucket.health.down or self.transfers.trouble.down:
+            return False
+        return trio.current_time() >= self._quiet_until
+
+    async def _sweep(self) -> None:
+        """Abort what an earlier daemon has begun."""
+        if self._swept:
+            return
+        try:
+            found = await self.remote.sweep(self._notes)
+        except (StoreError, TierError, OSError) as error:
+            self._failed("sweep", error)
+            return
+        self._swept = True
+        if found:
+            log.info("%s: %d uploads that were cut short are aborted", self.bucket.place, found)
+
+    # Up
+
+    def _begin(self, nursery: trio.Nursery) -> None:
+        while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
+            if ino in self._jobs or self.transfers.written(ino):
+                self.dirty.put_back(ino, _in(BUSY))
+                continue
+            self._jobs.add(ino)
+            self.running += 1
+            nursery.start_soon(self.job, ino)
+
+    async def job(self, ino: int) -> None:
+        """One object, which is in `jobs` and counted as running."""
+        later = _Later(AGAIN)
+        try:
+            later = await self._upload(ino) or _Later(0.0)
+        except (StoreError, TierError) as error:
+            later = _Later(self._failed("upload", error))
+        except (KvfsError, OSError, SourceChangedError) as error:
+            if self.transfers.fit(ino) is not None:
+                self.transfers.trouble.failed("upload", ino, error)
+        finally:
+            self.running -= 1
+            self._jobs.discard(ino)
+            self.dirty.give_back(ino, _in(later.seconds))
+            self.dirty.wake()
+            self.residency.wake()
+
+    async def _upload(self, ino: int) -> _Later | None:
+        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
+        residency, dirty = self.residency, self.dirty
+        inode = self.transfers.fit(ino)
+        if inode is None:
+            return _Later(BUSY)
+        key, stored = dirty.key(inode), dirty.stored(ino)
+        if key is None or (inode.in_bucket and stored is not None and stored.key == key):
+            self._settle(inode, wanted=key is not None or dirty.wanted(inode))
+            return None
+        if key in self._locked:
+            return _Later(BUSY)
+        name = residency.namespaces.bucket_name(inode)
+        assert name is not None  # it has a key
+        known = (stored is not None and stored.key == key) or key in dirty.deletes
+        target = Target(key, self.bucket.keys.record(name), once=not known)
+        self._locked.add(key)
+        try:
+            return await self._send(inode.copy(), stored, target)
+        finally:
+            self._locked.discard(key)
+
+    async def _send(self, inode: Inode, stored: Stored | None, target: Target) -> _Later | None:
+        holders = self.residency.holders(inode)
+        copied = inode.in_bucket and stored is not None and stored.size <= COPIED_MAX
+        if not copied and not holders:
+            self._settle(inode, wanted=True)
+            return None
+        try:
+            if copied and stored is not None:
+                uploaded = await self.remote.copy(stored, self._about(inode), target)
+            else:
+                path = holders[0].path(inode.ino, inode.version)
+                uploaded = await self.remote.upload(
+                    path, inode.backing_mtime_ns, self._about(inode), target, self._notes
+                )
+        except ObjectExistsError as error:
+            self._conflict(inode, error)
+            return None
+        except (NoObjectError, ObjectChangedError) as error:
+            if not copied:
+                raise
+            return self._vanished(inode, error)
+        except WrongBytesError as error:  # damaged on its way, more often than it may be
+            log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
+            return _Later(AGAIN)
+        except SourceError as error:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and holders[0] in self.residency.holders(current):
+                log.error("inode %d is not uploaded: %s", inode.ino, error)
+                self.transfers.rotten(current, holders[0])
+            return _Later(AGAIN)
+        except FileNotFoundError:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and holders[0] in self.residency.holders(current):
+                raise
+            return _Later(BUSY)  # its room was needed, and another tier has it
+        if failpoints.active:
+            failpoints.reach("flow.uploaded")
+        self._enter(inode, uploaded, copied=copied)
+        self._failures, self._said = 0, ""
+        return None
+
+    def _about(self, inode: Inode) -> About:
+        models = self.residency.namespaces.places.models
+        engine_and_model = models.get(inode.model, ("", ""))
+        return About(
+            inode.size,
+            inode.digest,
+            inode.mtime_ns,
+            inode.mode,
+            inode.uid,
+            inode.gid,
+            inode.key,
+            inode.parent_key,
+            engine_and_model[1],
+        )
+
+    def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
+        """It is there: say so. Raises CatalogError; then it goes up again."""
+        residency, dirty, key = self.residency, self.dirty, uploaded.stored.key
+        counters = self.bucket.counters
+        counters["copies" if copied else "uploads"] += 1
+        counters["upload_bytes"] += 0 if copied else uploaded.stored.size
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None:
+            clean = dirty.key(current) == key
+            residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
+            return
+        changed = residency.inode(inode.ino)
+        with residency.catalog.batch() as batch:
+            if changed is not None and changed.links and changed.version != inode.version:
+                dirty.replaced(inode.ino, uploaded.stored, batch)
+            else:
+                dirty.delete(key, batch)
+
+    def _settle(self, inode: Inode, *, wanted: bool) -> None:
+        """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
+        residency = self.residency
+        if wanted or self.dirty.stored(inode.ino) is None or not residency.holders(inode):
+            with residency.catalog.batch() as batch:
+                self.dirty.settled(inode.ino, batch)
+        else:
+            residency.take_from_bucket(inode)
+
+    def _conflict(self, inode: Inode, error: ObjectExistsError) -> None:
+        """Another node was the first to publish the name: this version is for this mount only."""
+        counters = self.bucket.counters
+        counters["conflicts"] += 1
+        log.log(
+            logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
+            "inode %d stays on this node only: %s (said once)",
+            *(inode.ino, error),
+        )
+        if self.transfers.fit(inode.ino, inode.version) is not None:
+            with self.residency.catalog.batch() as batch:
+                self.dirty.settled(inode.ino, batch)
+
+    def _vanished(self, inode: Inode, error: StoreError) -> _Later | None:
+        """Somebody else has taken from the bucket what was to get another name there."""
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None:
+            return _Later(BUSY)
+        log.warning("inode %d is not what the bucket has any more: %s", inode.ino, error)
+        if not self.residency.holders(current):  # whoever opens it finds that out
+            self._settle(current, wanted=True)
+            return None
+        self.residency.take_from_bucket(current, dirty=True)
+        return _Later(0.0)
+
+    def _failed(self, what: str, error: Exception) -> float:
+        """The store's failure, not the object's: wait, longer each time. Returns seconds."""
+        self.bucket.counters["failures"] += 1
+        self.bucket.health.failed(time.monotonic(), f"{what}: {error}")
+        kind = type(error).__name__
+        log.log(
+            logging.DEBUG if kind == self._said else logging.WARNING,
+            "%s: the %s is tried again: %s",
+            *(self.bucket.place, what, error),
+        )
+        self._said = kind
+        self._failures += 1
+        pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 (jitter)
+        self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
+        return pause
+
+    def healthy_again(self) -> None:
+        """The store answers: no use in waiting longer."""
+        self._failures, self._quiet_until = 0, 0.0
+        self.dirty.hurry(0.0)
+
+    # Down
+
+    async def _delete_all(self) -> None:
+        while True:
+            changed = self.dirty.changed
+            if not self.dirty.deletes or not self._may():
+                with trio.move_on_after(LOOK):
+                    await changed.wait()
+                continue
+            await trio.sleep(GATHERED)
+            await self.delete_some()
+
+    async def delete_some(self) -> None:
+        """As many keys as one request can have."""
+        keys = [key for key in self.dirty.deletes if key not in self._locked][: LIST_LIMIT // 2]
+        if not keys:
+            await trio.sleep(BUSY)
+            return
+        records = [record for key in keys if (record := self.bucket.keys.record_of(key))]
+        self._locked.update(keys)
+        try:
+            left = await self.remote.remove([*keys, *records])
+            if failpoints.active:
+                failpoints.reach("flow.deleted")
+            with self.residency.catalog.batch() as batch:
+                for key in set(keys) - left.keys():
+                    self.dirty.deleted(key, batch)
+            self.bucket.counters["deletes"] += len(set(keys) - left.keys())
+            if left:
+                self._failed("delete", next(iter(left.values())))
+        except (StoreError, TierError) as error:
+            self._failed("delete", error)
+        except CatalogError as error:
+            log.error("%d keys are deleted once more: %s", len(keys), error)
+            await trio.sleep(LOOK)
+        finally:
+            self._locked.difference_update(keys)
+
+    # Somebody waits
+
+    def stranded(self) -> tuple[int, int]:
+        """(bytes, objects) that only RAM has, and that no tier below takes but the bucket."""
+        residency, nvme = self.residency, self.residency.nvme
+        size = count = 0
+        for ino in self.dirty:
+            inode = residency.inode(ino)
+            if inode is None or inode.on_nvme or inode.in_bucket or not residency.holders(inode):
+                continue
+            if nvme is None or not residency.namespaces.of(inode).takes(nvme):
+                size, count = size + inode.size, count + 1
+        return size, count
+
+    async def drain(self) -> None:
+        """Upload what would be lost with RAM, or until the store takes nothing for a minute."""
+        least, since = self.stranded(), trio.current_time()
+        while (left := self.stranded())[1]:
+            self.dirty.hurry(LOOK)
+            if left < least:
+                least, since = left, trio.current_time()
+            if self.bucket.health.down or trio.current_time() > since + PATIENCE:
+                log.error(
+                    "%d objects (%d bytes) are lost: they were in RAM, and not yet in %s: %s",
+                    *(left[1], left[0], self.bucket.place, self.bucket.health.why or "no answer"),
+                )
+                return
+            await trio.sleep(BUSY)
+
+
+def _in(seconds: float) -> int:
+    return time.time_ns() + int(seconds * SECOND)

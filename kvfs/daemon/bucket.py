@@ -1,0 +1,86 @@
+"""The bucket of a mount, made ready: asked in a process of its own before anything is changed.
+
+Contract: `prepare` raises ConfigError with the reason where a mount is to be refused. A takeover
+asks nothing: what the store honours was found out at the mount, and is in the runtime directory.
+Not for objects, nor for how the bucket is later (`core/flow/availability.py`).
+"""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvfs.config import Config
+from kvfs.errors import ConfigError
+from kvfs.s3.place import Place
+from kvfs.s3.transfer import Terms
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0  # s; the keeper waits for twice as long until a mount is prepared
+
+
+def identity(config: Config) -> str:
+    """Of this kvfs, as its NVMe directory has it; without one, by its mount point."""
+    if config.nvme is not None and (path := config.nvme / "identity").exists():
+        return path.read_text().strip()
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
+
+
+def notes(config: Config, directory: Path) -> str:
+    """Where ids of uploads are noted; `directory` is of the mount's runtime files."""
+    path = (directory if config.nvme is None else config.nvme) / "uploads"
+    if config.s3 is not None:
+        path.mkdir(mode=0o700, exist_ok=True)
+    return str(path)
+
+
+def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None:
+    """Raises ConfigError if it cannot be used, and is required."""
+    place = config.place
+    if place is None:
+        return None
+    bucket = Bucket(place, None, most=config.dirty_most, delay=config.s3_delay, wait=config.s3_wait)
+    kept = directory / "bucket"
+    if takeover and kept.exists():
+        bucket.terms = Terms(**json.loads(kept.read_text()))
+        return bucket
+    found = _ask(place, identity(config))
+    if "terms" in found:
+        bucket.terms = Terms(**found["terms"])
+        kept.write_text(json.dumps(asdict(bucket.terms)))
+        return bucket
+    why = found.get("refused") or found["failed"]
+    if not takeover and config.s3_required:
+        cure = "" if "refused" in found else "; s3_required=off mounts without it meanwhile"
+        raise ConfigError(f"s3={config.s3}: {why}{cure}")
+    log.warning("mounted without the bucket %s, until it answers: %s", place, why)
+    bucket.health.unanswered(time.monotonic(), why)
+    kept.unlink(missing_ok=True)
+    return bucket
+
+
+def _ask(place: Place, who: str) -> dict[str, Any]:
+    """By a process that is ended when it takes too long; boto3 is not loaded here."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvfs.movement.asking"],
+            input=json.dumps({"place": asdict(place), "identity": who}),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"{place} has not answered in {PATIENCE:.0f} s"}
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        return {"failed": f"{place} could not be asked: {lines[-1] if lines else 'no reason'}"}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

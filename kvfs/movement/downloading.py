@@ -1,0 +1,70 @@
+"""What a mover does for the bucket: an object comes down, and is what was sealed.
+
+Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, knows no
+catalog. The file appears under its name only complete, with the right digest and the modification
+time of every copy. Raises StoreError, TierError of `compression`, OSError; nothing is left behind.
+It is not synced: after a crash its digest has to tell. Not for choosing what comes down.
+"""
+
+import os
+from pathlib import Path
+
+from kvfs import failpoints
+from kvfs.catalog import Stored
+from kvfs.movement import copying
+from kvfs.movement.copying import PART, Moved
+from kvfs.s3.errors import WrongBytesError
+from kvfs.s3.transfer import Transfers
+
+_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+
+
+def download(
+    transfers: Transfers,
+    stored: Stored,
+    destination: str,
+    size: int,
+    digest: bytes,
+    touched_ns: int,
+) -> Moved:
+    """Fetch an object of `size` bytes, as its readers see them, with this xxh3-128."""
+    part = destination + PART
+    if failpoints.active:
+        failpoints.reach("movement.download")
+    out = os.open(part, _NEW, 0o600)
+    try:
+        if size:
+            os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+        if stored.codec == "none":
+            transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
+        else:
+            _decompressed(transfers, stored, out, part, size, digest)
+        os.utime(out, ns=(touched_ns, touched_ns))
+        if failpoints.active:
+            failpoints.reach("movement.download.written")
+        blocks = os.fstat(out).st_blocks
+        os.rename(part, destination)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(out)
+    if failpoints.active:
+        failpoints.reach("movement.download.renamed")
+    return Moved(digest, blocks)
+
+
+def _decompressed(
+    transfers: Transfers, stored: Stored, out: int, part: str, size: int, digest: bytes
+) -> None:
+    from kvfs.compression.files import decompress  # noqa: PLC0415 (who needs it loads it)
+
+    packed = os.open(os.path.dirname(part), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        transfers.download(stored.key, packed, stored.size, etag=stored.etag, digest=stored.digest)
+        decompress(stored.codec, packed, out, size, stored.size)
+    finally:
+        os.close(packed)
+    found = copying.read_through(part, size, sync=False).digest
+    if found != digest:
+        raise WrongBytesError(f"{stored.key}: the bytes have xxh3-128 {found.hex()}")

@@ -1,0 +1,48 @@
+"""The bucket below the other tiers, as the daemon knows it: where it is, how it is, what it holds.
+
+Contract: plain state without I/O; calls are made by movers (`kvfs.movement.remote`). It has no
+files, so it is no `Tier`: nothing is opened in it, and what only it holds is brought up first.
+`used` is the sizes of the objects as their readers see them. Not for what waits for its upload:
+that is `core/dirty.py`.
+"""
+
+import time
+from collections import Counter
+
+from kvfs.s3.keys import Keys
+from kvfs.s3.place import Place
+from kvfs.s3.transfer import Terms
+from kvfs.tiers.health import Health
+
+COUNTERS = (
+    "uploads",
+    "upload_bytes",
+    "downloads",
+    "download_bytes",
+    "copies",
+    "deletes",
+    "spilled",
+    "conflicts",
+    "failures",
+    "waits",
+)
+
+
+class Bucket:
+    """`terms`: what its store honours; None until it could be asked. `hits`: opens it served."""
+
+    name = "s3"
+
+    def __init__(
+        self, place: Place, terms: Terms | None, *, most: int, delay: float, wait: float
+    ) -> None:
+        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`."""
+        self.place = place
+        self.keys = Keys(place.prefix)
+        self.terms = terms
+        self.most = most
+        self.delay = delay
+        self.wait = wait
+        self.used = self.objects = self.hits = 0
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self.health = Health(f"s3 tier {place}", time.monotonic())

@@ -1,0 +1,212 @@
+"""A real mount with a real bucket below it: what is written gets there, and comes back."""
+
+import os
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+
+from scripts.s3_server import Server
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+from tests.s3.conftest import make_bucket
+
+MIB = 1 << 20
+_dice = random.Random(5)
+SMALL, LARGE = _dice.randbytes(300_000), _dice.randbytes(70 * MIB)
+
+Make = Callable[..., Mounted]
+
+
+@pytest.fixture
+def made(s3: Server, bucket: str, mount: Mount) -> Make:
+    """`made(options)` mounts with that bucket, below the prefix `p`."""
+
+    def make(options: str = "ram=64M,nvme={tmp}/nvme,nvme_size=512M", name: str = "kv") -> Mounted:
+        return mount(
+            f"{options},s3=s3://{bucket}/p,s3_endpoint={s3.endpoint},s3_region=us-east-1,"
+            "s3_delay=0.1",
+            name,
+        )
+
+    return make
+
+
+def keys(s3: Server, bucket: str) -> dict[str, int]:
+    """The objects in the bucket, by key below the prefix, with their sizes."""
+    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    listed = client.list_objects_v2(Bucket=bucket, Prefix="p/").get("Contents", ())
+    found = {one["Key"].removeprefix("p/"): one["Size"] for one in listed}
+    return {key: size for key, size in found.items() if not key.startswith(".kvfs/")}
+
+
+def s3_of(kv: Mounted) -> dict[str, Any]:
+    found: dict[str, Any] = kv.status()["tiers"]["s3"]
+    return found
+
+
+def all_uploaded(kv: Mounted) -> None:
+    wait_for(lambda: s3_of(kv)["loaded"] and not s3_of(kv)["dirty_objects"], "all is uploaded")
+
+
+def attribute(path: Path, name: str) -> str:
+    return os.getxattr(path, f"user.kvfs.{name}").decode()
+
+
+def spill(kv: Mounted, path: Path) -> None:
+    """Write until nothing but the bucket has it."""
+    kv.allow_log("writers wait for it")
+    number = 0
+    while attribute(path, "tier") != "s3":
+        (kv.path / f"filler{number % 8}").write_bytes(os.urandom(32 * MIB))
+        number += 1
+        assert number < 200, attribute(path, "tier")
+
+
+def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -> None:
+    kv = made()
+    (kv.path / "d").mkdir()
+    (kv.path / "d" / "x y").write_bytes(SMALL)
+    (kv.path / "large").write_bytes(LARGE)
+    all_uploaded(kv)
+    assert keys(s3, bucket) == {"@0/d/x%20y": len(SMALL), "@0/large": len(LARGE)}
+    assert attribute(kv.path / "large", "dirty") == "0"
+    assert attribute(kv.path / "large", "tier").endswith("+s3")
+    assert not list((kv.path.parent / "nvme" / "uploads").glob("*.json"))
+
+
+def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
+    kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    path = kv.path / "a"
+    path.write_bytes(SMALL)
+    all_uploaded(kv)
+    before = path.stat()
+    spill(kv, path)
+    assert path.stat().st_size == len(SMALL)
+    assert attribute(path, "tier") == "s3", "a look fetches nothing"
+    assert path.read_bytes() == SMALL
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert s3_of(kv)["downloads"] == 1
+    assert kv.status()["passthrough"]["on"] == (kv.counter("opens_served") == 0)
+    assert attribute(path, "tier") in {"ram+s3", "nvme+s3"}
+
+
+def test_renames_and_unlinks_reach_the_bucket(made: Make, s3: Server, bucket: str) -> None:
+    kv = made()
+    (kv.path / "d").mkdir()
+    for name in ("a", "b", "d/c"):
+        (kv.path / name).write_bytes(SMALL + name.encode())
+    all_uploaded(kv)
+    (kv.path / "a").rename(kv.path / "a2")
+    (kv.path / "b").unlink()
+    (kv.path / "d").rename(kv.path / "e")
+    wanted = {"@0/a2", "@0/e/c"}
+    wait_for(lambda: keys(s3, bucket).keys() == wanted, f"{keys(s3, bucket)} becomes {wanted}")
+    (kv.path / "a2").write_bytes(SMALL)
+    all_uploaded(kv)
+    assert keys(s3, bucket)["@0/a2"] == len(SMALL)
+    assert s3_of(kv)["copies"] == 2
+
+
+def test_a_flush_uploads_at_once(made: Make, s3: Server, bucket: str) -> None:
+    kv = made()
+    subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
+    (kv.path / "a").write_bytes(SMALL)
+    assert attribute(kv.path / "a", "dirty") == "1"
+    assert s3_of(kv)["dirty_objects"] == 1
+    assert not keys(s3, bucket)
+    subprocess.run([*KVFS, "flush", str(kv.path), "--wait"], check=True)
+    assert keys(s3, bucket) == {"@0/a": len(SMALL)}
+    assert attribute(kv.path / "a", "dirty") == "0"
+
+
+def test_a_restart_finds_what_is_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
+    kv = made()
+    subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
+    for number in range(20):
+        (kv.path / f"f{number}").write_bytes(SMALL)
+    kv.kill_daemon()
+    wait_for(lambda: s3_of(kv)["loaded"], "the marks are read")
+    assert s3_of(kv)["dirty_objects"] == 20
+    kv.remount()
+    all_uploaded(kv)
+    assert len(keys(s3, bucket)) == 20
+
+
+def test_without_nvme_an_unmount_uploads(made: Make, s3: Server, bucket: str) -> None:
+    kv = made("ram=64M")
+    subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
+    (kv.path / "a").write_bytes(SMALL)
+    kv.umount()
+    assert keys(s3, bucket) == {"@0/a": len(SMALL)}
+    kv.mount()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"s3": "s3://no-such-bucket-here"}, "NoSuchBucket"),
+        ({"s3_endpoint": "http://127.0.0.1:1"}, "s3_required=off mounts without it"),
+        ({"s3_profile": "nobody"}, "ProfileNotFound"),
+    ],
+)
+def test_a_mount_is_refused_before_anything_changes(
+    s3: Server, bucket: str, tmp_path: Path, change: dict[str, str], reason: str
+) -> None:
+    options = {"s3": f"s3://{bucket}", "s3_endpoint": s3.endpoint, "s3_region": "us-east-1"}
+    text = ",".join(f"{name}={value}" for name, value in (options | change).items())
+    path = tmp_path / "kv"
+    path.mkdir()
+    done = subprocess.run(
+        [*KVFS, "mount", str(path), "-o", f"ram=32M,nvme={tmp_path}/nvme,nvme_size=64M,{text}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert s3.credentials["AWS_SECRET_ACCESS_KEY"] not in done.stderr
+    assert not (tmp_path / "nvme" / "catalog").exists()
+    assert not os.path.ismount(path)
+
+
+def test_an_outage_is_a_miss_and_ends_by_itself(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    mount: Mount,
+) -> None:
+    own = Server(tmp_path_factory.mktemp("own") / "server")
+    try:
+        own.start()
+        for name, value in own.credentials.items():
+            monkeypatch.setenv(name, value)
+        make_bucket(own, "bucket")
+        kv = mount(
+            "ram=32M,nvme={tmp}/nvme,nvme_size=128M,s3=s3://bucket/p,s3_delay=0.1,s3_region=us-east-1,"
+            f"s3_endpoint={own.endpoint}"
+        )
+        kv.allow_log("s3 tier|is tried again|stays in the bucket|not aborted")
+        gone, here = kv.path / "gone", kv.path / "here"
+        gone.write_bytes(SMALL)
+        all_uploaded(kv)
+        spill(kv, gone)
+        all_uploaded(kv)
+        own.kill("rgw")
+        here.write_bytes(SMALL)
+        wait_for(lambda: s3_of(kv)["state"] == "down", "it is found out")
+        assert here.read_bytes() == SMALL
+        with pytest.raises(FileNotFoundError):
+            gone.read_bytes()
+        assert gone.exists(), "a miss at this open only"
+        assert s3_of(kv)["dirty_objects"] == 1
+        assert s3_of(kv)["oldest_dirty_s"] > 0
+        own.start()
+        wait_for(lambda: s3_of(kv)["state"] != "down", "it is back")
+        all_uploaded(kv)
+        assert gone.read_bytes() == SMALL
+    finally:
+        own.wipe()
