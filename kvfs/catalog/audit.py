@@ -11,18 +11,22 @@ from kvfs.catalog import keys
 from kvfs.catalog.inode import Inode
 from kvfs.catalog.keys import (
     COOKIES,
+    DELETED,
     DROPPED,
     INODES,
     MARKS,
     MODELS,
     NAMES,
     SETTINGS,
+    STORED,
     TWO,
     U64,
     UNACCOUNTED,
     UNPUBLISHED,
+    UNSTORED,
     XATTRS,
     Dentry,
+    Stored,
     cookie_key,
     name_key,
     number,
@@ -90,6 +94,23 @@ def model(key: bytes, value: bytes) -> int | None:
     return found if found and found <= _MODELS_MAX and b"\0" in value else None
 
 
+def stored(value: bytes) -> Stored | None:
+    """What a value of STORED says."""
+    try:
+        found = keys.stored(value)
+    except ValueError:  # of which a UnicodeDecodeError is one
+        return None
+    return found if found.key else None
+
+
+def deleted(value: bytes) -> str | None:
+    """The key of a value of DELETED."""
+    try:
+        return value.decode() or None
+    except UnicodeDecodeError:
+        return None
+
+
 def xattr(key: bytes) -> tuple[int, bytes] | None:
     """(inode, name) of a key of XATTRS."""
     return (U64.unpack_from(key)[0], key[U64.size :]) if len(key) > U64.size else None
@@ -97,23 +118,29 @@ def xattr(key: bytes) -> tuple[int, bytes] | None:
 
 __all__ = [
     "COOKIES",
+    "DELETED",
     "DROPPED",
     "INODES",
     "MARKS",
     "MODELS",
     "NAMES",
     "SETTINGS",
+    "STORED",
+    "U64",
     "UNACCOUNTED",
     "UNPUBLISHED",
+    "UNSTORED",
     "XATTRS",
     "by_cookie",
     "by_name",
     "cookie_key",
+    "deleted",
     "inode",
     "model",
     "name_key",
     "number",
     "number_key",
     "publication",
+    "stored",
     "xattr",
 ]

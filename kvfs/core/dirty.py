@@ -43,6 +43,10 @@ class Dirty:
         self.bytes = 0
         self.deletes: dict[str, set[int]] = {}
         self.changed = trio.Event()  # something came or went; a new one each time
+        # Keys at which the bucket has what is dirty, by another name or in another version: they
+        # are taken until that has gone up.
+        self.claims: dict[str, int] = {}
+        self._claimed: dict[int, str] = {}  # the other way round
         self._entries: dict[int, _Entry] = {}
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
@@ -112,6 +116,10 @@ class Dirty:
         if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
             self._mark(inode, time.time_ns(), batch)
 
+    def lacking(self, inode: Inode, batch: Batch) -> None:
+        """The bucket does not have it after all."""
+        self._mark(inode, time.time_ns(), batch)
+
     def named(
         self,
         inode: Inode,
@@ -163,6 +171,8 @@ class Dirty:
             self.delete(before.key, batch)
         if clean:
             self._unmark(inode.ino, batch)
+        else:
+            batch.then(partial(self._claim, inode.ino, stored.key))
 
     def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
         """The bucket has an older version of it, so that the next one may take its place."""
@@ -171,6 +181,8 @@ class Dirty:
             self.delete(before.key, batch)
         batch.mark(keys.STORED, ino, keys.stored_value(stored))
         self._undelete(stored.key, batch)
+        if ino in self._entries:
+            batch.then(partial(self._claim, ino, stored.key))
 
     def settled(self, ino: int, batch: Batch) -> None:
         """There is nothing to upload after all."""
@@ -210,6 +222,9 @@ class Dirty:
 
     def _add(self, inode: Inode, sealed_ns: int) -> None:
         self._discard(inode.ino)
+        stored = self.stored(inode.ino)
+        if stored is not None:
+            self._claim(inode.ino, stored.key)
         self._entries[inode.ino] = _Entry(sealed_ns, inode.size)
         self.bytes += inode.size
         through = self.namespaces.of(inode).settings.write == "through"
@@ -217,7 +232,18 @@ class Dirty:
         self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
         self.wake()
 
+    def _claim(self, ino: int, key: str) -> None:
+        self._disclaim(ino)
+        self.claims[key] = ino
+        self._claimed[ino] = key
+
+    def _disclaim(self, ino: int) -> None:
+        key = self._claimed.pop(ino, None)
+        if key is not None and self.claims.get(key) == ino:
+            del self.claims[key]
+
     def _discard(self, ino: int) -> None:
+        self._disclaim(ino)
         entry = self._entries.pop(ino, None)
         self._due.pop(ino, None)
         if entry is not None:

@@ -400,17 +400,17 @@ class Residency:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 
-    def take_from_bucket(self, inode: Inode, *, dirty: bool = False) -> None:
-        """A copy is here, and what the bucket has is not to be there, or is not it.
+    def take_from_bucket(self, inode: Inode, *, dirty: bool = False, delete: bool = True) -> None:
+        """A copy is here, and what the bucket has is not to be there; `delete`: it is ours.
 
         dirty: it is to be there again.
         """
         before = inode.copy()
         inode.in_bucket = False
         with self.catalog.batch() as batch:
-            self.dirty.gone(inode.ino, batch, delete=not dirty)
+            self.dirty.gone(inode.ino, batch, delete=delete)
             if dirty:
-                self.dirty.sealed(inode, batch)
+                self.dirty.lacking(inode, batch)
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 

@@ -44,6 +44,7 @@ class Keys:
         self.prefix = prefix
         self.own = prefix + OWN
         self.names = f"{self.own}names/"
+        self.aside = f"{self.own}aside/"
         self.long = f"{prefix}%/"
 
     def of(self, name: Name) -> str:

@@ -10,8 +10,7 @@ import trio
 
 from kvfs import failpoints
 from kvfs.tiers import tier
-from tests.faults.scenarios import SCENARIOS, check_end, check_state, reset
-from tests.unit.world import World
+from tests.faults.scenarios import SCENARIOS, check_end, check_state, reset, world_of
 
 # RocksDB and trio have threads and locks that a fork leaves in pieces: each life is forked from a
 # process that has imported everything and opened nothing.
@@ -76,7 +75,7 @@ def _live_on(storage: Path, name: str, faults: str, at_start: str, outcomes: int
     scenario = SCENARIOS[name]
     begun = storage / "begun"
     failpoints.arm(at_start)
-    made = World(storage)
+    made = world_of(storage, scenario)
     (storage / "starting").write_text(json.dumps(failpoints.passed))
     failpoints.arm("")
 

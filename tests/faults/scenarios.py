@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.flow import spill
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
+from tests.s3.folder import FolderStore
 from tests.unit.world import MIB, World
 
 _dice = random.Random(1)
@@ -26,7 +28,8 @@ Step = Callable[[World], Awaitable[None]]
 class Scenario(NamedTuple):
     """`outcomes` are what may be found after a death, the first before it, the last after it all.
 
-    `ends`: the tiers that hold `a` in the end. `damaged`: a copy is spoilt on purpose.
+    `ends`: the tiers that hold `a` in the end. `damaged`: a copy is spoilt on purpose. `bucket`:
+    there is one.
     """
 
     prepare: Step
@@ -34,6 +37,12 @@ class Scenario(NamedTuple):
     outcomes: list[State]
     ends: tuple[str, ...] | None = None
     damaged: bool = False
+    bucket: bool = False
+
+
+def world_of(storage: Path, scenario: Scenario) -> World:
+    """Where a scenario takes place."""
+    return World(storage, store=FolderStore(storage / "bucket") if scenario.bucket else None)
 
 
 @asynccontextmanager
@@ -512,6 +521,104 @@ SCENARIOS = {
 }
 
 
+# With a bucket
+
+spill.LOOK = 0.01  # s that a batch is tried again after, which the catalog has refused
+
+
+async def work_off(made: World) -> None:
+    """All that waits for the bucket, once."""
+    flow = made.flow.spill
+    assert flow is not None
+    await flow.dirty.load()
+    for ino in list(flow.dirty):
+        if ino in flow.dirty:
+            await made.upload(ino)
+    if flow.dirty.deletes:
+        await flow.delete_some()
+
+
+def uploaded(before: Step) -> Step:
+    async def prepare(made: World) -> None:
+        await before(made)
+        await made.upload_all()
+
+    return prepare
+
+
+async def only_there(made: World) -> None:
+    await uploaded(in_both)(made)
+    await leave(made)
+    await made.flow.trash.empty()
+
+
+async def leave(made: World) -> None:
+    made.residency.evict(made.find(b"a"))
+    await made.flow.trash.empty()
+
+
+async def read(made: World) -> None:
+    assert await made.read(made.find(b"a").ino) == OLD
+
+
+def and_work_off(act: Step) -> Step:
+    async def both(made: World) -> None:
+        await act(made)
+        await work_off(made)
+
+    return both
+
+
+async def move_and_work_off(made: World) -> None:
+    await rename(b"d", b"e")(made)
+    await made.walk()
+    await work_off(made)
+
+
+def contents(made: World) -> State:
+    """What others would find in the bucket."""
+    assert isinstance(made.bucket_store, FolderStore)
+    found = {key.removeprefix("p/@0/"): one for key, one in made.bucket_store.objects.items()}
+    return {key.encode(): one.data for key, one in found.items()}
+
+
+SCENARIOS |= {
+    name: scenario._replace(bucket=True)
+    for name, scenario in {
+        "upload": Scenario(in_both, work_off, [A_OLD], ("ram", "nvme")),
+        "upload a new version": Scenario(
+            uploaded(in_ram), and_work_off(rewrite), [A_OLD, GONE[-1], {b"a": NEW}]
+        ),
+        "rename in the bucket": Scenario(
+            uploaded(in_ram), and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]
+        ),
+        "rename over in the bucket": Scenario(
+            uploaded(also(b"b", KEPT)), and_work_off(rename(b"a", b"b")), [TWO, {b"b": OLD}]
+        ),
+        "exchange in the bucket": Scenario(
+            uploaded(also(b"b", KEPT)),
+            and_work_off(rename(b"a", b"b", RENAME_EXCHANGE)),
+            [TWO, {b"a": KEPT, b"b": OLD}],
+        ),
+        "rename a directory in the bucket": Scenario(
+            uploaded(directories),
+            move_and_work_off,
+            [{b"d/": b"", b"d/f": OLD}, {b"e/": b"", b"e/f": OLD}],
+        ),
+        "unlink in the bucket": Scenario(uploaded(in_both), and_work_off(unlink), GONE),
+        "leave for the bucket": Scenario(uploaded(in_both), leave, [A_OLD], ()),
+        "come back from the bucket": Scenario(only_there, read, [A_OLD], ("ram",)),
+        "rewrite what is only there": Scenario(
+            only_there, and_work_off(rewrite), [A_OLD, GONE[-1], {b"a": NEW}]
+        ),
+        "unlink what is only there": Scenario(only_there, and_work_off(unlink), GONE),
+        "rename what is only there": Scenario(
+            only_there, and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]
+        ),
+    }.items()
+}
+
+
 # What is there
 
 
@@ -524,6 +631,9 @@ async def reset(made: World) -> None:
             made.tree.unlink(parent, name)
         assert made.catalog.lookup(parent, name) is None, path
     await forget_all(made)
+    if made.bucket is not None:
+        await made.upload_all()
+        assert contents(made) == {}
     await made.check_at_rest()
 
 
@@ -576,6 +686,10 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
         assert made.residency.counters["quarantined"] == 0
         check_copies(made)
     await made.walk()
+    if made.bucket is not None:
+        await made.upload_all()
+        files = {path: content for path, content in state.items() if not path.endswith(b"/")}
+        assert contents(made) == files, "the bucket has what is here"
     await made.check_at_rest()
     check_all_is_named(made)
     return state

@@ -119,7 +119,7 @@ async def look(
 
 def state(made: World) -> tuple[object, ...]:
     """All that a dry run must not change."""
-    kinds = [bytes([kind]) for kind in b"idcxonrtplm"]
+    kinds = [bytes([kind]) for kind in b"idcxonrtplmsuz"]
     records = [list(made.catalog.records(kind)) for kind in kinds]
     files = {
         str(path): (path.lstat().st_mtime_ns, path.lstat().st_size)

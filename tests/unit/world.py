@@ -374,14 +374,8 @@ class World:
         flow = self.flow
         assert flow.spill is not None
         await flow.trash.empty()
-        flow.spill.dirty.hurry(60)
-        taken = [flow.spill.dirty.take()]
-        while taken[-1] not in {ino, None}:
-            taken.append(flow.spill.dirty.take())
-        for other in taken[:-1]:
-            assert other is not None
-            flow.spill.dirty.put_back(other, 0)
-        assert taken[-1] == ino, f"inode {ino} is not due"
+        assert ino in flow.spill.dirty
+        flow.spill.dirty._due.pop(ino, None)
         flow._jobs.add(ino)
         flow.spill.running += 1
         await flow.spill.job(ino)
@@ -392,7 +386,9 @@ class World:
         assert spill is not None
         await spill.dirty.load()
         while len(spill.dirty):
-            await self.upload(next(iter(spill.dirty)))
+            for ino in list(spill.dirty):
+                if ino in spill.dirty:
+                    await self.upload(ino)
         while spill.dirty.deletes:
             await spill.delete_some()
 

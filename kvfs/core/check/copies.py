@@ -102,7 +102,8 @@ class Copies:
             else:
                 sound.append((inode, tier))
                 self._note(inode, tier)
-        suspects |= {inode.ino: None for inode in inodes if not self.residency.holders(inode)}
+        nowhere = [one for one in inodes if not (one.in_bucket or self.residency.holders(one))]
+        suspects |= {inode.ino: None for inode in nowhere}
         if survey.hashes:
             async with trio.open_nursery() as nursery:
                 for inode, tier in sound:
@@ -206,7 +207,8 @@ class Copies:
                 return
             version = inode.version
             if not residency.holders(inode):
-                self._nowhere(inode)
+                if not inode.in_bucket:
+                    self._nowhere(inode)
                 return
             await self.look_for_tiers()  # is one copy gone, or all?
             holders = self._holders(inode)
@@ -224,7 +226,7 @@ class Copies:
             if current is None or self._holders(current) != holders:
                 return  # unlinked meanwhile
             doomed = [tier for tier, _, verdict in verdicts if verdict.remedy == "lose"]
-            lost = doomed == residency.holders(current)
+            lost = doomed == residency.holders(current) and not current.in_bucket
             for tier, status, verdict in verdicts:
                 last = lost and tier is doomed[-1]
                 await self._report(current, tier, status, verdict, last=last)

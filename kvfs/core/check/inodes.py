@@ -12,6 +12,7 @@ from functools import partial
 from kvfs.catalog import ROOT_INO, Inode, audit
 from kvfs.core.check.names import Names
 from kvfs.core.check.namespaces import Namespaces
+from kvfs.core.check.stored import Stored
 from kvfs.core.check.survey import Survey
 
 
@@ -24,6 +25,7 @@ class Inodes:
         self.residency = survey.residency
         self.names = names
         self.namespaces = Namespaces(survey, names.parents)
+        self.stored = Stored(survey)
         self._session = self._epoch = 0  # the greatest in any record
 
     async def count(self) -> None:
@@ -61,6 +63,7 @@ class Inodes:
         await self.namespaces.run()
         await self._xattrs()
         await self._marks()
+        await self.stored.run()
         self._facts()
         await self.survey.step()
 
@@ -82,6 +85,7 @@ class Inodes:
                 current = survey.inode(ino)
                 if current is not None and current.ino != ROOT_INO:
                     self._check(current)
+                    self.stored.check_inode(current)
             await survey.step()
         counted = Counter(parent for ino, (parent, _) in directories.items() if ino != ROOT_INO)
         counted.update(p for ino, p in names.parents.items() if ino not in directories)

@@ -10,6 +10,7 @@ not asked at all. Not for when an object is due (`Dirty`), nor for the store's h
 import logging
 import random
 import time
+import uuid
 from typing import NamedTuple
 
 import trio
@@ -154,11 +155,37 @@ class Spill:
         assert name is not None  # it has a key
         known = (stored is not None and stored.key == key) or key in dirty.deletes
         target = Target(key, self.bucket.keys.record(name), once=not known)
+        if dirty.claims.get(key, ino) != ino:
+            return await self._make_way(dirty.claims[key])
         self._locked.add(key)
         try:
             return await self._send(inode.copy(), stored, target)
         finally:
             self._locked.discard(key)
+
+    async def _make_way(self, ino: int) -> _Later:
+        """The key is taken: another object is yet to get its new name in the bucket.
+
+        It has its turn, unless it waits for a third one, which may be this one: names that were
+        exchanged. Then it is put aside.
+        """
+        residency, dirty = self.residency, self.dirty
+        other, stored = self.transfers.fit(ino), dirty.stored(ino)
+        wanted = None if other is None else dirty.key(other)
+        if other is None or stored is None or wanted is None or ino in self._jobs:
+            return _Later(BUSY)
+        if dirty.claims.get(wanted, ino) == ino:
+            return _Later(BUSY)
+        if residency.holders(other) or not other.in_bucket:  # it can go up anew
+            residency.take_from_bucket(other, dirty=True)
+            return _Later(0.0)
+        aside = Target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, once=False)
+        self._jobs.add(ino)
+        try:
+            await self._send(other.copy(), stored, aside)
+        finally:
+            self._jobs.discard(ino)
+        return _Later(0.0)
 
     async def _send(self, inode: Inode, stored: Stored | None, target: Target) -> _Later | None:
         holders = self.residency.holders(inode)
@@ -175,6 +202,8 @@ class Spill:
                     path, inode.backing_mtime_ns, self._about(inode), target, self._notes
                 )
         except ObjectExistsError as error:
+            if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
+                return _Later(AGAIN)
             self._conflict(inode, error)
             return None
         except (NoObjectError, ObjectChangedError) as error:
@@ -189,6 +218,7 @@ class Spill:
             if current is not None and holders[0] in self.residency.holders(current):
                 log.error("inode %d is not uploaded: %s", inode.ino, error)
                 self.transfers.rotten(current, holders[0])
+                return _Later(BUSY)
             return _Later(AGAIN)
         except FileNotFoundError:
             current = self.transfers.fit(inode.ino, inode.version)
@@ -265,7 +295,7 @@ class Spill:
         if not self.residency.holders(current):  # whoever opens it finds that out
             self._settle(current, wanted=True)
             return None
-        self.residency.take_from_bucket(current, dirty=True)
+        self.residency.take_from_bucket(current, dirty=True, delete=False)
         return _Later(0.0)
 
     def _failed(self, what: str, error: Exception) -> float:

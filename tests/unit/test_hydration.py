@@ -1,0 +1,371 @@
+"""What comes back from a bucket when it is opened, and what does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.flow import hydration
+from kvfs.errors import NotFoundError
+from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
+from tests.s3.faulty import Fault, FaultyStore
+from tests.s3.memory import MemoryStore
+from tests.unit.test_spill import A, B, again, contents, counters, faults
+from tests.unit.world import World, world
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
+    with world(tmp_path, store=FaultyStore(store)) as found:
+        trio.run(found.residency.dirty.load)
+        yield found
+        trio.run(found.check_at_rest)
+
+
+async def spilled(made: World, name: bytes = b"a", content: bytes = A) -> Inode:
+    """An object that only the bucket has."""
+    inode = await made.store(name, content, made.ram)
+    await made.upload_all()
+    made.residency.evict(again(made, inode.ino))
+    found = again(made, inode.ino)
+    assert made.residency.holders(found) == []
+    made.check()
+    return found
+
+
+def test_an_open_brings_it_back_as_it_was(made: World) -> None:
+    async def case() -> None:
+        before = await spilled(made)
+        assert await made.read(before.ino) == A
+        after = again(made, before.ino)
+        assert made.residency.holders(after) == [made.ram]
+        assert (after.mtime_ns, after.size, after.version) == (before.mtime_ns, len(A), 1)
+        assert after.in_bucket
+        made.check()
+        assert await made.read(before.ino) == A
+        assert counters(made)["downloads"] == 1
+        assert made.bucket is not None
+        assert made.bucket.hits == 1
+
+    trio.run(case)
+
+
+def test_looking_at_it_fetches_nothing(made: World) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        calls = faults(made).calls
+        assert made.find(b"a").size == len(A)
+        assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 10).entries] == [b"a"]
+        assert made.lifecycle.attribute(inode, b"user.kvfs.tier") == b"s3"
+        assert made.lifecycle.attribute(inode, b"user.kvfs.dirty") == b"0"
+        assert not calls
+
+    trio.run(case)
+
+
+def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemoryStore) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", A * 1000, made.nvme)
+        await made.upload_all()
+        made.residency.evict(again(made, inode.ino))
+        await made.flow.trash.empty()
+        assert await made.read(inode.ino) == A * 1000
+        assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
+        made.restart(crash=True)
+        await made.census()
+        assert await made.read(inode.ino) == A * 1000, "it is not synced, and proven by its digest"
+        await made.check_at_rest()
+
+    with world(tmp_path, store=store) as made:
+        trio.run(case, made)
+
+
+def test_many_that_open_it_at_once_fetch_it_once(made: World) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        calls = faults(made).calls
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(await made.read(inode.ino))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(read)
+        assert found == [A] * 20
+        assert calls["get"] == 1
+
+    trio.run(case)
+
+
+def test_a_writer_that_truncates_needs_no_bytes(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        calls = faults(made).calls
+        held = await made.objects.open(inode.ino, writable=True, truncate=True)
+        made.write(held, B)
+        await made.close(held, writable=True)
+        assert not calls["get"]
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}
+
+    trio.run(case)
+
+
+def test_a_writer_that_does_not_has_them(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        held = await made.objects.open(inode.ino, writable=True)
+        made.write(held, b"x", len(A))
+        await made.close(held, writable=True)
+        assert not again(made, inode.ino).in_bucket
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A + b"x"}
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize(
+    "error", [OutageError("out"), ThrottledError("slow"), RefusedError("no"), StoreError("odd")]
+)
+def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreError) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await spilled(made)
+        faults(made, Fault("get", 0, error))
+        with pytest.raises(NotFoundError):
+            await made.read(inode.ino)
+        assert made.find(b"a").in_bucket
+        assert made.bucket.health.state == "suspect"
+        made.check()
+        faults(made)
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("harm", ["gone", "changed", "wrong", "short"])
+def test_what_the_bucket_cannot_give_is_a_miss_for_good(
+    made: World, store: MemoryStore, harm: str
+) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        theirs = b"theirs" * 1000
+        if harm == "gone":
+            store.objects.clear()
+        elif harm == "changed":
+            store.put("p/@0/a", theirs, {}, once=False)
+        elif harm == "wrong":
+            faults(made, Fault("get", 0, flip=True))
+        else:
+            faults(made, Fault("get", 0, keep=100))
+        with pytest.raises(NotFoundError):
+            await made.read(inode.ino)
+        assert made.catalog.inode(inode.ino) is None
+        assert made.gone == [(ROOT_INO, b"a", inode.ino)]
+        assert made.residency.counters["misses"] == 1
+        faults(made)
+        await made.upload_all()
+        left = {"@0/a": theirs} if harm == "changed" else {}
+        assert contents(store) == left, "what is not ours is not deleted"
+
+    trio.run(case)
+
+
+def test_bytes_that_are_wrong_once_are_fetched_again(made: World) -> None:
+    async def case() -> None:
+        inode = await spilled(made)
+        faults(made, Fault("get", 1, flip=True))
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+def test_while_the_bucket_is_down_nothing_is_asked(made: World) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await spilled(made)
+        calls = faults(made).calls
+        made.bucket.health.unanswered(0.0, "cut off")
+        with pytest.raises(NotFoundError, match="cut off"):
+            await made.read(inode.ino)
+        assert not calls
+        made.bucket.health.probed(0.0)
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: World) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        assert made.remote is not None
+        assert made.flow.hydration is not None
+        inode = await spilled(made)
+        go = trio.Event()
+        made.remote.before = go.wait
+        made.bucket.wait = 0.01
+        for _ in range(3):  # of those that come later none waits for as long again
+            with pytest.raises(NotFoundError, match="not here within"):
+                await made.read(inode.ino)
+        go.set()
+        while made.flow.hydration._running:  # noqa: ASYNC110 (it tells nobody of its end)
+            await trio.sleep(0.001)
+        calls = faults(made).calls
+        assert await made.read(inode.ino) == A
+        assert not calls
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("happening", ["unlink", "rename", "replace"])
+def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        inode = await spilled(made)
+
+        async def happen() -> None:
+            if happening == "unlink":
+                made.tree.unlink(ROOT_INO, b"a")
+            elif happening == "rename":
+                made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+            else:
+                await made.store(b"t", B, made.ram)
+                made.renames.rename(ROOT_INO, b"t", ROOT_INO, b"a", 0)
+
+        made.remote.after = happen
+        if happening == "rename":
+            assert await made.read(inode.ino) == A
+        else:
+            with pytest.raises(NotFoundError):
+                await made.read(inode.ino)
+        await made.flow.trash.empty()
+        made.check()
+
+    trio.run(case)
+
+
+def test_a_copy_that_is_lost_comes_back_from_the_bucket(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        Path(made.fast.path(inode.ino, 1)).unlink()  # noqa: ASYNC240 (a file of a test)
+        assert await made.read(inode.ino) == A
+        assert not made.gone
+
+    trio.run(case)
+
+
+def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
+    async def before() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.upload_all()
+
+    async def after() -> None:
+        await made.census()
+        await made.residency.dirty.load()
+        assert made.residency.spilled == 1
+        made.check()
+        assert await made.read(made.find(b"a").ino) == A
+
+    trio.run(before)
+    made.restart(lose_ram=True)
+    trio.run(after)
+
+
+def test_all_fetches_together_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hydration, "IN_FLIGHT", 30_000)
+
+    async def case() -> None:
+        assert made.remote is not None
+        inodes = [await spilled(made, b"%d" % number, A + b"%d" % number) for number in range(8)]
+        most = running = 0
+
+        async def before() -> None:
+            nonlocal most, running
+            running += 1
+            most = max(most, running)
+            await trio.sleep(0.001)
+
+        async def after() -> None:
+            nonlocal running
+            running -= 1
+
+        made.remote.before, made.remote.after = before, after
+        async with trio.open_nursery() as nursery:
+            for inode in inodes:
+                nursery.start_soon(made.read, inode.ino)
+        assert most == 2
+        assert made.flow.hydration is not None
+        assert made.flow.hydration._in_flight == 0
+
+    trio.run(case)
+
+
+def test_a_quota_counts_what_is_here(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        space = made.namespace("n", quota_objects="2", eviction="lru")
+        for number in range(5):
+            await made.make_file(b"n/%d" % number, A)
+            await made.upload_all()
+        assert (space.objects, space.held_objects["s3"]) == (2, 5)
+        assert len(contents(store)) == 5
+        assert [name for name, _, _ in made.tree.read(space.ino, 2, 10).entries] == [
+            b"%d" % number for number in range(5)
+        ]
+        assert await made.read(made.at(b"n/0").ino) == A
+        made.check()
+
+    trio.run(case)
+
+
+def test_without_its_bucket_a_name_stays(made: World, store: MemoryStore) -> None:
+    async def before() -> None:
+        await spilled(made)
+        await made.store(b"b", B, made.ram)
+
+    async def without() -> None:
+        await made.census()
+        inode = made.find(b"a")
+        with pytest.raises(NotFoundError, match="not mounted"):
+            await made.read(inode.ino)
+        assert made.find(b"a").ino == inode.ino
+        made.check()
+        made.tree.unlink(ROOT_INO, b"a")
+
+    async def after() -> None:
+        await made.census()
+        await made.upload_all()
+        assert contents(store) == {"@0/b": B}
+
+    trio.run(before)
+    kept = made.bucket_store
+    made.bucket_store = None
+    made.restart()
+    trio.run(without)
+    made.bucket_store = kept
+    made.restart()
+    trio.run(after)
+
+
+def test_attributes_of_a_file_say_where_it_is(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        where = made.lifecycle.attribute
+        assert (where(inode, b"user.kvfs.tier"), where(inode, b"user.kvfs.dirty")) == (b"ram", b"1")
+        await made.demote(inode.ino)
+        await made.upload_all()
+        inode = made.find(b"a")
+        assert where(inode, b"user.kvfs.tier") == b"ram+nvme+s3"
+        assert where(inode, b"user.kvfs.dirty") == b"0"
+        assert where(made.tree.inode(ROOT_INO), b"user.kvfs.tier") is None
+
+    trio.run(case)

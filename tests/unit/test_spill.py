@@ -1,0 +1,584 @@
+"""What goes up to a bucket, when, and what becomes of it there."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode, keys
+from kvfs.core.renames import RENAME_EXCHANGE
+from kvfs.errors import NoSpaceError
+from kvfs.s3.errors import OutageError, RefusedError, ThrottledError, WrongBytesError
+from kvfs.s3.facts import Facts
+from kvfs.tiers import Tier
+from tests.s3.faulty import Fault, FaultyStore
+from tests.s3.memory import MemoryStore
+from tests.unit.world import MIB, World, digest, world
+
+BLOCK, BLOCK_TMP = b"m@2@1@abc@half.data", b"m@2@1@abc@half.tmp"
+A, B = b"a" * 10_000, b"b" * 20_000
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
+    with world(tmp_path, store=FaultyStore(store)) as found:
+        yield found
+        if found.residency.dirty.loaded:
+            trio.run(found.check_at_rest)
+
+
+def faults(made: World, *wanted: Fault) -> FaultyStore:
+    store = made.bucket_store
+    assert isinstance(store, FaultyStore)
+    store.faults = list(wanted)
+    store.calls.clear()
+    return store
+
+
+def contents(store: MemoryStore) -> dict[str, bytes]:
+    """Without what is kvfs's own."""
+    found = {key.removeprefix("p/"): one.data for key, one in store.objects.items()}
+    return {key: data for key, data in found.items() if not key.startswith(".kvfs/")}
+
+
+def again(made: World, ino: int) -> Inode:
+    found = made.catalog.inode(ino)
+    assert found is not None
+    return found
+
+
+def counters(made: World) -> dict[str, int]:
+    assert made.bucket is not None
+    return {name: count for name, count in made.bucket.counters.items() if count}
+
+
+@pytest.fixture(params=["ram", "nvme"])
+def tier(request: pytest.FixtureRequest, made: World) -> Tier:
+    return next(tier for tier in made.tiers if tier.name == request.param)
+
+
+def test_what_is_sealed_goes_up_with_all_that_is_known_of_it(
+    made: World, store: MemoryStore, tier: Tier
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, tier)
+        assert inode.ino in made.residency.dirty
+        assert (made.residency.dirty.bytes, len(made.residency.dirty)) == (len(A), 1)
+        made.check()
+        await made.upload_all()
+        made.check()
+        found = again(made, inode.ino)
+        assert found.in_bucket
+        assert found.digest == digest(A)
+        assert inode.ino not in made.residency.dirty
+        assert contents(store) == {"@0/a": A}
+        facts = Facts.of_head("p/@0/a", store.head("p/@0/a"))
+        assert (facts.size, facts.digest, facts.mode) == (len(A), digest(A), 0o644)
+        assert facts.mtime_ns == found.mtime_ns
+        assert made.residency.namespaces.default.held["s3"] == len(A)
+
+    trio.run(case)
+
+
+def test_uploads_are_in_the_order_of_the_seals(made: World) -> None:
+    async def case() -> None:
+        for name in (b"c", b"a", b"b"):
+            await made.store(name, A, made.ram)
+        dirty = made.residency.dirty
+        dirty.hurry(1)
+        taken = [dirty.take() for _ in range(3)]
+        assert taken == [made.find(name).ino for name in (b"c", b"a", b"b")]
+        assert dirty.take() is None
+        for ino in taken:
+            assert ino is not None
+            dirty.give_back(ino, 0)
+
+    trio.run(case)
+
+
+def test_an_object_waits_for_its_time_unless_it_is_written_through(made: World) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        made.bucket.delay = 1000
+        through = made.namespace("n", write="through")
+        del through
+        await made.store(b"a", A, made.ram)
+        dirty = made.residency.dirty
+        assert dirty.take() is None
+        assert 900 < dirty.next_due() <= 1000
+        written = await made.make_file(b"n/b", B)
+        assert dirty.take() == written.ino
+        dirty.give_back(written.ino, 0)
+        dirty.hurry(1)
+        assert {dirty.take(), dirty.take()} == {written.ino, made.find(b"a").ino}
+        for ino in list(dirty):
+            dirty.give_back(ino, 0)
+
+    trio.run(case)
+
+
+def test_what_is_not_to_be_in_the_bucket_is_not(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        made.namespace("n", media="ram+nvme")
+        await made.make_file(b"n/a", A)
+        await made.make_file(b"b", B)
+        await made.upload_all()
+        assert contents(store) == {"@0/b": B}
+
+    trio.run(case)
+
+
+def test_a_temporary_name_waits_for_its_rename(made: World, store: MemoryStore) -> None:
+    name, temporary = BLOCK, BLOCK_TMP
+
+    async def case() -> None:
+        await made.make_file(temporary, A)
+        assert not len(made.residency.dirty)
+        made.renames.rename(ROOT_INO, temporary, ROOT_INO, name, 0)
+        await made.upload_all()
+        assert len(contents(store)) == 1
+        assert contents(store).popitem()[1] == A
+
+    trio.run(case)
+
+
+def test_a_new_version_takes_the_place_of_the_old_one(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        held = await made.objects.open(inode.ino, writable=True, truncate=True)
+        assert not again(made, inode.ino).in_bucket
+        made.write(held, B)
+        await made.close(held, writable=True)
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}
+        assert counters(made)["uploads"] == 2
+
+    trio.run(case)
+
+
+def test_an_unlink_deletes_and_a_new_file_of_the_name_takes_it_back(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.store(b"b", B, made.ram)
+        await made.upload_all()
+        made.tree.unlink(ROOT_INO, b"a")
+        made.tree.unlink(ROOT_INO, b"b")
+        assert made.residency.dirty.deletes.keys() == {"p/@0/a", "p/@0/b"}
+        await made.store(b"a", B, made.ram)
+        await made.upload(made.find(b"a").ino)
+        assert made.residency.dirty.deletes.keys() == {"p/@0/b"}
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}
+        made.check_accounts()
+
+    trio.run(case)
+
+
+def test_what_is_unlinked_while_it_is_open_leaves_the_bucket(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        held = await made.objects.open(inode.ino, writable=False)
+        made.tree.unlink(ROOT_INO, b"a")
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {}
+        assert made.content(held) == A
+        await made.close(held, writable=False)
+
+    trio.run(case)
+
+
+def test_a_rename_is_a_copy_in_the_bucket(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.store(b"b", B, made.ram)
+        await made.upload_all()
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {"@0/b": A}
+        assert counters(made)["copies"] == 1
+        made.check()
+        made.renames.rename(ROOT_INO, b"b", ROOT_INO, b"c", 0)
+        made.renames.rename(ROOT_INO, b"c", ROOT_INO, b"b", 0)
+        await made.upload_all()
+        assert contents(store) == {"@0/b": A}
+        assert counters(made)["copies"] == 1, "there and back is no change"
+
+    trio.run(case)
+
+
+def test_an_exchange_of_two_names_ends_right(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.store(b"b", B, made.ram)
+        await made.upload_all()
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", RENAME_EXCHANGE)
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B, "@0/b": A}
+
+    trio.run(case)
+
+
+def test_a_directory_moves_with_all_below_it(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        made.mkdir(b"d")
+        made.mkdir(b"d/e")
+        await made.make_file(b"d/e/a", A)
+        await made.make_file(b"d/b", B)
+        await made.upload_all()
+        made.renames.rename(ROOT_INO, b"d", ROOT_INO, b"f", 0)
+        await made.walk()
+        await made.upload_all()
+        assert contents(store) == {"@0/f/e/a": A, "@0/f/b": B}
+        made.tell("f", eviction="lru")
+        await made.walk()
+        await made.upload_all()
+        assert contents(store) == {"f@1/e/a": A, "f@1/b": B}
+        made.tell("f", version="2")
+        await made.make_file(b"f/c", A)
+        await made.walk()
+        await made.upload_all()
+        assert contents(store) == {"f@2/c": A}
+        made.drop("f")
+        await made.walk()
+        await made.upload_all()
+        assert contents(store) == {}
+
+    trio.run(case)
+
+
+def test_what_leaves_for_a_namespace_without_the_bucket_leaves_it(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        made.namespace("n", media="ram+nvme")
+        await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.renames.rename(ROOT_INO, b"a", made.at(b"n").ino, b"a", 0)
+        await made.upload_all()
+        assert contents(store) == {}
+        assert not made.at(b"n/a").in_bucket
+        made.check()
+
+    trio.run(case)
+
+
+def test_the_first_name_of_several_is_the_one_in_the_bucket(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        made.tree.link(inode.ino, ROOT_INO, b"b")
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A}
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.upload_all()
+        assert contents(store) == {"@0/b": A}
+
+    trio.run(case)
+
+
+# While it goes up
+
+
+def during(made: World, happening: str) -> None:
+    """Something happens when the store has it, but nobody says so yet."""
+    assert made.remote is not None
+    remote = made.remote
+
+    async def happen() -> None:
+        remote.after = _nothing
+        if happening == "unlink":
+            made.tree.unlink(ROOT_INO, b"a")
+        elif happening == "rename":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        elif happening == "replace":
+            await made.store(b"t", B, made.ram)
+            made.renames.rename(ROOT_INO, b"t", ROOT_INO, b"a", 0)
+        else:
+            held = await made.objects.open(made.find(b"a").ino, writable=True, truncate=True)
+            made.write(held, B)
+            await made.close(held, writable=True)
+
+    remote.after = happen
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("happening", "left"),
+    [
+        ("unlink", {}),
+        ("rename", {"@0/b": A}),
+        ("replace", {"@0/a": B}),
+        ("rewrite", {"@0/a": B}),
+    ],
+)
+def test_what_changes_while_it_goes_up_ends_right(
+    made: World, store: MemoryStore, happening: str, left: dict[str, bytes]
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        during(made, happening)
+        await made.upload(inode.ino)
+        assert contents(store) == {"@0/a": A}
+        made.check()
+        await made.upload_all()
+        assert contents(store) == left
+        made.check()
+
+    trio.run(case)
+
+
+# Others
+
+
+def test_the_same_block_of_another_node_is_taken_for_ours(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        theirs = store.objects["p/@0/a"]
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.upload_all()
+        store.objects["p/@0/a"] = theirs
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        assert again(made, inode.ino).in_bucket
+        assert store.objects["p/@0/a"] is theirs
+
+    trio.run(case)
+
+
+def test_another_block_of_that_name_stays_and_ours_is_local(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        store.put("p/@0/a", B, {}, once=True)
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        assert not again(made, inode.ino).in_bucket
+        assert contents(store) == {"@0/a": B}
+        assert counters(made)["conflicts"] == 1
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}, "it is not ours to delete"
+
+    trio.run(case)
+
+
+# What fails
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "error", [OutageError("out"), ThrottledError("slow"), RefusedError("no"), WrongBytesError("x")]
+)
+def test_what_fails_stays_dirty_and_goes_up_later(
+    made: World, store: MemoryStore, error: Exception, *, late: bool
+) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await made.store(b"a", A, made.ram)
+        faults(made, Fault("put", 1, error, late=late))  # type: ignore[arg-type]
+        await made.upload(inode.ino)
+        if not again(made, inode.ino).in_bucket:  # its own attempt is known by its token
+            assert inode.ino in made.residency.dirty
+            own = isinstance(error, WrongBytesError)
+            assert made.bucket.health.state == ("healthy" if own else "suspect")
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A}
+
+    trio.run(case)
+
+
+def test_a_store_that_fails_is_asked_ever_less_often(made: World) -> None:
+    async def case() -> None:
+        spill = made.flow.spill
+        assert spill is not None
+        pauses = [spill._failed("upload", OutageError("out")) for _ in range(10)]
+        assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, (1, 2, 4, 8)))  # noqa: B905
+        assert 30 <= pauses[-1] <= 60
+        assert not spill._may()
+        spill.healthy_again()
+        assert spill._may()
+
+    trio.run(case)
+
+
+def spoil(path: Path) -> None:
+    """Other bytes, that nothing tells of but their digest."""
+    times = path.stat()
+    path.write_bytes(A[:-1] + b"x")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_copy_with_other_bytes_is_not_uploaded_but_quarantined(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.demote(inode.ino)
+        spoil(Path(made.fast.path(inode.ino, inode.version)))
+        await made.upload(inode.ino)
+        assert contents(store) == {}
+        assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A}
+
+    trio.run(case)
+
+
+def test_an_upload_in_parts_that_is_cut_short_is_aborted_at_the_next_start(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        assert made.flow.spill is not None
+        note = made.tmp / "uploads" / "x.json"
+        upload_id = store.begin("p/@0/a", {})
+        note.write_text(json.dumps({"key": "p/@0/a", "upload_id": upload_id}))
+        (made.tmp / "uploads" / "y.json").write_text("{")
+        await made.flow.spill._sweep()
+        assert not store.unfinished
+        assert not list((made.tmp / "uploads").glob("*.json"))
+
+    trio.run(case)
+
+
+# After a start
+
+
+def test_a_restart_finds_what_is_dirty_and_what_is_to_be_deleted(
+    made: World, store: MemoryStore
+) -> None:
+    async def before() -> None:
+        for name in (b"a", b"b", b"c", b"d"):
+            await made.store(name, A + name, made.nvme)
+        await made.upload_all()
+        made.tree.unlink(ROOT_INO, b"d")
+        for name in (b"b", b"a"):
+            held = await made.objects.open(made.find(name).ino, writable=True, truncate=True)
+            made.write(held, B)
+            await made.close(held, writable=True)
+
+    async def after() -> None:
+        dirty = made.residency.dirty
+        ino = made.find(b"a").ino
+        assert ino in dirty, "before anything is loaded"
+        assert made.find(b"c").ino not in dirty
+        await made.census()
+        await dirty.load()
+        assert {made.find(name).ino for name in (b"a", b"b")} == set(dirty)
+        dirty.hurry(1)
+        assert dirty.take() == made.find(b"b").ino, "in the order of the seals"
+        dirty.give_back(made.find(b"b").ino, 0)
+        made.check()
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B, "@0/b": B, "@0/c": A + b"c"}
+
+    trio.run(before)
+    made.restart()
+    trio.run(after)
+
+
+def test_a_catalog_that_never_had_a_bucket_has_no_marks(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        await made.store(b"a", A, made.ram)
+        for kind in (keys.STORED, keys.UNSTORED, keys.DELETED):
+            assert not made.catalog.marks(kind)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+# Room
+
+
+def test_what_the_bucket_has_leaves_the_tiers_and_keeps_its_name(
+    made: World, store: MemoryStore, tier: Tier
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, tier)
+        await made.upload_all()
+        assert made.room.reserve(tier, tier.capacity - made.room.headroom) or tier is made.ram
+        made.residency.evict(again(made, inode.ino)) if made.residency.holders(
+            again(made, inode.ino)
+        ) else None
+        tier.reserved = 0
+        found = made.find(b"a")
+        assert made.residency.holders(found) == []
+        assert not made.gone
+        assert not made.residency.is_lost(found)
+        await made.flow.trash.empty()
+        made.check()
+        assert made.residency.spilled == 1
+        assert contents(store) == {"@0/a": A}
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.upload_all()
+        assert contents(store) == {}
+        made.check()
+
+    trio.run(case)
+
+
+def test_what_is_dirty_is_no_victim(made: World) -> None:
+    async def case() -> None:
+        assert made.nvme is not None
+        await made.store(b"a", A, made.nvme)
+        await made.store(b"b", B, made.nvme)
+        await made.upload(made.find(b"b").ino)
+        while made.room._reclaim(made.nvme):
+            pass
+        assert made.residency.holders(made.find(b"a")) == [made.nvme]
+        assert made.residency.holders(made.find(b"b")) == []
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("full", ["tiers", "bound"])
+def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        assert made.flow.spill is not None
+        made.bucket.wait = 0.05
+        made.bucket.most = 1 << 40 if full == "tiers" else 1
+        made.namespace("n", media="ram+s3")
+        top = made.at(b"n").ino
+
+        async def fill() -> None:
+            for count in range(20):
+                made.room.sizes._seen.clear()
+                made.room.sizes.learn(top, b"f0", 2 * MIB)
+                await made.make_file(b"n/f%d" % count, bytes([count]) * 2 * MIB)
+
+        with pytest.raises(NoSpaceError):
+            await fill()
+        assert (len(made.residency.dirty) == 1) == (full == "bound")
+        assert counters(made)["waits"]
+        made.bucket.wait = 30
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.spill.run)
+            await made.make_file(b"n/more", B)
+            nursery.cancel_scope.cancel()
+        assert counters(made)["uploads"]
+
+    trio.run(case)
