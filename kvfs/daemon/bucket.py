@@ -48,8 +48,11 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         return None
     bucket = Bucket(place, None, most=config.dirty_most, delay=config.s3_delay, wait=config.s3_wait)
     kept = directory / "bucket"
-    if takeover and kept.exists():
-        bucket.terms = Terms(**json.loads(kept.read_text()))
+    if takeover:
+        if kept.exists():
+            bucket.terms = Terms(**json.loads(kept.read_text()))
+        else:
+            bucket.health.unanswered(time.monotonic(), "it could not be used at the mount")
         return bucket
     found = _ask(place, identity(config))
     if "terms" in found:
@@ -57,7 +60,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         kept.write_text(json.dumps(asdict(bucket.terms)))
         return bucket
     why = found.get("refused") or found["failed"]
-    if not takeover and config.s3_required:
+    if config.s3_required:
         cure = "" if "refused" in found else "; s3_required=off mounts without it meanwhile"
         raise ConfigError(f"s3={config.s3}: {why}{cure}")
     log.warning("mounted without the bucket %s, until it answers: %s", place, why)

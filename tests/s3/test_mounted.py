@@ -208,5 +208,16 @@ def test_an_outage_is_a_miss_and_ends_by_itself(
         wait_for(lambda: s3_of(kv)["state"] != "down", "it is back")
         all_uploaded(kv)
         assert gone.read_bytes() == SMALL
+        kv.umount()
+        own.stop()
+        kv.allow_log("mounted without the bucket")
+        kv.mount(f"{kv.options},s3_required=off")
+        assert s3_of(kv)["state"] == "down"
+        (kv.path / "meanwhile").write_bytes(SMALL)
+        kv.kill_daemon()
+        assert s3_of(kv)["state"] == "down"
+        own.start()
+        all_uploaded(kv)
+        assert s3_of(kv)["uploads"] == 1
     finally:
         own.wipe()
