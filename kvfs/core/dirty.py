@@ -97,10 +97,12 @@ class Dirty:
     ) -> bool:
         """Whether it is to be in the bucket. `name` is its first one, if that is yet to be stored.
 
-        What its connector is about to rename waits for that.
+        What its connector is about to rename waits for that; what is mostly holes stays here.
         """
         namespaces = self.namespaces
         if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
+            return False
+        if inode.blocks * 512 < inode.size // 2:
             return False
         if name is None:
             entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
@@ -257,7 +259,11 @@ class Dirty:
 
     def hurry(self, seconds: float) -> None:
         """Nothing waits for its time, for so long: somebody waits for the uploads."""
-        self._hurry_until = time.monotonic() + seconds
+        until = time.monotonic() + seconds
+        fresh = until > self._hurry_until and not self._hurrying()
+        self._hurry_until = max(self._hurry_until, until)
+        if not fresh:
+            return  # what came since is due already
         now = time.time_ns()
         waiting = {ino: due for ino, due in self._due.items() if due > now}
         for ino in waiting:

@@ -74,13 +74,12 @@ class Room:
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0
-        while not self.keep_quota(namespace, more, objects=0 if replaces else 1, most=AT_ONCE):
-            await trio.lowlevel.checkpoint()
+        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
+        await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
         tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
         if residency.dirty.full and residency.bucket and namespace.takes(residency.bucket):
             await self._wait_until_not_full(residency.bucket, deadline)
         while True:
@@ -95,6 +94,21 @@ class Room:
             f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
+
+    async def _make_quota(
+        self, namespace: Namespace, more: int, objects: int, deadline: float
+    ) -> None:
+        """Have its quotas allow so much more, with what may go after an upload. QuotaError."""
+        while True:
+            try:
+                while not self.keep_quota(namespace, more, objects=objects, most=AT_ONCE):
+                    await trio.lowlevel.checkpoint()
+            except QuotaError:
+                if not self._uploads_help(deadline):
+                    raise
+                await self._upload(deadline)
+            else:
+                return
 
     async def _choose_now(
         self, tiers: list[Tier], wanted: int, *, known: bool, last: bool

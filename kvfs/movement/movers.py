@@ -106,7 +106,10 @@ class Movers:
         patience: float,
         destinations: Sequence[str] = (),
     ) -> T:
-        """A job that takes another's token than those between tiers. Raises what the job raises."""
+        """A job that takes another's token than those between tiers, and may be cancelled.
+
+        Raises what the job raises.
+        """
         return await self._run(
             job,
             *arguments,
@@ -132,6 +135,7 @@ class Movers:
                     moved = await self._within(
                         *(patience, partial(copying.call, job, arguments, options), destinations),
                         limiter=limiter or self._limiter,
+                        shield=limiter is None,
                     )
                 except trio_parallel.BrokenWorkerError as error:
                     self.counters["mover_failures"] += 1
@@ -156,8 +160,12 @@ class Movers:
         destinations: Sequence[str],
         *,
         limiter: trio.CapacityLimiter,
+        shield: bool,
     ) -> T:
-        """What a worker answers in time. Not to be cancelled: a copy would be left half made."""
+        """What a worker answers in time.
+
+        shield: not to be cancelled, a copy would be left half made. Else its worker is killed.
+        """
         ended = trio.Event()
         given_up = trio.CancelScope()
         answers: list[T] = []
@@ -177,8 +185,12 @@ class Movers:
                 await self._remove_parts(destinations)
 
         self._nursery.start_soon(work)
-        with trio.move_on_after(patience, shield=True):
-            await ended.wait()
+        try:
+            with trio.move_on_after(patience, shield=shield):
+                await ended.wait()
+        except trio.Cancelled:
+            given_up.cancel()
+            raise
         if failures:
             raise failures[0]
         if answers:

@@ -587,9 +587,7 @@ SCENARIOS |= {
     name: scenario._replace(bucket=True)
     for name, scenario in {
         "upload": Scenario(in_both, work_off, [A_OLD], ("ram", "nvme")),
-        "upload a new version": Scenario(
-            uploaded(in_ram), and_work_off(rewrite), REWRITTEN
-        ),
+        "upload a new version": Scenario(uploaded(in_ram), and_work_off(rewrite), REWRITTEN),
         "rename in the bucket": Scenario(
             uploaded(in_ram), and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]
         ),
@@ -609,9 +607,7 @@ SCENARIOS |= {
         "unlink in the bucket": Scenario(uploaded(in_both), and_work_off(unlink), GONE),
         "leave for the bucket": Scenario(uploaded(in_both), leave, [A_OLD]),
         "come back from the bucket": Scenario(only_there, read, [A_OLD], ("ram",)),
-        "rewrite what is only there": Scenario(
-            only_there, and_work_off(rewrite), REWRITTEN
-        ),
+        "rewrite what is only there": Scenario(only_there, and_work_off(rewrite), REWRITTEN),
         "unlink what is only there": Scenario(only_there, and_work_off(unlink), GONE),
         "rename what is only there": Scenario(
             only_there, and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]

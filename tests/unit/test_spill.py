@@ -10,10 +10,12 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core.renames import RENAME_EXCHANGE
-from kvfs.errors import NoSpaceError
+from kvfs.daemon.storage import bind
+from kvfs.errors import ConfigError, NoSpaceError
 from kvfs.s3.errors import OutageError, RefusedError, ThrottledError, WrongBytesError
 from kvfs.s3.facts import Facts
-from kvfs.tiers import Tier
+from kvfs.s3.place import Place
+from kvfs.tiers import Bucket, Tier
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.world import MIB, World, digest, world
@@ -520,9 +522,8 @@ def test_what_the_bucket_has_leaves_the_tiers_and_keeps_its_name(
         inode = await made.store(b"a", A, tier)
         await made.upload_all()
         assert made.room.reserve(tier, tier.capacity - made.room.headroom) or tier is made.ram
-        made.residency.evict(again(made, inode.ino)) if made.residency.holders(
-            again(made, inode.ino)
-        ) else None
+        if made.residency.holders(again(made, inode.ino)):
+            made.residency.evict(again(made, inode.ino))
         tier.reserved = 0
         found = made.find(b"a")
         assert made.residency.holders(found) == []
@@ -582,3 +583,53 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
         assert counters(made)["uploads"]
 
     trio.run(case)
+
+
+def test_a_quota_waits_for_uploads_of_what_is_to_go(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        assert made.flow.spill is not None
+        space = made.namespace("n", quota_objects="2", eviction="lru")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.spill.run)
+            for number in range(8):
+                await made.make_file(b"n/%d" % number, A)
+            nursery.cancel_scope.cancel()
+        assert space.objects <= 2
+        await made.upload_all()
+        assert len(contents(store)) == 8
+
+    trio.run(case)
+
+
+def test_a_file_of_holes_stays_here(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        held = await made.create(b"a")
+        made.write(held, b"x", 100 * MIB)
+        await made.close(held, writable=True)
+        assert not len(made.residency.dirty)
+        assert contents(store) == {}
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("media", ["s3", "ram+s3"])
+def test_a_namespace_needs_a_tier_that_is_written_to(made: World, media: str) -> None:
+    if media == "s3":
+        with pytest.raises(ConfigError, match="expected one more, such as media=nvme"):
+            made.namespace("n", media=media)
+    else:
+        assert made.namespace("n", media=media).settings.media == ("ram", "s3")
+
+
+def test_a_catalog_stays_with_its_bucket(made: World) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+
+    trio.run(case)
+    place = Place("another", "q/")
+    other = Bucket(place, None, most=1, delay=0, wait=0)
+    with pytest.raises(ConfigError, match=r"are in s3://memory/p/: mount with that"):
+        bind(made.catalog, other)
+    made.tree.unlink(ROOT_INO, b"a")
+    bind(made.catalog, other)
+    assert made.catalog.fact("bucket") == "s3://another/q/"

@@ -78,7 +78,7 @@ class Flow:
         if remote is not None:
             bucket = remote.bucket
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
-            self.spill = Spill(transfers, remote, bucket, self._jobs, notes=notes)
+            self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
             self.availability = Availability(remote, bucket, self.spill, identity)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)

@@ -19,6 +19,7 @@ from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.residency import Residency
+from kvfs.core.room import Room
 from kvfs.errors import CatalogError, KvfsError, TierError
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.remote import Remote
@@ -58,6 +59,7 @@ class Spill:
     def __init__(
         self,
         transfers: Transfers,
+        room: Room,
         remote: Remote,
         bucket: Bucket,
         jobs: set[int],
@@ -66,6 +68,7 @@ class Spill:
     ) -> None:
         self.residency: Residency = transfers.residency
         self.transfers = transfers
+        self.room = room
         self.remote = remote
         self.bucket = bucket
         self.dirty = self.residency.dirty
@@ -128,7 +131,8 @@ class Spill:
         try:
             later = await self._upload(ino) or _Later(0.0)
         except (StoreError, TierError) as error:
-            later = _Later(self._failed("upload", error))
+            self._failed("upload", error)
+            later = _Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.fit(ino) is not None:
                 self.transfers.trouble.failed("upload", ino, error)
@@ -256,6 +260,7 @@ class Spill:
         if current is not None:
             clean = dirty.key(current) == key
             residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
+            self.room.trim(residency.namespaces.of(current))  # it may go now
             return
         changed = residency.inode(inode.ino)
         with residency.catalog.batch() as batch:
@@ -299,7 +304,7 @@ class Spill:
         return _Later(0.0)
 
     def _failed(self, what: str, error: Exception) -> float:
-        """The store's failure, not the object's: wait, longer each time. Returns seconds."""
+        """The store's failure, not the object's: nothing for so many seconds, more each time."""
         self.bucket.counters["failures"] += 1
         self.bucket.health.failed(time.monotonic(), f"{what}: {error}")
         kind = type(error).__name__
@@ -317,7 +322,6 @@ class Spill:
     def healthy_again(self) -> None:
         """The store answers: no use in waiting longer."""
         self._failures, self._quiet_until = 0, 0.0
-        self.dirty.hurry(0.0)
 
     # Down
 
