@@ -17,7 +17,8 @@ Keys (integers big endian, so that they sort):
   l model            engine and model, as names of files say them
   s ino              what the bucket has of it, and where (Stored): perhaps an older version
   u ino              sealed, and not yet in the bucket as it is: when that was, ns
-  z number           a key that is to be deleted from the bucket
+  z number           a key that is to be deleted from the bucket; if a zero and an attempt follow,
+                     what that has made there, of which nobody knows whether it has
   q index            a request that was carried out (answers.py)
   m name             facts about the whole: format, counter, session, ...
 """

@@ -24,6 +24,7 @@ from kvfs.tiers import Bucket
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
+SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
 
 
 class _Entry(NamedTuple):
@@ -42,9 +43,10 @@ class Dirty:
         self.loaded = bucket is None
         self.bytes = 0
         self.deletes: dict[str, set[int]] = {}
+        self._attempts: dict[int, str] = {}  # by mark: those that only delete what one has made
         self.changed = trio.Event()  # something came or went; a new one each time
-        # Keys at which the bucket has what is dirty, by another name or in another version: they
-        # are taken until that has gone up.
+        # Keys at which the bucket has what is dirty or being written, by another name or in another
+        # version: they are taken until that has gone up.
         self.claims: dict[str, int] = {}
         self._claimed: dict[int, str] = {}  # the other way round
         self._entries: dict[int, _Entry] = {}
@@ -102,7 +104,7 @@ class Dirty:
         namespaces = self.namespaces
         if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
             return False
-        if inode.blocks * 512 < inode.size // 2:
+        if inode.size > SPARSE_LEAST and inode.blocks * 512 < inode.size // 2:
             return False
         if name is None:
             entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
@@ -151,6 +153,8 @@ class Dirty:
         inode.in_bucket = False
         if self.on:
             self._unmark(inode.ino, batch)
+            if (stored := self.stored(inode.ino)) is not None:
+                batch.then(partial(self._claim, inode.ino, stored.key))
 
     def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
         """Its last name is. What the bucket has of it goes as well, unless it is not ours."""
@@ -162,6 +166,7 @@ class Dirty:
             if delete:
                 self.delete(stored.key, batch)
         self._unmark(ino, batch)
+        batch.then(partial(self.disclaim, ino))
 
     def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
         """The bucket has this version. `clean`: under the name that it has now."""
@@ -173,6 +178,7 @@ class Dirty:
             self.delete(before.key, batch)
         if clean:
             self._unmark(inode.ino, batch)
+            batch.then(partial(self.disclaim, inode.ino))
         else:
             batch.then(partial(self._claim, inode.ino, stored.key))
 
@@ -183,8 +189,7 @@ class Dirty:
             self.delete(before.key, batch)
         batch.mark(keys.STORED, ino, keys.stored_value(stored))
         self._undelete(stored.key, batch)
-        if ino in self._entries:
-            batch.then(partial(self._claim, ino, stored.key))
+        batch.then(partial(self._claim, ino, stored.key))
 
     def settled(self, ino: int, batch: Batch) -> None:
         """There is nothing to upload after all."""
@@ -196,9 +201,23 @@ class Dirty:
         batch.mark(keys.DELETED, number, key.encode())
         batch.then(partial(self._to_delete, key, number))
 
-    def _to_delete(self, key: str, number: int) -> None:
+    def attempt(self, key: str, token: str, batch: Batch) -> None:
+        """Something is about to go up that nobody may come to mean: then it goes again."""
+        number = self.catalog.next_id()
+        batch.mark(keys.DELETED, number, f"{key}\0{token}".encode())
+        batch.then(partial(self._to_delete, key, number, token))
+
+    def attempts(self, key: str) -> tuple[str, ...]:
+        """Those of a key that is to be deleted only if one of them has made what is there."""
+        numbers = self.deletes.get(key, set())
+        tokens = tuple(self._attempts.get(number, "") for number in numbers)
+        return tokens if all(tokens) else ()
+
+    def _to_delete(self, key: str, number: int, token: str = "") -> None:
         if self.bucket is not None:
             self.deletes.setdefault(key, set()).add(number)
+            if token:
+                self._attempts[number] = token
             self.wake()
 
     def deleted(self, key: str, batch: Batch) -> None:
@@ -211,7 +230,8 @@ class Dirty:
         batch.then(partial(self._forget_delete, key))
 
     def _forget_delete(self, key: str) -> None:
-        self.deletes.pop(key, None)
+        for number in self.deletes.pop(key, ()):
+            self._attempts.pop(number, None)
 
     def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
         batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
@@ -235,17 +255,17 @@ class Dirty:
         self.wake()
 
     def _claim(self, ino: int, key: str) -> None:
-        self._disclaim(ino)
+        self.disclaim(ino)
         self.claims[key] = ino
         self._claimed[ino] = key
 
-    def _disclaim(self, ino: int) -> None:
+    def disclaim(self, ino: int) -> None:
+        """Nothing of it is at a key that another may want."""
         key = self._claimed.pop(ino, None)
         if key is not None and self.claims.get(key) == ino:
             del self.claims[key]
 
     def _discard(self, ino: int) -> None:
-        self._disclaim(ino)
         entry = self._entries.pop(ino, None)
         self._due.pop(ino, None)
         if entry is not None:
@@ -308,15 +328,19 @@ class Dirty:
         """Find again what waits for its upload or its deletion. Raises CatalogError."""
         if self.bucket is None or self.loaded:
             return
-        for count, (number, key) in enumerate(self.catalog.marks(keys.DELETED)):
+        for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
             if self.catalog.mark(keys.DELETED, number) is not None:
-                self._to_delete(key.decode(), number)
+                key, _, token = value.decode().partition("\0")
+                self._to_delete(key, number, token)
             if count % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
         for count, (ino, _) in enumerate(self.catalog.marks(keys.UNSTORED)):
             self._load_one(ino)
             if count % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
+        for ino in self.catalog.unfinished():
+            if ino not in self._claimed and (stored := self.stored(ino)) is not None:
+                self._claim(ino, stored.key)
         self.loaded = True
         self.wake()
 

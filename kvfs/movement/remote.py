@@ -5,7 +5,7 @@ and what somebody waits for does not wait behind uploads. What fails is a StoreE
 the local file, or a TierError of the movers. Not for deciding what to ask.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, ParamSpec, TypeVar
 
 import trio
@@ -67,9 +67,11 @@ class Remote:
             "up", patience_for(about.size), (), uploading.copy, source, about, target
         )
 
-    async def remove(self, keys: Sequence[str]) -> dict[str, StoreError]:
+    async def remove(
+        self, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
+    ) -> dict[str, StoreError]:
         """See `uploading.remove`."""
-        return await self._run("ask", ASK_PATIENCE, (), uploading.remove, keys)
+        return await self._run("ask", ASK_PATIENCE, (), uploading.remove, keys, attempts)
 
     async def sweep(self, notes: str) -> int:
         """See `uploading.sweep`."""

@@ -9,7 +9,7 @@ was cut short. Raises StoreError, OSError, SourceChangedError. Not for choosing 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from kvfs.movement import copying
 from kvfs.movement.copying import SourceChangedError
 from kvfs.s3.errors import MetadataError, NoObjectError, ObjectExistsError, StoreError
 from kvfs.s3.facts import Facts
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import ATTEMPT, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,15 @@ class About(NamedTuple):
 class Target(NamedTuple):
     """Where it goes. `record`: key and bytes of what says its name, if the key does not.
 
-    once: nobody is known to have the name.
+    once: nobody is known to have the name. token: what this attempt is called, `ours` are those of
+    earlier ones, of which nobody knows how they ended.
     """
 
     key: str
     record: tuple[str, bytes] | None
     once: bool
+    token: str = ""
+    ours: tuple[str, ...] = ()
 
 
 class Uploaded(NamedTuple):
@@ -76,16 +79,24 @@ def upload(
         facts = _facts(about, digest, about.size, digest, "none")
         if target.record is not None:
             _publish_name(transfers, target.record)
-        try:
+
+        def send(*, once: bool) -> str:
             with _noted(notes, target.key) as note:
-                etag = transfers.upload(
+                return transfers.upload(
                     *(target.key, fd, about.size, facts.metadata()),
                     digest=digest,
-                    once=target.once,
+                    once=once,
                     begun=note,
+                    token=target.token,
                 )
+
+        try:
+            etag = send(once=target.once)
         except ObjectExistsError:
-            etag = _same(transfers, target.key, digest, about.size)
+            if _is_ours(transfers, target.key, target.ours):
+                etag = send(once=False)
+            else:
+                etag = _same(transfers, target.key, digest, about.size)
         _expect(fd, source, about.size, touched_ns)
         if failpoints.active:
             failpoints.reach("movement.uploaded")
@@ -102,9 +113,10 @@ def copy(transfers: Transfers, source: Stored, about: About, target: Target) -> 
     if target.record is not None:
         _publish_name(transfers, target.record)
     try:
-        if target.once:
+        if target.once and not _is_ours(transfers, target.key, target.ours):
             _refuse_existing(transfers, target.key)
-        etag = transfers.store.copy(source.key, target.key, facts.metadata(), etag=source.etag)
+        metadata = facts.metadata() | ({ATTEMPT: target.token} if target.token else {})
+        etag = transfers.store.copy(source.key, target.key, metadata, etag=source.etag)
     except ObjectExistsError:
         etag = _same(transfers, target.key, about.digest, about.size)
     if failpoints.active:
@@ -112,9 +124,16 @@ def copy(transfers: Transfers, source: Stored, about: About, target: Target) -> 
     return Uploaded(source._replace(key=target.key, etag=etag), about.digest)
 
 
-def remove(transfers: Transfers, keys: Sequence[str]) -> dict[str, StoreError]:
-    """Delete objects; which are still there, and why."""
-    return transfers.store.delete_many(keys)
+def remove(
+    transfers: Transfers, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
+) -> dict[str, StoreError]:
+    """Delete objects; which are still there, and why.
+
+    attempts: keys that are only deleted if one of these has made what is there.
+    """
+    sure = [key for key in keys if key not in attempts]
+    sure += [key for key, tokens in attempts.items() if _is_ours(transfers, key, tokens)]
+    return transfers.store.delete_many(sure)
 
 
 def sweep(transfers: Transfers, notes: str) -> int:
@@ -157,6 +176,14 @@ def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:
             f"{source} has {found.st_size} bytes of {found.st_mtime_ns} ns, expected {size} of "
             f"{touched_ns}"
         )
+
+
+def _is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
+    """Whether one of these attempts has made what is there."""
+    try:
+        return bool(tokens) and transfers.store.head(key).metadata.get(ATTEMPT, "") in tokens
+    except NoObjectError:
+        return False
 
 
 def _publish_name(transfers: Transfers, record: tuple[str, bytes]) -> None:

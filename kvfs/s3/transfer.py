@@ -72,11 +72,16 @@ class Transfers:
         """Wait for requests that run, begin no more."""
         self._threads.shutdown(cancel_futures=True)
 
-    def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
-        """Store bytes in one request; return the ETag. See `Store.put`."""
+    def put(
+        self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool, token: str = ""
+    ) -> str:
+        """Store bytes in one request; return the ETag. See `Store.put`.
+
+        token: what the attempt is called in the object's metadata, if that is to be known.
+        """
         if once and not self.terms.once_put:
             self._refuse_existing(key)
-        token = uuid.uuid4().hex
+        token = token or uuid.uuid4().hex
         try:
             return self.store.put(
                 key, data, {**metadata, ATTEMPT: token}, once=once and self.terms.once_put
@@ -105,24 +110,25 @@ class Transfers:
         digest: bytes,
         once: bool,
         begun: Callable[[str], None],
+        token: str = "",
     ) -> str:
         """Store the first `size` bytes of an open file; return the object's ETag.
 
-        digest: their xxh3-128. begun: called with the id of a multipart upload before its first
-        part; it must have persisted the id when it returns. Raises SourceError if the file is
-        shorter or has another digest, OSError of reading it, and what `Store.put` raises. There is
-        no new object then, or a whole one: the store may fail when it has carried out the last
-        request, and not be there to be asked.
+        digest: their xxh3-128. token: as `put` has it. begun: called with the id of a multipart
+        upload before its first part; it must have persisted the id when it returns. Raises
+        SourceError if the file is shorter or has another digest, OSError of reading it, and what
+        `Store.put` raises. There is no new object then, or a whole one: the store may fail when it
+        has carried out the last request, and not be there to be asked.
         """
         if size <= self.terms.single:
             buffer = self._buffer(size)
             data = memoryview(buffer)[:size]
             _read(fd, 0, data)
             _expect(key, xxhash.xxh3_128_digest(data), digest)
-            etag = self.put(key, data, metadata, once=once)
+            etag = self.put(key, data, metadata, once=once, token=token)
             self._free.append(buffer)
             return etag
-        token = uuid.uuid4().hex
+        token = token or uuid.uuid4().hex
         upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
         try:
             begun(upload_id)

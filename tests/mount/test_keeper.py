@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvfs import runtime
+from kvfs.catalog import FORMAT
 from kvfs.control import request, request_keeper
 from kvfs.control.channel import PROTOCOL
 from kvfs.errors import ControlError
@@ -317,10 +318,10 @@ def upgrade_to(kv: Mounted) -> Iterator[Callable[[str], str]]:
     [
         (
             f"say(what='loaded', version='0.0', protocol={PROTOCOL}, format=0)\nkeeper.recv(9)",
-            "kvfs 0.0 reads catalogs up to format 0, this one has format 2: nothing is changed",
+            f"reads catalogs up to format 0, this one has format {FORMAT}: nothing is changed",
         ),
         (
-            "say(what='loaded', version='9.9', protocol=99, format=2)\nkeeper.recv(9)",
+            f"say(what='loaded', version='9.9', protocol=99, format={FORMAT})\nkeeper.recv(9)",
             "kvfs 9.9 needs another keeper (protocol 99",
         ),
         ("sys.exit(7)", "the daemon exited with 7 before it was loaded"),
@@ -335,7 +336,7 @@ def test_a_version_that_does_not_fit_is_refused(
     assert kv.pid == before, "nothing is changed"
 
 
-LOADED = f"say(what='loaded', version='9.9', protocol={PROTOCOL}, format=2)\n"
+LOADED = f"say(what='loaded', version='9.9', protocol={PROTOCOL}, format={FORMAT})\n"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import mounts, runtime
-from kvfs.catalog import Catalog
+from kvfs.catalog import FORMAT, Catalog
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, alive, wait_for
 
@@ -308,7 +308,7 @@ def test_a_catalog_of_a_newer_format_is_refused(kv: Mounted) -> None:
     catalog.close()
     objects = sorted(nvme.rglob("objects/*/*"))
     reason = refused("mount", str(kv.path), "-o", f"{kv.options},log={kv.log}")
-    assert "has format 99, this kvfs reads up to 2" in reason
+    assert f"has format 99, this kvfs reads up to {FORMAT}" in reason
     assert sorted(nvme.rglob("objects/*/*")) == objects
 
 

@@ -486,7 +486,7 @@ class World:
         assert set(dirty) == marked
         deletes: dict[str, set[int]] = {}
         for number, key in self.catalog.marks(keys.DELETED):
-            deletes.setdefault(key.decode(), set()).add(number)
+            deletes.setdefault(key.decode().partition("\0")[0], set()).add(number)
         assert dirty.deletes == deletes
         sizes = 0
         for inode in self.inodes():

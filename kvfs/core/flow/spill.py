@@ -157,15 +157,27 @@ class Spill:
             return _Later(BUSY)
         name = residency.namespaces.bucket_name(inode)
         assert name is not None  # it has a key
-        known = (stored is not None and stored.key == key) or key in dirty.deletes
-        target = Target(key, self.bucket.keys.record(name), once=not known)
         if dirty.claims.get(key, ino) != ino:
             return await self._make_way(dirty.claims[key])
         self._locked.add(key)
         try:
+            target = self._target(key, self.bucket.keys.record(name), stored)
             return await self._send(inode.copy(), stored, target)
         finally:
             self._locked.discard(key)
+
+    def _target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
+        """Where it goes; what goes there for the first time is noted before. CatalogError.
+
+        Or nobody would know of it when its answer is lost, and it is renamed or unlinked.
+        """
+        dirty, token = self.dirty, uuid.uuid4().hex
+        ours = dirty.attempts(key)
+        if (stored is not None and stored.key == key) or (key in dirty.deletes and not ours):
+            return Target(key, record, once=False, token=token)
+        with self.residency.catalog.batch() as batch:
+            dirty.attempt(key, token, batch)
+        return Target(key, record, once=True, token=token, ours=ours)
 
     async def _make_way(self, ino: int) -> _Later:
         """The key is taken: another object is yet to get its new name in the bucket.
@@ -175,15 +187,18 @@ class Spill:
         """
         residency, dirty = self.residency, self.dirty
         other, stored = self.transfers.fit(ino), dirty.stored(ino)
-        wanted = None if other is None else dirty.key(other)
-        if other is None or stored is None or wanted is None or ino in self._jobs:
+        if stored is None:
+            dirty.disclaim(ino)
+            return _Later(0.0)
+        if other is None or ino in self._jobs:
             return _Later(BUSY)
-        if dirty.claims.get(wanted, ino) == ino:
+        wanted = dirty.key(other)
+        if ino in dirty and wanted is not None and dirty.claims.get(wanted, ino) == ino:
             return _Later(BUSY)
         if residency.holders(other) or not other.in_bucket:  # it can go up anew
-            residency.take_from_bucket(other, dirty=True)
+            residency.take_from_bucket(other, dirty=ino in dirty)
             return _Later(0.0)
-        aside = Target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, once=False)
+        aside = self._target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
         self._jobs.add(ino)
         try:
             await self._send(other.copy(), stored, aside)
@@ -208,7 +223,7 @@ class Spill:
         except ObjectExistsError as error:
             if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
                 return _Later(AGAIN)
-            self._conflict(inode, error)
+            self._conflict(inode, target.key, error)
             return None
         except (NoObjectError, ObjectChangedError) as error:
             if not copied:
@@ -278,7 +293,7 @@ class Spill:
         else:
             residency.take_from_bucket(inode)
 
-    def _conflict(self, inode: Inode, error: ObjectExistsError) -> None:
+    def _conflict(self, inode: Inode, key: str, error: ObjectExistsError) -> None:
         """Another node was the first to publish the name: this version is for this mount only."""
         counters = self.bucket.counters
         counters["conflicts"] += 1
@@ -287,8 +302,9 @@ class Spill:
             "inode %d stays on this node only: %s (said once)",
             *(inode.ino, error),
         )
-        if self.transfers.fit(inode.ino, inode.version) is not None:
-            with self.residency.catalog.batch() as batch:
+        with self.residency.catalog.batch() as batch:
+            self.dirty.deleted(key, batch)  # what is there is not ours
+            if self.transfers.fit(inode.ino, inode.version) is not None:
                 self.dirty.settled(inode.ino, batch)
 
     def _vanished(self, inode: Inode, error: StoreError) -> _Later | None:
@@ -344,7 +360,8 @@ class Spill:
         records = [record for key in keys if (record := self.bucket.keys.record_of(key))]
         self._locked.update(keys)
         try:
-            left = await self.remote.remove([*keys, *records])
+            attempts = {key: tokens for key in keys if (tokens := self.dirty.attempts(key))}
+            left = await self.remote.remove([*keys, *records], attempts)
             if failpoints.active:
                 failpoints.reach("flow.deleted")
             with self.residency.catalog.batch() as batch:
