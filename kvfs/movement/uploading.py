@@ -20,7 +20,13 @@ from kvfs import failpoints
 from kvfs.catalog import Stored
 from kvfs.movement import copying
 from kvfs.movement.copying import SourceChangedError
-from kvfs.s3.errors import MetadataError, NoObjectError, ObjectExistsError, StoreError
+from kvfs.s3.errors import (
+    MetadataError,
+    NoObjectError,
+    ObjectChangedError,
+    ObjectExistsError,
+    StoreError,
+)
 from kvfs.s3.facts import Facts
 from kvfs.s3.transfer import ATTEMPT, Transfers
 
@@ -112,6 +118,8 @@ def copy(transfers: Transfers, source: Stored, about: About, target: Target) -> 
     facts = _facts(about, about.digest, source.size, source.digest, source.codec)
     if target.record is not None:
         _publish_name(transfers, target.record)
+    if transfers.store.head(source.key).etag != source.etag:  # not every store looks by itself
+        raise ObjectChangedError(f"{transfers.store.name}/{source.key}: its ETag has changed")
     try:
         if target.once and not _is_ours(transfers, target.key, target.ours):
             _refuse_existing(transfers, target.key)

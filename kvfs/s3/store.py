@@ -77,8 +77,9 @@ class Store(Protocol):
     def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
         """Store what another key has, with metadata of its own; return its ETag.
 
-        Raises NoObjectError, ObjectChangedError if the source has another ETag than the one given;
-        RefusedError for more bytes than a store copies in one request, 5 GiB mostly.
+        Raises NoObjectError; ObjectChangedError if the source has another ETag than the one given,
+        where the store honours that (Ceph 16 does not); RefusedError for more bytes than a store
+        copies in one request, 5 GiB mostly.
         """
 
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:

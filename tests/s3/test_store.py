@@ -50,6 +50,22 @@ def test_an_object_may_be_empty(store: Store) -> None:
     assert get(store, "empty", 0, 0) == b""
 
 
+def test_a_copy_has_the_bytes_and_metadata_of_its_own(store: Store) -> None:
+    etag = store.put("a", b"bytes", {"kvfs-x": "1"}, once=True)
+    copied = store.copy("a", "b%20/c", {"kvfs-y": "2"}, etag=etag)
+    head = store.head("b%20/c")
+    assert (head.size, head.etag, head.metadata) == (5, copied, {"kvfs-y": "2"})
+    assert get(store, "b%20/c", 0, 5, copied) == b"bytes"
+    if isinstance(store, MemoryStore):  # Ceph takes whatever is there
+        put(store, "a", b"others")
+        with pytest.raises(ObjectChangedError):
+            store.copy("a", "d", {}, etag=etag)
+    with pytest.raises(NoObjectError):
+        store.copy("e", "d", {}, etag=etag)
+    with pytest.raises(NoObjectError):
+        store.head("d")
+
+
 def test_a_put_replaces_unless_it_is_once(store: Store) -> None:
     put(store, "a", b"one")
     put(store, "a", b"two")

@@ -83,6 +83,7 @@ class Transport:
         residency = self.world.residency
         for inode in self.world.inodes():
             busy = inode.ino in residency.open or inode.ino in residency.busy
+            busy |= inode.ino in self.world.flow._jobs  # who opens it would wait for the job
             here = inode.in_bucket and residency.holders(inode)
             if here and not busy and self.random.random() < 0.4:
                 residency.evict(inode)

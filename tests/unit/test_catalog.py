@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvfs import failpoints
-from kvfs.catalog import FORMAT, Catalog, Dentry, Inode, audit
+from kvfs.catalog import FORMAT, Catalog, Dentry, Inode, Stored, audit, keys
 from kvfs.catalog import catalog as module
 from kvfs.errors import CatalogError, ConfigError
 
@@ -440,3 +440,45 @@ def test_what_nobody_can_be_called_is_no_publication(value: bytes) -> None:
 def test_what_is_no_model_is_none(key: bytes, value: bytes) -> None:
     assert audit.model(key, value) is None
     assert audit.model(b"\0" * 7 + b"\1", b"engine\0model") == 1
+
+
+# A bucket
+
+
+@given(
+    st.builds(
+        Stored,
+        key=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1),
+        etag=st.text(st.characters(min_codepoint=33, max_codepoint=126)),
+        size=st.integers(0, (1 << 63) - 1),
+        digest=st.binary(min_size=16, max_size=16),
+        codec=st.sampled_from(["none", "blosc-zstd-s2/1"]),
+    )
+)
+def test_what_a_bucket_has_comes_back_as_it_was(stored: Stored) -> None:
+    assert audit.stored(keys.stored_value(stored)) == stored
+
+
+@pytest.mark.parametrize("first", ["flag", "mark"])
+def test_a_catalog_of_format_2_is_one_of_format_3_from_the_first_object_in_a_bucket(
+    tmp_path: Path, first: str
+) -> None:
+    catalog = Catalog(tmp_path / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("format", "2")
+    catalog.close()
+    catalog = Catalog(tmp_path / "catalog")
+    placed = inode(20)
+    placed.key = 5
+    with catalog.batch() as batch:
+        batch.put(placed)
+        batch.mark(keys.MODELS, 1, b"engine\0model")
+    assert catalog.fact("format") == "2", "the kvfs that wrote it can have it back"
+    with catalog.batch() as batch:
+        if first == "flag":
+            placed.in_bucket = True
+            batch.put(placed)
+        else:
+            batch.mark(keys.UNSTORED, 20, bytes(8))
+    assert (catalog.fact("format"), catalog.format) == ("3", 3)
+    catalog.close()

@@ -29,6 +29,7 @@ INODES = st.builds(
     version=U32,
     session=U32,
     sealed=st.booleans(),
+    in_bucket=st.booleans(),
     ram_epoch=U32,
     on_nvme=st.booleans(),
     backing_mtime_ns=TIME,

@@ -22,6 +22,7 @@ from tests.unit.world import MIB, World, digest, world
 
 BLOCK, BLOCK_TMP = b"m@2@1@abc@half.data", b"m@2@1@abc@half.tmp"
 A, B = b"a" * 10_000, b"b" * 20_000
+LOST = Fault("put", 1, OutageError("out"), late=True)  # it is carried out, nobody hears of it
 
 
 @pytest.fixture
@@ -633,3 +634,80 @@ def test_a_catalog_stays_with_its_bucket(made: World) -> None:
     made.tree.unlink(ROOT_INO, b"a")
     bind(made.catalog, other)
     assert made.catalog.fact("bucket") == "s3://another/q/"
+
+
+def test_a_name_that_is_too_long_for_a_key_is_written_beside_it(
+    made: World, store: MemoryStore
+) -> None:
+    folder = b"%" * 255
+
+    async def case() -> None:
+        assert made.bucket is not None
+        made.mkdir(folder)
+        made.mkdir(folder + b"/" + folder)
+        await made.make_file(folder + b"/" + folder + b"/a", A)
+        await made.upload_all()
+        (key,) = contents(store)
+        record = made.bucket.keys.record_of(f"p/{key}")
+        name = made.bucket.keys.parse_record(record, store.objects[record].data)
+        assert name.path == folder + b"/" + folder + b"/a"
+        made.tree.unlink(made.at(folder + b"/" + folder).ino, b"a")
+        await made.upload_all()
+        assert not store.objects, "nor is the record left"
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("then", ["unlink", "rename", "rewrite", "restart"])
+def test_an_upload_whose_answer_was_lost_leaves_nothing_behind(
+    made: World, store: MemoryStore, then: str
+) -> None:
+    async def before() -> None:
+        inode = await made.store(b"a", A, made.nvme)
+        faults(made, LOST, Fault("head", 1, OutageError("out")))
+        await made.upload(inode.ino)
+        faults(made)
+        assert contents(store) == {"@0/a": A}
+        assert not again(made, inode.ino).in_bucket
+        if then == "unlink":
+            made.tree.unlink(ROOT_INO, b"a")
+        elif then == "rename":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        elif then == "rewrite":
+            held = await made.objects.open(inode.ino, writable=True, truncate=True)
+            made.write(held, B)
+            await made.close(held, writable=True)
+
+    async def after() -> None:
+        await made.upload_all()
+        wanted: dict[str, dict[str, bytes]] = {
+            "unlink": {},
+            "rename": {"@0/b": A},
+            "rewrite": {"@0/a": B},
+            "restart": {"@0/a": A},
+        }
+        assert contents(store) == wanted[then]
+        assert not counters(made).get("conflicts")
+
+    trio.run(before)
+    if then == "restart":
+        made.restart()
+        trio.run(made.census)
+    trio.run(after)
+
+
+def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        faults(made, Fault("put", 0, OutageError("out")))
+        await made.upload(inode.ino)
+        faults(made)
+        store.put("p/@0/a", B, {}, once=True)
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}
+        assert not made.residency.dirty.deletes
+
+    trio.run(case)
