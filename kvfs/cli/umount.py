@@ -80,7 +80,7 @@ def _write_back(mountpoint: Path) -> None:
         task, total, least = None, 0, None
         moved = time.monotonic()
         while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
-            if why := found.get("down"):
+            if why := found.get("stuck"):
                 raise KvfsError(
                     f"{left} bytes are only in RAM, and NVMe takes none ({why}): "
                     f"mend it, or lose them: kvfs umount --now {mountpoint}"

@@ -30,7 +30,7 @@ from kvfs.core.namespace import Namespace
 from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
+from kvfs.errors import CatalogError, KvfsError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import NvmeTier, Tier
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,17 @@ class Room:
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
 
+    def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
+        """Why an object that was written cannot stay, whatever makes room for it."""
+        cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
+        tiers = [tier for tier in self.residency.tiers if namespace.takes(tier)]
+        if tiers and all(cost > tier.configured for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+            return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
+        if 0 < quota < cost:
+            return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
+        return None
+
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
         """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
         why = namespace.homeless(self.residency.tiers)
@@ -120,7 +131,7 @@ class Room:
         for ever; one that empties RAM loses them, since what it brings is younger.
         """
         spare = self.headroom if tier is self.ram else 0
-        if isinstance(tier, NvmeTier) and tier.shortage and not tier.health.down:
+        if isinstance(tier, NvmeTier) and not tier.health.down:
             self._measure(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
@@ -133,7 +144,7 @@ class Room:
 
     @staticmethod
     def _measure(nvme: NvmeTier) -> None:
-        """While the device is short of room, each reservation looks anew: others take it, too."""
+        """Each reservation looks anew (2 us): others take room on the device, too."""
         try:
             nvme.measure()
         except OSError as error:
@@ -166,6 +177,11 @@ class Room:
         if tier.health.down:  # its accounts are no guide, and nothing would be won
             return
         least = self.headroom // 2 if tier is self.ram else 0
+        if tier is not self.ram and any(
+            held.tier is tier and _taken(held) > tier.configured
+            for held in self.residency.staging.values()
+        ):
+            return  # it will not stay
         while tier.free < least and self._reclaim(tier):
             pass
         if tier is self.ram:

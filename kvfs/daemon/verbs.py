@@ -45,9 +45,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def write_back() -> dict[str, Any]:
         size, objects = mount.flow.write_back.start()
-        nvme = mount.residency.nvme
-        down = nvme.health.why if nvme is not None and nvme.health.down else ""
-        return {"bytes_left": size, "objects_left": objects, "down": down}
+        return {"bytes_left": size, "objects_left": objects, "stuck": mount.flow.write_back.stuck}
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
