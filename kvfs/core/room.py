@@ -17,6 +17,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
@@ -40,6 +41,7 @@ Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 0.5 ms
+MEASURED_FOR = 0.1  # s that a look at what the NVMe device has left is good for
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
@@ -132,7 +134,9 @@ class Room:
         """
         spare = self.headroom if tier is self.ram else 0
         if isinstance(tier, NvmeTier) and not tier.health.down:
-            self._measure(tier)
+            stale = time.monotonic() - tier.measured > MEASURED_FOR
+            if tier.shortage or stale:
+                self._measure(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
                 return False
@@ -142,13 +146,22 @@ class Room:
         tier.reserved += wanted
         return True
 
-    @staticmethod
-    def _measure(nvme: NvmeTier) -> None:
-        """Each reservation looks anew (2 us): others take room on the device, too."""
+    def _measure(self, nvme: NvmeTier) -> None:
+        """Others take room on the device, too; while it is short, each reservation looks anew."""
         try:
-            nvme.measure()
+            nvme.measure(self.written(nvme))
         except OSError as error:
             nvme.failed("statfs", 0, error)
+
+    def written(self, tier: Tier) -> int:
+        """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
+        residency = self.residency
+        limbo = sum(cost for where, cost in residency.limbo.values() if where is tier)
+        return limbo + sum(
+            min(held.reserved, _taken(held))
+            for held in residency.staging.values()
+            if held.tier is tier
+        )
 
     def _lose_for(self, wanted: int) -> bool:
         """No tier below takes what RAM holds: lose the oldest of it."""
