@@ -690,6 +690,20 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
         for opener in openers:
             opener.end()
         assert order == [here.name, bulk.name]
+
+        def store(space: Path) -> None:
+            write(space, ["new.kv"])
+            order.append(space.name)
+
+        order.clear()
+        request(shared.path, "set", bandwidth=FOR_EVER)
+        writers = [Opener(partial(store, space)) for space in (bulk, here)]  # in debt for a read
+        assert not any(writer.done for writer in writers)
+        request(shared.path, "set", bandwidth="2M")
+        for writer in writers:
+            writer.end()
+        assert order == [here.name, bulk.name]
+        shared.idle()
     finally:
         request(shared.path, "set", bandwidth="0")
     request(shared.path, "ns_drop", name=bulk.name)
