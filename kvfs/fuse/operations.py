@@ -44,6 +44,7 @@ from kvfs.errors import (
 )
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
+from kvfs.fuse.killed import Waits
 from kvfs.tiers import sync_patience
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class Operations(pyfuse3.Operations):
         self.kernel = kernel
         self.handles = Handles(slots, kernel)
         self.timeout = timeout
+        self.waits = Waits()
 
     async def end_takeover(self) -> None:
         """When all that comes again has come, what nobody asked for again is let go of."""
@@ -354,7 +356,10 @@ class Operations(pyfuse3.Operations):
         truncate = bool(flags & os.O_TRUNC)
         if self.residency.namespaces.limited and not writable:
             found = self.tree.inode(inode)
-            await self._wait_turn(found, found.size, written=False)
+            with self.waits.unless_killed(ctx.pid) as wait:
+                await self._wait_turn(found, found.size, written=False)
+            if wait.cancelled_caught:
+                raise FUSEError(errno.EINTR)
         if truncate and not writable:
             await self.objects.truncate(inode, 0)
         held = None if writable else self.objects.open_at_once(inode)

@@ -1,6 +1,9 @@
 """Whoever reads or writes waits once for its share of the mount's bandwidth; without a kernel."""
 
+import errno
 import os
+import signal
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -11,6 +14,7 @@ from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
 from kvfs.fairness.shares import Shares
+from kvfs.fuse.killed import killed
 from tests.unit.world import World, world
 
 import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)
@@ -142,3 +146,43 @@ def test_who_never_waited_is_charged_at_the_end(
         assert debt(mount) == pytest.approx(1 - LATE)
 
     run(case)
+
+
+def test_an_open_ends_when_its_process_is_killed_and_is_not_charged(
+    run: Callable[[Callable[[Mount], Awaitable[None]]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def case(mount: Mount) -> None:
+        await mount.store(b"a")
+        dead = set[int]()
+        monkeypatch.setattr("kvfs.fuse.killed.killed", dead.__contains__)
+        monkeypatch.setattr(mount.caller, "pid", 7)
+
+        async def refused() -> None:
+            with pytest.raises(pyfuse3.FUSEError) as raised:
+                await mount.open(b"a")
+            assert raised.value.errno == errno.EINTR
+
+        shares = mount.made.residency.namespaces.shares
+        assert shares is not None
+        shares.total.rate = 1  # 950 s of debt
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mount.operations.waits.watch)
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(refused)
+                await trio.sleep(5)
+                assert shares.waiting == 1
+                dead.add(7)
+            assert shares.waiting == 0
+            nursery.cancel_scope.cancel()
+
+    run(case)
+
+
+def test_who_lives_or_is_not_seen_is_not_killed() -> None:
+    assert not killed(os.getpid())
+    assert not killed(0)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)  # a signal that waits, and ends nothing
+        assert not killed(process.pid)
+        process.kill()
