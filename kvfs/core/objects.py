@@ -501,7 +501,8 @@ class Objects:
         residency.admit(inode)
         held.accounted = True
         residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
-        residency.namespaces.written(inode)
+        residency.namespaces.written(inode, held.charged)
+        held.charged = 0
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -72,6 +72,7 @@ class OpenObject:
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
+    charged: int = 0  # bytes of it for which a writer has waited: its share of the bandwidth
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
 
 

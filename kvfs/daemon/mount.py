@@ -165,6 +165,7 @@ class Mount:
             nursery.start_soon(self.flow.keep_up, self.walks.run)
             nursery.start_soon(self.flow.keep_up, self.walks.expire)
             nursery.start_soon(self.operations.objects.mappings.watch)
+            nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)

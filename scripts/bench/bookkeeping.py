@@ -105,7 +105,7 @@ def measure(
     for at in range(objects):
         inode = block(residency, at, place)
         residency.admit(inode)
-        residency.namespaces.written(inode)
+        residency.namespaces.written(inode, 0)
         if not at % 10_000:
             namespace.fit(residency.tiers)  # each second, on a mount
     namespace.fit(residency.tiers)

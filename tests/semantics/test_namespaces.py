@@ -1,5 +1,7 @@
 import errno
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -690,6 +692,25 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
         for opener in openers:
             opener.end()
         assert order == [here.name, bulk.name]
+
+        def store(space: Path) -> None:
+            write(space, ["new.kv"])
+            order.append(space.name)
+
+        order.clear()
+        request(shared.path, "set", bandwidth=FOR_EVER)
+        with subprocess.Popen(["cat", here / "0000.kv"], stdout=subprocess.DEVNULL) as killed:
+            call = Path(f"/proc/{killed.pid}/syscall")
+            wait_for(lambda: call.read_text().split()[0] in OPEN_OR_CLOSE, "its open waits")
+            killed.terminate()
+            assert killed.wait(30) == -signal.SIGTERM
+        writers = [Opener(partial(store, space)) for space in (bulk, here)]  # in debt for a read
+        assert not any(writer.done for writer in writers)
+        request(shared.path, "set", bandwidth="2M")
+        for writer in writers:
+            writer.end()
+        assert order == [here.name, bulk.name]
+        shared.idle()
     finally:
         request(shared.path, "set", bandwidth="0")
     request(shared.path, "ns_drop", name=bulk.name)
