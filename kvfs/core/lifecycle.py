@@ -107,7 +107,10 @@ class Lifecycle:
             return self._set(directory, settings)
         if again and (own.settings == settings or own.settings == self._new(name, texts)):
             return own
-        raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
+        raise ExistsError(
+            f"namespace {name} exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+            "prints its engine's configuration"
+        )
 
     def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
         """What is asked for goes on top of the template's."""

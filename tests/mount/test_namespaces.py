@@ -169,6 +169,15 @@ def test_a_connectors_namespace_prints_what_to_paste(kv: Mounted) -> None:
     text = ns("create", kv.path / "a", "--for", "lmcache-local-disk", "quota_hard=100M")
     assert f"{kv.path}/a" in text
     assert shown(kv.path / "a")["settings"]["eviction"] == "never"
+    assert ns("show", kv.path / "a", "--for", "lmcache-local-disk") == text
+
+
+def test_what_no_engine_could_use_is_refused_before_it_is_made(kv: Mounted) -> None:
+    create = ("create", kv.path / "a", "--for", "lmcache-fs")
+    assert "quota_hard=32M of namespace 'a': expected" in ns(*create, "quota_hard=32M", fails=2)
+    assert os.listdir(kv.path) == []
+    ns(*create, "quota_hard=64M")
+    assert "kvfs ns show --for" in ns(*create, "quota_hard=64M", fails=1)
 
 
 # Attributes and templates
