@@ -311,7 +311,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
-        await self.objects.room.take_in(partial(self.renames.arrivals, *move))
+        below = await self.renames.weigh(*move)
+        await self.objects.room.take_in(partial(self.renames.arrivals, *move, below))
         self.renames.rename(*move)
 
     # Files

@@ -204,8 +204,9 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     """
     When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and so is renaming one to there from another namespace, also one that is larger than the
-    quota; it stays where it was. Unlinking makes room at once. Directories and links take none.
+    EDQUOT, and so is renaming a file or a directory to there from another namespace, also one that
+    is larger than the quota; it stays where it was. Unlinking makes room at once. Directories and
+    links take none.
     """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
@@ -219,7 +220,12 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     with refused(errno.EDQUOT):
         (shared.path / "elsewhere.kv").rename(here / "elsewhere.kv")
     assert (shared.path / "elsewhere.kv").read_bytes() == b"x" * M
-    (shared.path / "elsewhere.kv").unlink()
+    (shared.path / "elsewhere").mkdir()
+    (shared.path / "elsewhere.kv").rename(shared.path / "elsewhere" / "x.kv")
+    with refused(errno.EDQUOT):
+        (shared.path / "elsewhere").rename(here / "elsewhere")
+    (shared.path / "elsewhere" / "x.kv").unlink()
+    (shared.path / "elsewhere").rename(here / "elsewhere")
     (shared.path / "large.kv").write_bytes(b"x" * (5 * M))
     tell(here, eviction="lru")
     with refused(errno.EDQUOT):
@@ -571,7 +577,8 @@ def test_moving_between(here: Path, shared: Mounted) -> None:
     there go for it if its quota is full; a directory with all that is below it soon after. All
     names of a file are in one namespace: a link in another one, or moving one name of several
     there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
-    renamed. `mv` copies then.
+    renamed, and moving a directory with more than 10,000 names below it into a hard quota. `mv`
+    copies then.
     """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")

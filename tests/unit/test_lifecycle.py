@@ -100,7 +100,10 @@ def test_what_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
             (
                 lambda: made.namespace("a"),
                 ExistsError,
-                "namespace a exists: change it with kvfs ns set",
+                (
+                    "namespace a exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+                    "prints its engine's configuration"
+                ),
             ),
             (
                 lambda: made.namespace("file"),
