@@ -42,6 +42,13 @@ class Named:
     def __init__(self, text: str) -> None:
         if os.sep in text:
             path = runtime.canonical(text)
+            parent, last = os.path.split(text.rstrip(os.sep))
+            if last not in {"", ".", ".."}:
+                here = Path(os.path.realpath(parent), last)
+                if here != path and not runtime.mount_at(path):
+                    raise ConfigError(
+                        f"namespace {text}: expected a directory, found a symbolic link to {path}"
+                    )
             at = path if runtime.mount_at(path) else path.parent
             if (around := runtime.kvfs_holding(at)) and around.path != str(at):
                 raise ConfigError(

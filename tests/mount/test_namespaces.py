@@ -145,6 +145,12 @@ def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(kv: Mounted) -> None:
         (("drop", "{kv}"), 2, "the mount's own namespace cannot be dropped"),
         (("drop", "{a}"), 1, "namespace a: there is no such directory"),
         (("show", "{there}/deeper"), 2, "namespace {there}/deeper: expected a directory right"),
+        (
+            ("set", "{kv}/there", "quota_hard=500"),
+            2,
+            "setting quota_hard=500: expected a size with",
+        ),
+        (("set", "{kv}/there", "ttl=5"), 2, "setting ttl=5: expected a duration with its unit"),
         (("show", ""), 2, "Invalid value for 'NAMESPACE': the namespace is empty"),
     ],
 )
@@ -156,6 +162,16 @@ def test_what_is_refused_says_why(
     found = ns(*(word.format(**places) for word in arguments), fails=code)
     assert found.startswith(said.format(**places)), found
     assert os.listdir(kv.path) == ["there"]
+
+
+def test_what_a_link_leads_to_is_not_dropped(kv: Mounted) -> None:
+    victim, link = kv.path / "victim", kv.path / "link"
+    ns("create", victim)
+    link.symlink_to("victim")
+    for path in (link, f"{link}/"):
+        said = f"expected a directory, found a symbolic link to {victim}"
+        assert said in ns("drop", path, fails=2)
+    assert sorted(os.listdir(kv.path)) == ["link", "victim"]
 
 
 def test_what_a_value_needs_may_be_there_already(kv: Mounted) -> None:
@@ -286,7 +302,7 @@ def test_connectors_files_stay_while_everything_else_goes(mount: Mount) -> None:
 
 def test_what_has_expired_is_gone_for_who_has_seen_it(kv: Mounted) -> None:
     a = kv.path / "a"
-    ns("create", a, "ttl=1")
+    ns("create", a, "ttl=1s")
     for name in ("x", "y"):
         (a / name).write_bytes(b"k")
     with (a / "x").open("rb") as held:
@@ -453,7 +469,7 @@ def test_an_open_waits_for_its_turn_and_goes_when_the_limit_does(kv: Mounted) ->
     ns("create", a)
     (a / "x").write_bytes(DATA)
     (kv.path / "y").write_bytes(b"other")
-    ns("set", a, "read_bytes=300")
+    ns("set", a, "read_bytes=300B")
     order: list[str] = []
 
     def read() -> None:
@@ -487,6 +503,32 @@ def check_kept(kv: Mounted) -> None:
     (a / "new").unlink()
     assert [one["name"] for one in listed(kv)["namespaces"]] == [".", "a"]
     assert listed(kv)["dropped"] == []
+
+
+def test_an_upgrade_with_bad_templates_is_refused_before_anything_changes(
+    mount: Callable[[str], Mounted], tmp_path: Path
+) -> None:
+    file = tmp_path / "namespaces.toml"
+    file.write_text('[namespace."*"]\nweight = 7')
+    kv = mount(f"ram=64M,namespaces={file}")
+    before = kv.pid
+    for text, said in (
+        ("[namespace.a]\nweight = 0", "setting weight=0: expected"),
+        ("[namespace.a]\nmedia = 'nvme'", "setting media=nvme: this mount has no nvme tier"),
+    ):
+        file.write_text(text)
+        done = subprocess.run(
+            [*KVFS, "upgrade", kv.path],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 2
+        assert f'{file}: [namespace."a"]: {said}' in done.stderr
+    assert kv.pid == before
+    (kv.path / "a").mkdir()
+    assert shown(kv.path / "a")["settings"]["weight"] == "7"
 
 
 @pytest.mark.parametrize("how", ["upgrade", "kill", "remount"])
