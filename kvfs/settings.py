@@ -43,7 +43,7 @@ def _media(text: str) -> tuple[str, ...]:
 def _mode(text: str) -> int:
     digits = text.removeprefix("0o")
     if not 1 <= len(digits) <= 4 or set(digits) - set("01234567") or int(digits, 8) > 0o777:  # noqa: PLR2004
-        raise ValueError("an octal mode from 0 to 0777, such as 0600, or nothing")
+        raise ValueError("an octal mode from 0 to 0777, such as 0600, or none")
     return int(digits, 8)
 
 
@@ -203,7 +203,8 @@ class Settings:
                 item.name,
                 _KINDS[item.name].unit,
                 _KINDS[item.name].text(item.default) or "none",
-                item.metadata["meaning"],
+                item.metadata["meaning"]
+                + (f" ({', '.join(words)})" if (words := _KINDS[item.name].words) else ""),
             )
             for item in fields(cls)
         ]

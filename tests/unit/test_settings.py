@@ -58,6 +58,12 @@ def test_settings_survive_the_way_to_text_and_to_json(settings: Settings) -> Non
     assert Settings.from_json(settings.to_json()) == settings
 
 
+def test_nobody_is_none() -> None:
+    """As the table of settings says it."""
+    nobody = {"uid": "none", "gid": "none", "mode": "none"}
+    assert Settings(uid=1, gid=1, mode=0o600).changed(nobody) == Settings()
+
+
 def test_a_catalog_that_has_bytes_without_a_unit_is_read() -> None:
     written = '{"quota_hard": "500", "read_bytes": "300", "weight": "7"}'
     assert Settings.from_json(written) == Settings(quota_hard=500, read_bytes=300, weight=7)
