@@ -485,6 +485,8 @@ class Objects:
         held.accounted = True
         residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
         residency.namespaces.written(inode)
+        if 0 < residency.namespaces.of(inode).settings.quota_hard < Tier.cost(inode.blocks):
+            self.room.warn_of_size(inode, self._some_name(inode)[1])
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -32,6 +32,7 @@ from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import NvmeTier, Tier
+from kvfs.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,22 @@ class Room:
             self._said.add(what)
             log.warning("%s", what)
         return NoSpaceError(what)
+
+    def warn_of_size(self, inode: Inode, name: bytes) -> None:
+        """It takes more than the hard quota of its namespace; the log names the first of each."""
+        space = self.residency.namespaces.of(inode)
+        quota = space.settings.quota_hard
+        what = f"namespace {space.ino} {quota}"
+        if what not in self._said:
+            self._said.add(what)
+            log.warning(
+                "%.300r takes %d bytes, more than quota_hard=%s of its namespace %s: what is so "
+                "large is dropped when it is closed, if it may be",
+                os.fsdecode(name),
+                Tier.cost(inode.blocks),
+                format_size(quota),
+                self._name(space),
+            )
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
         """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.

@@ -518,7 +518,9 @@ class Operations(pyfuse3.Operations):
         try:
             yield
         except ConfigError as error:
-            log.warning("attribute %s is refused: %s", name.decode("ascii", "replace"), error)
+            what = name.decode("latin-1").encode("unicode_escape").decode()
+            why = str(error).encode("unicode_escape").decode()  # anybody's bytes are in it
+            log.warning("attribute %.200s is refused: %.200s", what, why)
             raise
 
     def stacktrace(self) -> None:
