@@ -169,7 +169,7 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    console = screen()
+    console, told = screen(), Settings.parse(found["settings"])
     if not found["own"]:
         console.print(
             line(
@@ -180,11 +180,11 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     if found["problem"]:
         console.print(line(f"namespace {namespace.name}: {found['problem']}"))
     console.print(
-        pairs(found["settings"].items()),
+        pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(
             [
-                ("objects", str(found["objects"])),
-                ("bytes", human(found["bytes"])),
+                ("objects", _of(found["objects"], told.quota_objects, str)),
+                ("bytes", _of(found["bytes"], told.quota_hard, human)),
                 *((name, human(held["bytes"])) for name, held in found["tiers"].items()),
                 *((name.replace("_", " "), str(n)) for name, n in found["counters"].items()),
                 ("follows", found["following"] or found["settings"]["eviction"]),
@@ -196,6 +196,11 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
         ),
         *models(found["models"]),
     )
+
+
+def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
+    """How much of a quota that is, if there is one."""
+    return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
 
 
 def _show_for(namespace: Named, connector: str, found: dict[str, Any]) -> None:

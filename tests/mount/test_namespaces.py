@@ -186,6 +186,8 @@ def test_a_connectors_namespace_prints_what_to_paste(kv: Mounted) -> None:
     assert f"{kv.path}/a" in text
     assert shown(kv.path / "a")["settings"]["eviction"] == "never"
     assert ns("show", kv.path / "a", "--for", "lmcache-local-disk") == text
+    for words in (["namespace", "a"], ["bytes", "0", "B", "of", "100.0", "MiB,", "0%"]):
+        assert words in [one.split() for one in ns("show", kv.path / "a").splitlines()]
 
 
 def test_what_no_engine_could_use_is_refused_before_it_is_made(kv: Mounted) -> None:
@@ -220,6 +222,8 @@ def test_an_attribute_that_is_refused_is_explained_in_the_log(kv: Mounted) -> No
     (kv.path / "a" / "b").mkdir(parents=True)
     (kv.path / "f").write_bytes(b"")
     kv.expect_log(r"attribute user.kvfs.ttl is refused: setting ttl=soon: expected ")
+    kv.expect_log(r"attribute user.kvfs.pin is refused: setting pin=\\n\\x1b\[2Jx{1,190}$")
+    refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.pin", b"\n\x1b[2J" + b"x" * 5000)
     kv.expect_log(r"attribute user.kvfs.ttll is refused: unknown setting 'ttll'; did you mean ttl")
     kv.expect_log(r"attribute user.kvfs.pin is refused: .*expected on the mount point or on a top-")
     kv.expect_log(r"attribute user.kvfs.version is refused: setting version: there is no such def")
