@@ -410,9 +410,10 @@ def test_full_of_what_stays(mount: Mount, tier: str) -> None:
 def test_media(mount: Mount) -> None:
     """
     `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
-    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
-    mount does not have is refused. If a later mount has none of them, creating a file there is
-    ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
+    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A change is for what
+    is written or copied from then on: what is in a tier already stays there until its room is
+    needed. A tier that the mount does not have is refused. If a later mount has none of them,
+    creating a file there is ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
     """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
