@@ -26,8 +26,8 @@ from kvfs.errors import (
 from kvfs.tiers import Tier
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
-WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.2 s while it is locked
-WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 20 us
+WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
+WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
 
 Move = tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]
 Weight = tuple[int, int]  # bytes and objects that a quota counts

@@ -20,7 +20,7 @@ M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
 ONE_TIER = ["ram=48M", "ram=0,nvme={tmp}/nvme,nvme_size=48M"]
 OPEN_OR_CLOSE = {"257", "3", "56", "57"}  # openat and close, of x86-64 and of arm64
-FOR_EVER = "1"  # byte/s: who owes a MiB waits for 12 days
+FOR_EVER = "1B"  # byte/s: who owes a MiB waits for 12 days
 
 
 def tell(directory: Path, **settings: str) -> None:
