@@ -9,7 +9,7 @@ All methods are synchronous. Not for the space that follows: `Walks`.
 
 import logging
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.namespace import Namespace
@@ -18,22 +18,10 @@ from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
 from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
 from kvfs.settings import Settings
-from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
-
-
-def check_media(settings: Settings, tiers: Iterable[Tier]) -> None:
-    """Raises ConfigError for a tier that is not mounted."""
-    mounted = {tier.name for tier in tiers}
-    missing = set(settings.media) - mounted
-    if missing:
-        raise ConfigError(
-            f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
-            f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
-        )
 
 
 def _raw(name: str) -> bytes:
@@ -74,7 +62,8 @@ class Lifecycle:
                 "ns create makes one"
             ) from None
         if not found.is_dir:
-            raise NotFoundError(f"namespace {name}: expected a directory, found a file")
+            kind = "symbolic link" if stat.S_ISLNK(found.mode) else "file"
+            raise NotFoundError(f"namespace {name}: expected a directory, found a {kind}")
         return found
 
     def settings(self, directory: Inode) -> Settings:
@@ -107,7 +96,10 @@ class Lifecycle:
             return self._set(directory, settings)
         if again and (own.settings == settings or own.settings == self._new(name, texts)):
             return own
-        raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
+        raise ExistsError(
+            f"namespace {name} exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+            "prints its engine's configuration"
+        )
 
     def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
         """What is asked for goes on top of the template's."""
@@ -119,7 +111,9 @@ class Lifecycle:
         Raises ConfigError and changes nothing. A greater version drops all that is there.
         """
         before = self.settings(directory)
-        settings = self._valid(before.changed(texts))
+        settings = before.changed(texts)
+        if "media" in texts:  # an earlier mount may have had what this one lacks
+            self._valid(settings)
         if settings.version < before.version:
             raise ConfigError(
                 f"setting version={settings.version}: expected at least {before.version}, what it "
@@ -134,7 +128,7 @@ class Lifecycle:
         return self._set(directory, settings)
 
     def _valid(self, settings: Settings) -> Settings:
-        check_media(settings, self.residency.tiers)
+        settings.check_media([tier.name for tier in self.residency.tiers])
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:

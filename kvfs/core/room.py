@@ -213,12 +213,17 @@ class Room:
         Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
         """
         settings = namespace.settings
-        if not (settings.quota_hard or settings.quota_objects):
+        if not namespace.has_hard_quota:
             return True
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
                 f"{settings.quota_hard}"
+            )
+        if 0 < settings.quota_objects < objects:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {objects} objects: its quota is "
+                f"{settings.quota_objects}"
             )
         staged = [
             max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)

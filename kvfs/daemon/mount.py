@@ -18,7 +18,7 @@ from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
 from kvfs.core import takeover
 from kvfs.core.flow import Flow
-from kvfs.core.lifecycle import Lifecycle, check_media
+from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
@@ -71,18 +71,12 @@ class Mount:
         if path is None:
             return Templates()
         try:
-            templates = Templates.read(path)
-            for pattern, settings in templates.by_pattern:
-                try:
-                    check_media(settings, self.residency.tiers)
-                except ConfigError as error:
-                    raise ConfigError(f'{path}: [namespace."{pattern}"]: {error}') from None
+            return Templates.read(path, [tier.name for tier in self.residency.tiers])
         except ConfigError as error:
             if not self.takeover:
                 raise
             log.error("new namespaces get no settings until the mount is made anew: %s", error)
             return Templates()
-        return templates
 
     # Life
 

@@ -313,7 +313,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
-        await self.objects.room.take_in(partial(self.renames.arrivals, *move))
+        below = await self.renames.weigh(*move)
+        await self.objects.room.take_in(partial(self.renames.arrivals, *move, below))
         self.renames.rename(*move)
 
     # Files
@@ -526,7 +527,9 @@ class Operations(pyfuse3.Operations):
         try:
             yield
         except ConfigError as error:
-            log.warning("attribute %s is refused: %s", name.decode("ascii", "replace"), error)
+            what = name.decode("latin-1").encode("unicode_escape").decode()
+            why = str(error).encode("unicode_escape").decode()  # anybody's bytes are in it
+            log.warning("attribute %.200s is refused: %.200s", what, why)
             raise
 
     def stacktrace(self) -> None:

@@ -22,7 +22,7 @@ M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
 ONE_TIER = ["ram=48M", "ram=0,nvme={tmp}/nvme,nvme_size=48M"]
 OPEN_OR_CLOSE = {"257", "3", "56", "57"}  # openat and close, of x86-64 and of arm64
-FOR_EVER = "1"  # byte/s: who owes a MiB waits for 12 days
+FOR_EVER = "1B"  # byte/s: who owes a MiB waits for 12 days
 
 
 def tell(directory: Path, **settings: str) -> None:
@@ -206,8 +206,9 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     """
     When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and so is renaming one to there from another namespace, also one that is larger than the
-    quota; it stays where it was. Unlinking makes room at once. Directories and links take none.
+    EDQUOT, and so is renaming a file or a directory to there from another namespace, also one that
+    is larger than the quota; it stays where it was. Unlinking makes room at once. Directories and
+    links take none.
     """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
@@ -221,7 +222,12 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     with refused(errno.EDQUOT):
         (shared.path / "elsewhere.kv").rename(here / "elsewhere.kv")
     assert (shared.path / "elsewhere.kv").read_bytes() == b"x" * M
-    (shared.path / "elsewhere.kv").unlink()
+    (shared.path / "elsewhere").mkdir()
+    (shared.path / "elsewhere.kv").rename(shared.path / "elsewhere" / "x.kv")
+    with refused(errno.EDQUOT):
+        (shared.path / "elsewhere").rename(here / "elsewhere")
+    (shared.path / "elsewhere" / "x.kv").unlink()
+    (shared.path / "elsewhere").rename(here / "elsewhere")
     (shared.path / "large.kv").write_bytes(b"x" * (5 * M))
     tell(here, eviction="lru")
     with refused(errno.EDQUOT):
@@ -353,8 +359,8 @@ def test_what_is_never_dropped(mount: Mount) -> None:
     """
     kv = mount(SMALL)
     write(kv.path, ["a.kv", "a.pt"])  # how large they are is known from now on
-    never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first
-    pinned = namespace(kv, "pinned", pin="on", quota_soft="1")
+    never = namespace(kv, "never", eviction="never", quota_soft="1B")  # each is asked first
+    pinned = namespace(kv, "pinned", pin="on", quota_soft="1B")
     chosen = namespace(kv, "chosen", eviction="lru")
     chunks = [f"meta-llama@1@0@{number:x}@bfloat16.pt" for number in range(6)]
     (kv.path / "lmcache").mkdir()
@@ -406,9 +412,10 @@ def test_full_of_what_stays(mount: Mount, tier: str) -> None:
 def test_media(mount: Mount) -> None:
     """
     `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
-    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
-    mount does not have is refused. If a later mount has none of them, creating a file there is
-    ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
+    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A change is for what
+    is written or copied from then on: what is in a tier already stays there until its room is
+    needed. A tier that the mount does not have is refused. If a later mount has none of them,
+    creating a file there is ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
     """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
@@ -573,7 +580,8 @@ def test_moving_between(here: Path, shared: Mounted) -> None:
     there go for it if its quota is full; a directory with all that is below it soon after. All
     names of a file are in one namespace: a link in another one, or moving one name of several
     there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
-    renamed. `mv` copies then.
+    renamed, and moving a directory with more than 10,000 names below it into a hard quota. `mv`
+    copies then.
     """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")
