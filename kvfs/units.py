@@ -1,7 +1,6 @@
 """Sizes and durations as people write them: 16M, 2GiB, 1.5T; 30s, 12h, 7d.
 
-Contract: units of sizes are powers of 1024, whatever they are called, and only 0 needs none: who
-leaves it out has mostly meant another one. What `format_size` gives,
+Contract: units of sizes are powers of 1024, whatever they are called; what `format_size` gives,
 `parse_size` takes back exactly, and `parse_duration` what `format_duration` gives. Not for output
 that may round.
 """
@@ -13,20 +12,18 @@ MIB = 1 << 20
 LARGEST_SIZE = 1 << 62  # sizes must fit off_t with room to add
 LONGEST_DURATION = 100 * 365 * 86400
 
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:([KMGT])i?)?(B?)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(?:([KMGT])i?)?B?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION = re.compile(r"([0-9]{1,10})([smhd]?)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that 16M, 2G, 2GiB, 1.5T or 500B stand for; ValueError if it is none."""
+    """Return the bytes that 16M, 2G, 2GiB or 1.5T stand for; ValueError if it is none."""
     found = _SIZE.fullmatch(text)
     size = int(Fraction(found[1]) * _FACTORS[(found[2] or "").upper()]) if found else LARGEST_SIZE
     if size >= LARGEST_SIZE:
         raise ValueError("a size such as 512M, 2G or 1.5T")
-    if size and found and not (found[2] or found[3]):
-        raise ValueError(f"a size with its unit, such as {size}M, or {size}B for bytes")
     return size
 
 
@@ -34,18 +31,16 @@ def format_size(size: int) -> str:
     """Return the shortest text that parse_size turns back into exactly this size."""
     for unit, factor in reversed(_FACTORS.items()):
         if size and size % factor == 0:
-            return f"{size // factor}{unit or 'B'}"
+            return f"{size // factor}{unit}"
     return "0"
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds that 30s, 10m, 12h or 7d stand for; ValueError if it is none."""
+    """Return the seconds that 30, 30s, 10m, 12h or 7d stand for; ValueError if it is none."""
     found = _DURATION.fullmatch(text)
     seconds = int(found[1]) * _SECONDS[found[2] or "s"] if found else LONGEST_DURATION + 1
     if seconds > LONGEST_DURATION:
         raise ValueError("a duration such as 30s, 10m, 12h or 7d, of 100 years at most")
-    if seconds and found and not found[2]:
-        raise ValueError(f"a duration with its unit, such as {seconds}s, 10m, 12h or 7d")
     return seconds
 
 

@@ -85,7 +85,7 @@ def main(*, bursts: int, rounds: int, seed: int, nvme: Path, output: Path | None
             for reclaimable in RECLAIMABLE:
                 note(f"round {turn}: bursts of {burst} %, reclaimable={reclaimable}")
                 with scratch() as folder, scratch(nvme) as disk:
-                    options = f"ram={RAM}B,nvme={disk}/kvfs,nvme_size=8G,reclaimable={reclaimable}"
+                    options = f"ram={RAM},nvme={disk}/kvfs,nvme_size=8G,reclaimable={reclaimable}"
                     with kvfs(folder / "kv", options) as mounted:
                         one = run(mounted, burst, bursts, seed + turn)
                         found.setdefault((burst, reclaimable), []).append(one)

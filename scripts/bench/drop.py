@@ -300,7 +300,7 @@ def main(*, objects: int, files: int, known: int, nvme: Path, output: Path | Non
     """Drop namespaces, and watch who notices."""
     report = Report("drop", objects=objects, files=files, known=known)
     with scratch() as folder, scratch(nvme) as disk:
-        options = f"ram=256M,nvme={disk}/kvfs,nvme_size={4 * SIZE * objects + (1 << 30)}B"
+        options = f"ram=256M,nvme={disk}/kvfs,nvme_size={4 * SIZE * objects + (1 << 30)}"
         with kvfs(folder / "kv", options) as mounted:
             prepare(mounted, objects)
             mounted.umount()

@@ -47,16 +47,16 @@ def settle(found: list[Target], work: Work | None) -> None:
 @contextlib.contextmanager
 def targets(total: int, nvme: Path, ram: int) -> Iterator[list[Target]]:
     """Three mounts and what they are compared with, all gone afterwards."""
-    sizes = f"nvme_size={max(4 * total, 1 << 30)}B"
+    sizes = f"nvme_size={max(4 * total, 1 << 30)}"
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch())
         disk = stack.enter_context(scratch(nvme))
         shm = stack.enter_context(scratch(Path("/dev/shm")))  # noqa: S108  (what is compared)
-        in_ram = stack.enter_context(kvfs(folder / "ram", f"ram={ram}B"))
+        in_ram = stack.enter_context(kvfs(folder / "ram", f"ram={ram}"))
         in_ram.require("passthrough", on=True)
         on_disk = stack.enter_context(kvfs(folder / "nvme", f"ram=0,nvme={disk}/kvfs,{sizes}"))
         on_disk.require("passthrough", on=True)
-        daemon = stack.enter_context(kvfs(folder / "daemon", f"ram={ram}B,passthrough=off"))
+        daemon = stack.enter_context(kvfs(folder / "daemon", f"ram={ram},passthrough=off"))
         daemon.require("passthrough", on=False)
         tier = Path(in_ram.status()["tiers"]["ram"]["path"])
         tmpfs = stack.enter_context(scratch(tier))

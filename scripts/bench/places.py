@@ -69,7 +69,7 @@ class Settings:
         pages = -(-self.bytes_each // mmap.PAGESIZE) * mmap.PAGESIZE
         room = 2 * pages * (objects + self.operations) + (256 << 20)
         half = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-        return f"ram={self.ram or min(room, half)}B,nvme={disk / label},nvme_size={room}B"
+        return f"ram={self.ram or min(room, half)},nvme={disk / label},nvme_size={room}"
 
 
 def fill(place: Place, clients: Clients, upto: int, settings: Settings) -> None:

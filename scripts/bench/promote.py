@@ -100,7 +100,7 @@ def main(*, reads: int, rounds: int, seed: int, nvme: Path, output: Path | None)
     for turn in range(rounds):
         for policy in POLICIES:
             with scratch() as folder, scratch(nvme) as disk:
-                options = f"ram={RAM}B,nvme={disk}/kvfs,nvme_size=4G,promote_after={policy}"
+                options = f"ram={RAM},nvme={disk}/kvfs,nvme_size=4G,promote_after={policy}"
                 with kvfs(folder / "kv", options) as mounted:
                     populate(mounted, seed)
                     found[policy].append(run(mounted, reads, seed + turn))

@@ -56,14 +56,14 @@ def replayed(
     with scratch() as folder, scratch(nvme) as disk:
         whole = cache == "mount"
         options = {
-            "mount": f"ram=0,nvme={disk}/kvfs,nvme_size={blocks * size}B",
-            "memory": f"ram={2 * blocks * size + SLACK}B",
-            "tiers": f"ram={max(SMALLEST, blocks * size // 4)}B,"
-            f"nvme={disk}/kvfs,nvme_size={2 * blocks * size + SLACK}B",
+            "mount": f"ram=0,nvme={disk}/kvfs,nvme_size={blocks * size}",
+            "memory": f"ram={2 * blocks * size + SLACK}",
+            "tiers": f"ram={max(SMALLEST, blocks * size // 4)},"
+            f"nvme={disk}/kvfs,nvme_size={2 * blocks * size + SLACK}",
         }[cache]
         with kvfs(folder / "kv", options) as mounted:
             asked = ["replay", str(trace), str(mounted.path), "--limit", str(requests)]
-            asked += ["--block-size", f"{size}B"]
+            asked += ["--block-size", str(size)]
             if not whole:
                 create(mounted, blocks, policy)
                 asked += ["--namespace", NAMESPACE]

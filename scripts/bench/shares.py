@@ -121,15 +121,15 @@ def main(
     rows: dict[str, dict[str, float]] = {}
     bars = []
     ram = 2 * len(NAMES) * objects * bytes_each + 256 * MiB
-    with scratch() as folder, kvfs(folder / "kv", f"ram={ram}B") as mounted:
+    with scratch() as folder, kvfs(folder / "kv", f"ram={ram}") as mounted:
         where, one = str(mounted.path), str(mounted.path / NAMES[0])
         populate(mounted, objects, bytes_each)
         note(f"two namespaces of {objects} objects of {size_name(bytes_each)}")
         rows["without limits"] = turn(mounted, objects, readers, seconds)
         bandwidth = int(sum(rows["without limits"].values()) / 3)
-        command("set", where, f"bandwidth={bandwidth}B")
+        command("set", where, f"bandwidth={bandwidth}")
         if only in {None, "limit"}:
-            command("ns", "set", one, f"read_bytes={int(TENTH * bandwidth)}B")
+            command("ns", "set", one, f"read_bytes={int(TENTH * bandwidth)}")
             rows["one limited to 10 %"] = turn(mounted, objects, readers, seconds)
             command("ns", "set", one, "read_bytes=0")
             rates = rows["one limited to 10 %"]

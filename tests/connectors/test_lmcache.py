@@ -23,7 +23,7 @@ direct = pytest.mark.parametrize("flags", [(), ("--odirect",)], ids=["buffered",
 
 @pytest.fixture
 def mounted(mount: Mount) -> Mounted:
-    return mount(f"ram={RAM}B,nvme={{tmp}}/nvme,nvme_size=4G")
+    return mount(f"ram={RAM},nvme={{tmp}}/nvme,nvme_size=4G")
 
 
 def assert_beyond_ram(status: dict[str, Any]) -> None:

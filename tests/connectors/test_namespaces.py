@@ -33,7 +33,7 @@ def tight(mount: Mount) -> Mounted:
 def create(mounted: Mounted, name: str, connector: str) -> str:
     """Make a namespace for a connector; what is to be pasted."""
     done = subprocess.run(
-        [*KVFS, "ns", "create", mounted.path / name, "--for", connector, f"quota_hard={QUOTA}B"],
+        [*KVFS, "ns", "create", mounted.path / name, "--for", connector, f"quota_hard={QUOTA}"],
         capture_output=True,
         text=True,
         check=True,

@@ -18,7 +18,7 @@ ARGUMENTS = ("--pages", str(PAGES))
 
 @pytest.fixture
 def mounted(mount: Mount) -> Mounted:
-    return mount(f"ram={RAM}B,nvme={{tmp}}/nvme,nvme_size=4G")
+    return mount(f"ram={RAM},nvme={{tmp}}/nvme,nvme_size=4G")
 
 
 def test_pages_are_found_by_other_processes_and_after_a_remount(

@@ -359,8 +359,8 @@ def test_what_is_never_dropped(mount: Mount) -> None:
     """
     kv = mount(SMALL)
     write(kv.path, ["a.kv", "a.pt"])  # how large they are is known from now on
-    never = namespace(kv, "never", eviction="never", quota_soft="1B")  # each is asked first
-    pinned = namespace(kv, "pinned", pin="on", quota_soft="1B")
+    never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first
+    pinned = namespace(kv, "pinned", pin="on", quota_soft="1")
     chosen = namespace(kv, "chosen", eviction="lru")
     chunks = [f"meta-llama@1@0@{number:x}@bfloat16.pt" for number in range(6)]
     (kv.path / "lmcache").mkdir()

@@ -90,7 +90,7 @@ class Listing:
 
 async def fill(made: World, expired: Callable[[int], bool]) -> tuple[list[bytes], Inode]:
     """Names of those that are to be found, and their directory."""
-    space = made.namespace("a", ttl="100s")
+    space = made.namespace("a", ttl="100")
     left = []
     for number in range(FILES):
         inode = await made.make_file(b"a/%03d" % number, b"x")

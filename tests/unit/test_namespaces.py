@@ -293,7 +293,7 @@ def test_walks_go_on_after_a_death(tmp_path: Path, steps: int) -> None:
 
 def test_a_hard_quota_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", quota_hard=f"{5 * COST}B", eviction="lru", media="nvme")
+        space = made.namespace("a", quota_hard=str(5 * COST), eviction="lru", media="nvme")
         await made.store(b"other", BYTES)
         await fill(made, 5)
         assert await made.read(made.at(b"a/000").ino) == BYTES
@@ -323,7 +323,7 @@ def test_a_quota_of_objects(tmp_path: Path) -> None:
 )
 def test_where_nothing_may_go_a_quota_refuses(tmp_path: Path, settings: dict[str, str]) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", quota_hard=f"{2 * COST}B", **settings)
+        made.namespace("a", quota_hard=str(2 * COST), **settings)
         inodes = await fill(made, 2)
         held = []
         if settings == {"eviction": "lru"}:
@@ -351,7 +351,7 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     made.renames.rename(*move)
 
 
-@pytest.mark.parametrize("quota", [{"quota_hard": f"{3 * COST}B"}, {"quota_objects": "3"}])
+@pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
 def test_a_file_that_comes_by_a_rename_makes_older_ones_go(
     tmp_path: Path, quota: dict[str, str]
 ) -> None:
@@ -384,7 +384,7 @@ def test_a_rename_into_a_quota_that_has_nothing_to_give_changes_nothing(
 ) -> None:
     async def case(made: World) -> None:
         made.namespace("full", eviction="never", quota_objects="2")
-        made.namespace("small", eviction="lru", quota_hard=f"{2 * COST}B")
+        made.namespace("small", eviction="lru", quota_hard=str(2 * COST))
         made.mkdir(b"b")
         await fill(made, 2, b"full")
         await fill(made, 2, b"small")
@@ -423,7 +423,7 @@ def test_the_log_names_the_first_file_that_no_quota_can_hold(
 
 
 @pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE])
-@pytest.mark.parametrize("quota", [{"quota_hard": f"{3 * COST}B"}, {"quota_objects": "3"}])
+@pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
 def test_a_directory_that_finds_no_room_in_a_quota_stays(
     tmp_path: Path, quota: dict[str, str], flags: int
 ) -> None:
@@ -473,7 +473,7 @@ def test_a_directory_of_too_many_names_is_to_be_copied_into_a_quota(
 
 def test_many_go_for_a_large_one_in_steps(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", eviction="lru", quota_hard=f"{100 * COST}B")
+        space = made.namespace("a", eviction="lru", quota_hard=str(100 * COST))
         made.mkdir(b"b")
         await fill(made, 100)
         await made.make_file(b"b/large", BYTES * 90)
@@ -514,7 +514,7 @@ def test_a_directory_that_comes_is_trimmed_as_it_is_accounted(tmp_path: Path) ->
 
 def test_a_rewrite_needs_no_room_beside_the_old_version(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", quota_objects="2", quota_hard=f"{2 * COST}B")
+        made.namespace("a", quota_objects="2", quota_hard=str(2 * COST))
         inodes = await fill(made, 2)
         for inode in inodes:
             held = await made.objects.open(inode.ino, writable=True, truncate=True)
@@ -544,7 +544,7 @@ def test_what_is_set_aside_for_unknown_sizes_is_not_used_up(tmp_path: Path) -> N
 
 def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", quota_hard=f"{5 * COST}B")
+        space = made.namespace("a", quota_hard=str(5 * COST))
         await fill(made, 4)
         made.room.sizes.learn(space.ino, b"x", 10 * COST)
         await made.make_file(b"a/x", BYTES)
@@ -561,7 +561,7 @@ def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
 
 def test_a_file_beyond_the_quota_goes_when_nobody_has_it_open(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", quota_hard=f"{3 * COST}B")
+        space = made.namespace("a", quota_hard=str(3 * COST))
         await fill(made, 2)
         there = names(made, b"a")
         with pytest.raises(QuotaError):
@@ -608,7 +608,7 @@ def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
             await fill(made, 4, path)
         await fill(made, 2, b"heavy", first=4)
         assert made.room.by_urgency()[0] is light
-        made.tell("heavy", quota_soft=f"{COST}B")
+        made.tell("heavy", quota_soft=str(COST))
         assert made.room.by_urgency()[0] is heavy
         made.tell("heavy", quota_soft="0")
         made.drop("heavy")
@@ -857,7 +857,7 @@ def aged(made: World, inode: Inode, seconds: float) -> Inode:
 
 def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", ttl="100s")
+        made.namespace("a", ttl="100")
         old, young = await fill(made, 2)
         aged(made, old, 101)
         aged(made, young, 90)
@@ -876,7 +876,7 @@ def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
 
 def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", ttl="100s")
+        made.namespace("a", ttl="100")
         (inode,) = await fill(made, 1)
         held = await made.objects.open(inode.ino, writable=False)
         aged(made, inode, 200)
@@ -896,7 +896,7 @@ def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) 
 
 def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", ttl="100s")
+        made.namespace("a", ttl="100")
         for inode in (await fill(made, 30))[:20]:
             aged(made, inode, 200)
         async with trio.open_nursery() as nursery:
@@ -914,7 +914,7 @@ def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
 
 def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", ttl="32s", ttl_from="use")
+        space = made.namespace("a", ttl="32", ttl_from="use")
         (inode,) = await fill(made, 1)
         assert space.use_step(ATIME_STEP) == 32 * 10**9 // USES_NOTED
         aged(made, inode, 30)
@@ -934,7 +934,7 @@ def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
 
 def test_the_kernel_may_not_know_a_name_for_longer_than_it_lives(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        space = made.namespace("a", ttl="100s")
+        space = made.namespace("a", ttl="100")
         (inode,) = await fill(made, 1)
         assert space.life(inode, 5.0) == 5.0
         assert 90 < space.life(inode, 3600.0) <= 100
@@ -952,7 +952,7 @@ def test_the_kernel_may_not_know_a_name_for_longer_than_it_lives(tmp_path: Path)
 
 def test_what_is_written_does_not_expire(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        made.namespace("a", ttl="100s")
+        made.namespace("a", ttl="100")
         held = await made.create(b"x", BYTES, made.at(b"a").ino)
         held.inode.mtime_ns = 1
         assert made.at(b"a/x").ino == held.inode.ino

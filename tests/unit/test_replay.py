@@ -228,7 +228,7 @@ def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None
     ("arguments", "words"),
     [
         (["{file}"], "Missing argument"),
-        (["{file}", "{root}", "--block-size", "4095B"], "block size 4095B: expected 4096 bytes"),
+        (["{file}", "{root}", "--block-size", "4095"], "block size 4095: expected 4096 bytes"),
         (["{file}", "{root}", "--block-size", "much"], "block size much: expected a size"),
         (["{file}", "{root}", "--limit", "0"], "'--limit': 0 is not in the range"),
         (["{file}", "{root}", "--speed", "0"], "'--speed': 0.0 is not in the range"),
