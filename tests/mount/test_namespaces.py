@@ -145,12 +145,6 @@ def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(kv: Mounted) -> None:
         (("drop", "{kv}"), 2, "the mount's own namespace cannot be dropped"),
         (("drop", "{a}"), 1, "namespace a: there is no such directory"),
         (("show", "{there}/deeper"), 2, "namespace {there}/deeper: expected a directory right"),
-        (
-            ("set", "{kv}/there", "quota_hard=500"),
-            2,
-            "setting quota_hard=500: expected a size with",
-        ),
-        (("set", "{kv}/there", "ttl=5"), 2, "setting ttl=5: expected a duration with its unit"),
         (("show", ""), 2, "Invalid value for 'NAMESPACE': the namespace is empty"),
     ],
 )

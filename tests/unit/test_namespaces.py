@@ -406,22 +406,6 @@ def test_a_rename_into_a_quota_that_has_nothing_to_give_changes_nothing(
     run(case, tmp_path)
 
 
-def test_the_log_names_the_first_file_that_no_quota_can_hold(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def case(made: World) -> None:
-        made.namespace("a", eviction="lru", quota_hard=f"{3 * COST}B")
-        for name in (b"a/large", b"a/more"):
-            await made.make_file(name, BYTES * 5)
-        assert names(made, b"a") == []
-        said = [one.getMessage() for one in caplog.records if "quota_hard" in one.getMessage()]
-        assert len(said) == 1
-        assert said[0].startswith("'large' takes ")
-        await made.check_at_rest()
-
-    run(case, tmp_path)
-
-
 @pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE])
 @pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
 def test_a_directory_that_finds_no_room_in_a_quota_stays(
