@@ -87,6 +87,7 @@ def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
     (here / "a" / "b").mkdir(parents=True)
     write(here, numbered(0, 2))
     assert show(shared, here.name)["own"] is False
+    shared.idle()  # the kernel tells of a file's end after its close
     others = show(shared, ".")["objects"]
     tell(here, weight="200")
     assert show(shared, here.name)["own"] is True
