@@ -419,8 +419,12 @@ class Objects:
         inode = held.inode
         self.measure(held)
         # What the record in memory says is no measure: whoever asked for attributes has updated it.
-        found = (inode.size, inode.backing_mtime_ns)
-        if inode.sealed and found == held.sealed_as:
+        found = (inode.size, inode.backing_mtime_ns, inode.blocks)
+        if inode.sealed and found[:2] == held.sealed_as[:2]:
+            if found != held.sealed_as:  # ext4 allocates late: accounts go by what the record says
+                with self.catalog.batch() as batch:
+                    batch.put(inode)
+                held.sealed_as = found
             return False
         inode.sealed = True
         inode.session = self.residency.session

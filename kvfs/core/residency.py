@@ -67,7 +67,8 @@ class OpenObject:
     readers: int = 0
     writers: int = 0
     reserved: int = 0
-    sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
+    # Size, time of change and blocks that the catalog has.
+    sealed_as: tuple[int, int, int] = (-1, -1, -1)
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
