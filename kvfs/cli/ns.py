@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvfs import connectors, runtime
 from kvfs.cli import Commands, human, json_option, mountpoint_argument
+from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
 from kvfs.errors import ConfigError
@@ -93,17 +94,7 @@ settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE..."
 
 
 def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -> dict[str, str]:
-    texts = dict(before or {})
-    given = set()
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"{setting}: expected NAME=VALUE")
-        if name in given:
-            raise ConfigError(f"setting {name} is given twice")
-        given.add(name)
-        texts[name] = text
-    return texts
+    return {**(before or {}), **assignments(settings, "setting")}
 
 
 def _describe_settings() -> str:
