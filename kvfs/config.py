@@ -281,6 +281,11 @@ class Config:
             self.mountpoint, ram=self.ram, nvme=self.nvme, nvme_size=self.nvme_size, log=self.log
         )
 
+    @property
+    def tiers(self) -> list[str]:
+        """The names of those that the mount has."""
+        return [name for name, there in (("ram", self.ram), ("nvme", self.nvme)) if there]
+
     def changed(self, name: str, text: str) -> "Config":
         """Return this configuration with one hot option set anew, or raise ConfigError."""
         return replace(self, **{name: parse_hot(name, text)})

@@ -18,11 +18,12 @@ from kvfs.units import format_duration, format_size, parse_duration, parse_size
 
 
 class Kind(NamedTuple):
-    """One kind of value. `unit` is what documentation calls it."""
+    """One kind of value. `unit` is what documentation calls it, `words` are all it can be."""
 
     unit: str
     parse: Callable[[str], Any]
     text: Callable[[Any], str] = str
+    words: tuple[str, ...] = ()
 
 
 def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN401 - the kind's
@@ -92,7 +93,7 @@ def choice(*words: str) -> Kind:
             raise ValueError(f"one of {', '.join(words)}")
         return text
 
-    return Kind("word", parse)
+    return Kind("word", parse, words=words)
 
 
 def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kind:
@@ -108,9 +109,9 @@ def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kin
 
 
 def optional(kind: Kind) -> Kind:
-    """Return the kind that may also be nothing: the empty text, and None."""
+    """Return the kind that may also be nothing: `none`, the empty text, and None."""
     return Kind(
         kind.unit,
-        lambda text: kind.parse(text) if text else None,
+        lambda text: None if text in {"", "none"} else kind.parse(text),
         lambda found: "" if found is None else kind.text(found),
     )

@@ -8,7 +8,7 @@ new namespaces get theirs: `kvfs.templates`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -43,7 +43,7 @@ def _media(text: str) -> tuple[str, ...]:
 def _mode(text: str) -> int:
     digits = text.removeprefix("0o")
     if not 1 <= len(digits) <= 4 or set(digits) - set("01234567") or int(digits, 8) > 0o777:  # noqa: PLR2004
-        raise ValueError("an octal mode from 0 to 0777, such as 0600, or nothing")
+        raise ValueError("an octal mode from 0 to 0777, such as 0600, or none")
     return int(digits, 8)
 
 
@@ -184,7 +184,21 @@ class Settings:
             raise ConfigError(f"settings {text[:80]!r}: expected JSON: {error}") from None
         if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
             raise ConfigError(f"settings {text[:80]}: expected texts by name")
-        return cls.parse(texts)
+        return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
+
+    def check_media(self, mounted: Collection[str]) -> None:
+        """Raise ConfigError for a tier that is not mounted, or for no place to write to."""
+        if self.media == ("s3",):
+            raise ConfigError(
+                "setting media=s3: objects are written to another tier first, expected one more, "
+                "such as media=nvme+s3"
+            )
+        missing = set(self.media) - set(mounted)
+        if missing:
+            raise ConfigError(
+                f"setting media={'+'.join(self.media)}: this mount has no {min(missing)} "
+                f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
+            )
 
     @classmethod
     def rows(cls) -> list[SettingRow]:
@@ -194,10 +208,17 @@ class Settings:
                 item.name,
                 _KINDS[item.name].unit,
                 _KINDS[item.name].text(item.default) or "none",
-                item.metadata["meaning"],
+                item.metadata["meaning"]
+                + (f" ({', '.join(words)})" if (words := _KINDS[item.name].words) else ""),
             )
             for item in fields(cls)
         ]
+
+
+def _with_unit(name: str, text: str) -> str:
+    """A size in bytes as it is written now; catalogs of earlier versions have it without unit."""
+    kind = _KINDS.get(name)
+    return f"{text}B" if kind in {SIZE, _BYTES} and text.isdigit() else text
 
 
 def _value(name: str, text: str) -> Any:  # noqa: ANN401 - the field's

@@ -7,15 +7,16 @@ Everything wrong with the file is a ConfigError that names file, table, field an
 namespaces that exist: they keep what they have.
 """
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kvfs.errors import ConfigError
 from kvfs.parsing import hint
-from kvfs.settings import Settings
+from kvfs.settings import MEDIA, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,8 +33,8 @@ class Templates:
     by_pattern: tuple[tuple[str, Settings], ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> "Templates":
-        """Return what the file says, or raise ConfigError."""
+    def read(cls, path: Path, tiers: Collection[str] = MEDIA) -> "Templates":
+        """Return what the file says, on a mount with these tiers, or raise ConfigError."""
         try:
             document = tomllib.loads(path.read_bytes().decode())
         except OSError as error:
@@ -46,7 +47,9 @@ class Templates:
         tables = document.get(TABLE, {})
         if not isinstance(tables, dict):
             raise ConfigError(f'{path}: {TABLE} = {tables!r}: expected tables [{TABLE}."PATTERN"]')
-        return cls(tuple((name, _settings(path, name, table)) for name, table in tables.items()))
+        return cls(
+            tuple((name, _settings(path, name, table, tiers)) for name, table in tables.items())
+        )
 
     def for_name(self, name: str) -> Settings | None:
         """Return the settings for a new namespace of this name; None: no pattern is for it."""
@@ -56,14 +59,27 @@ class Templates:
         return None
 
 
-def _settings(path: Path, pattern: str, table: object) -> Settings:
+def _settings(path: Path, pattern: str, table: object, tiers: Collection[str]) -> Settings:
     where = f'{path}: [{TABLE}."{pattern}"]'
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: expected a table, found {table!r}")
     try:
-        return Settings.parse({name: _text(name, value) for name, value in table.items()})
+        _check_pattern(pattern)
+        settings = Settings.parse({name: _text(name, value) for name, value in table.items()})
+        settings.check_media(tiers)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return settings
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raises ConfigError for one that no directory's name can match."""
+    rest = re.sub(r"\[(?=(!?\]?))\1[^]]*\]", "", pattern)  # a ] that comes first is a member
+    if pattern in {"", ".", ".."} or "/" in pattern or "[" in rest:
+        raise ConfigError(
+            "expected a pattern for the names of top-level directories, which have no /, with each "
+            "[ closed by a ]"
+        )
 
 
 def _text(name: str, value: object) -> str:

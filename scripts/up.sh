@@ -72,8 +72,7 @@ echo "up: wrote a random object of 8 MiB and read it back: equal" >&2
 "$kvfs" status "$mountpoint"
 cat <<END
 
-LMCache:   local_disk: "file://$mountpoint/lmcache/"
-           max_local_disk_size: ...     # in GB; less than the capacity above
+An engine:   $kvfs ns create $mountpoint/lmcache --for lmcache-fs    # prints what to paste
 Everything:  $kvfs --help
 Stop:        $kvfs umount $mountpoint
 END

@@ -58,9 +58,14 @@ def _one_line() -> Iterator[None]:
         where = error.ctx.command_path if error.ctx else "kvfs"
         raise BadInput(f"{error.format_message().rstrip('.')} (see {where} --help)") from error
     except ConfigError as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(with_notes(error)) from error
     except KvfsError as error:
-        raise Refusal(str(error)) from error
+        raise Refusal(with_notes(error)) from error
+
+
+def with_notes(error: BaseException, text: str = "") -> str:
+    """Return what an error says, or the text, and what went wrong after it."""
+    return "; ".join([text or str(error), *getattr(error, "__notes__", ())])
 
 
 class Commands(click.Group):

@@ -193,7 +193,10 @@ def _packages() -> Check:
     except importlib.metadata.PackageNotFoundError:
         return Check("python packages", "missing", "kvfs is not installed", "scripts/install.sh")
     for requirement in requirements:
-        if "extra ==" in requirement:
+        older = re.search(r'python_version < "(\d+)\.(\d+)"', requirement)
+        if "extra ==" in requirement or (
+            older and sys.version_info >= (int(older[1]), int(older[2]))
+        ):
             continue
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
         try:

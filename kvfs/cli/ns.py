@@ -3,9 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.table import Table
@@ -13,10 +13,13 @@ from rich.text import Text
 
 from kvfs import connectors, runtime
 from kvfs.cli import Commands, human, json_option, mountpoint_argument
+from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
 STEP = 0.1  # s between two looks at what is left of a dropped namespace
@@ -40,6 +43,13 @@ class Named:
     def __init__(self, text: str) -> None:
         if os.sep in text:
             path = runtime.canonical(text)
+            parent, last = os.path.split(text.rstrip(os.sep))
+            if last not in {"", ".", ".."}:
+                here = Path(os.path.realpath(parent), last)
+                if here != path and not runtime.mount_at(path):
+                    raise ConfigError(
+                        f"namespace {text}: expected a directory, found a symbolic link to {path}"
+                    )
             at = path if runtime.mount_at(path) else path.parent
             if (around := runtime.kvfs_holding(at)) and around.path != str(at):
                 raise ConfigError(
@@ -74,21 +84,17 @@ def _named(_ctx: click.Context, _param: click.Parameter, value: str) -> Named:
 namespace_argument = click.argument(
     "namespace", metavar="NAMESPACE", type=click.UNPROCESSED, callback=_named
 )
+
+
+def _for(meaning: str) -> Callable[[Command], Command]:
+    return click.option("--for", "connector", type=click.Choice(connectors.NAMES), help=meaning)
+
+
 settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
 
 
 def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -> dict[str, str]:
-    texts = dict(before or {})
-    given = set()
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"{setting}: expected NAME=VALUE")
-        if name in given:
-            raise ConfigError(f"setting {name} is given twice")
-        given.add(name)
-        texts[name] = text
-    return texts
+    return {**(before or {}), **assignments(settings, "setting")}
 
 
 def _describe_settings() -> str:
@@ -111,24 +117,22 @@ def command() -> None:
 @command.command()
 @namespace_argument
 @settings_argument
-@click.option(
-    "--for",
-    "connector",
-    type=click.Choice(connectors.NAMES),
-    help="Give it the life that this connector needs, and print what to paste into its engine.",
-)
+@_for("Give it the life that this connector needs, and print what to paste into its engine.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
     """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
     texts = _texts(settings, connectors.settings(connector) if connector else None)
     wanted = Settings.parse(texts)
+    if connector is not None:  # all that can be wrong with it, before anything is made
+        _configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
-    if connector is not None:
-        capacity = wanted.quota_hard or None
-        click.echo(
-            connectors.configuration(
-                connector, str(namespace.mountpoint), made["name"], capacity
-            ).rstrip("\n")
-        )
+    if connector is not None:  # a template may have given it a quota
+        click.echo(_configuration(namespace, connector, Settings.parse(made["settings"])))
+
+
+def _configuration(namespace: Named, connector: str, settings: Settings) -> str:
+    """What to paste into the engine. Raises ConfigError."""
+    mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
+    return connectors.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
 
 
 @command.command(name="set")
@@ -145,14 +149,18 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
 @command.command()
 @namespace_argument
+@_for("Print what to paste into the engine of this connector, and nothing else.")
 @json_option
-def show(namespace: Named, *, as_json: bool) -> None:
+def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
     found = namespace.ask("ns_show")
+    if connector is not None:
+        _show_for(namespace, connector, found)
+        return
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    console = screen()
+    console, told = screen(), Settings.parse(found["settings"])
     if not found["own"]:
         console.print(
             line(
@@ -163,11 +171,11 @@ def show(namespace: Named, *, as_json: bool) -> None:
     if found["problem"]:
         console.print(line(f"namespace {namespace.name}: {found['problem']}"))
     console.print(
-        pairs(found["settings"].items()),
+        pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(
             [
-                ("objects", str(found["objects"])),
-                ("bytes", human(found["bytes"])),
+                ("objects", _of(found["objects"], told.quota_objects, str)),
+                ("bytes", _of(found["bytes"], told.quota_hard, human)),
                 *((name, human(held["bytes"])) for name, held in found["tiers"].items()),
                 *((name.replace("_", " "), str(n)) for name, n in found["counters"].items()),
                 ("follows", found["following"] or found["settings"]["eviction"]),
@@ -179,6 +187,28 @@ def show(namespace: Named, *, as_json: bool) -> None:
         ),
         *models(found["models"]),
     )
+
+
+def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
+    """How much of a quota that is, if there is one."""
+    return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
+
+
+def _show_for(namespace: Named, connector: str, found: dict[str, Any]) -> None:
+    """Print the engine's configuration, and warn where the settings are not what it needs."""
+    if not found["own"]:
+        raise ConfigError(
+            f"namespace {namespace.name}: the directory has no settings of its own; kvfs ns set "
+            "gives it some"
+        )
+    click.echo(_configuration(namespace, connector, Settings.parse(found["settings"])))
+    for name, needed in connectors.settings(connector).items():
+        if found["settings"][name] != needed:
+            told = f"{name}={found['settings'][name]}"
+            click.echo(
+                f"kvfs: namespace {namespace.name} has {told}, {connector} needs {name}={needed}",
+                err=True,
+            )
 
 
 @command.command(name="list")

@@ -7,12 +7,15 @@ import itertools
 import json
 import math
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from kvfs import runtime
-from kvfs.cli import json_option, mountpoint_argument
+from kvfs.cli import Refusal, json_option, mountpoint_argument, with_notes
 from kvfs.cli.screen import progress
 from kvfs.errors import ConfigError
 from kvfs.simulation.capacity import parse_block_size
@@ -59,7 +62,8 @@ def command(
     TRACE is what `kvfs simulate` takes. Each block of a prompt is opened, read and compared with
     what was written; each one that is missing is written and renamed into place. Tokens count as
     hits up to the first missing block of a prompt, objects wherever they are found, as the
-    simulator counts. A wrong byte ends it with exit code 1. Works on any directory.
+    simulator counts. A wrong byte ends it with exit code 1, and so do SIGINT and SIGTERM; what it
+    made is removed first. Works on any directory.
     """
     size = parse_block_size(block_size)
     if size < SMALLEST_BLOCK:
@@ -68,7 +72,7 @@ def command(
         raise ConfigError(f"speed {speed}: expected a number above 0")
     if not os.path.isdir(mountpoint):
         raise ConfigError(f"{mountpoint} is not a directory")
-    with progress() as bar:
+    with _interruptible(), progress() as bar:
         task = bar.add_task("reading requests", total=limit)
         requests = itertools.islice(read(trace), limit)
         loaded = Trace(bar.track(requests, total=limit, task_id=task), trace)
@@ -102,3 +106,15 @@ def command(
         f"tokens hit {100 * hits.token_ratio:.2f} %, objects hit {100 * hits.object_ratio:.2f} %\n"
         f"{played.stored} blocks stored, {played.refused} refused for lack of room"
     )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the block as SIGINT does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Refusal(with_notes(error, "interrupted")) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -80,9 +80,9 @@ def _write_back(mountpoint: Path) -> None:
         task, total, least = None, 0, None
         moved = time.monotonic()
         while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
-            if why := found.get("down"):
+            if why := found.get("stuck"):
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and NVMe takes none ({why}): "
+                    f"{left} bytes are only in RAM, and {why}: "
                     f"mend it, or lose them: kvfs umount --now {mountpoint}"
                 )
             if least is None or left < least:

@@ -15,6 +15,7 @@ from kvfs.cli import mountpoint_argument
 from kvfs.config import Config
 from kvfs.control import request_keeper
 from kvfs.errors import ConfigError
+from kvfs.templates import Templates
 
 PATIENCE = 180.0  # s: the keeper's own bounds come first
 
@@ -37,6 +38,8 @@ def command(mountpoint: Path, options: tuple[str, ...]) -> None:
     except OSError as error:
         raise ConfigError(f"{mountpoint} has no keeper to upgrade it ({error})") from error
     config = Config.from_json(text).upgraded(",".join(options))
+    if config.namespaces is not None:  # the new daemon would go on without them
+        Templates.read(config.namespaces, config.tiers)
     done = request_keeper(
         mountpoint,
         "upgrade",

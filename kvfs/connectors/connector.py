@@ -30,7 +30,7 @@ class Place:
 
     @classmethod
     def of(cls, mountpoint: str, namespace: str, capacity: int | None) -> "Place":
-        """Raises ConfigError for a path or a capacity that no engine's configuration can say."""
+        """Raises ConfigError for a path or a quota that no engine's configuration can say."""
         path = os.path.join(mountpoint, namespace)
         if not os.path.isabs(mountpoint):
             raise ConfigError(f"mount point {mountpoint!r}: expected an absolute path")
@@ -43,8 +43,8 @@ class Place:
             )
         if capacity is not None and capacity < _SMALLEST:
             raise ConfigError(
-                f"capacity of namespace {namespace!r} is {format_size(capacity)}, expected "
-                f"{format_size(_SMALLEST)} or more: no cache fits below that"
+                f"quota_hard={format_size(capacity)} of namespace {namespace!r}: expected at least "
+                f"{format_size(_SMALLEST)} for an engine's cache"
             )
         return cls(path, capacity)
 

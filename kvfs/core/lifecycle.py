@@ -24,24 +24,6 @@ log = logging.getLogger(__name__)
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
 
 
-def check_media(settings: Settings, residency: Residency) -> None:
-    """Raises ConfigError for a tier that is not mounted, or for no place to write to."""
-    mounted = {tier.name for tier in residency.tiers}
-    if residency.bucket is not None:
-        mounted.add(residency.bucket.name)
-        if settings.media == (residency.bucket.name,):
-            raise ConfigError(
-                "setting media=s3: objects are written to another tier first, expected one more, "
-                "such as media=nvme+s3"
-            )
-    missing = set(settings.media) - mounted
-    if missing:
-        raise ConfigError(
-            f"setting media={'+'.join(settings.media)}: this mount has no {min(missing)} "
-            f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
-        )
-
-
 def _where(residency: Residency, inode: Inode) -> str:
     names = [tier.name for tier in residency.holders(inode)]
     return "+".join([*names, "s3"] if inode.in_bucket else names)
@@ -95,7 +77,8 @@ class Lifecycle:
                 "ns create makes one"
             ) from None
         if not found.is_dir:
-            raise NotFoundError(f"namespace {name}: expected a directory, found a file")
+            kind = "symbolic link" if stat.S_ISLNK(found.mode) else "file"
+            raise NotFoundError(f"namespace {name}: expected a directory, found a {kind}")
         return found
 
     def settings(self, directory: Inode) -> Settings:
@@ -128,7 +111,10 @@ class Lifecycle:
             return self._set(directory, settings)
         if again and (own.settings == settings or own.settings == self._new(name, texts)):
             return own
-        raise ExistsError(f"namespace {name} exists: change it with kvfs ns set")
+        raise ExistsError(
+            f"namespace {name} exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+            "prints its engine's configuration"
+        )
 
     def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
         """What is asked for goes on top of the template's."""
@@ -140,7 +126,9 @@ class Lifecycle:
         Raises ConfigError and changes nothing. A greater version drops all that is there.
         """
         before = self.settings(directory)
-        settings = self._valid(before.changed(texts))
+        settings = before.changed(texts)
+        if "media" in texts:  # an earlier mount may have had what this one lacks
+            self._valid(settings)
         if settings.version < before.version:
             raise ConfigError(
                 f"setting version={settings.version}: expected at least {before.version}, what it "
@@ -155,7 +143,7 @@ class Lifecycle:
         return self._set(directory, settings)
 
     def _valid(self, settings: Settings) -> Settings:
-        check_media(settings, self.residency)
+        settings.check_media(self.residency.media)
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:

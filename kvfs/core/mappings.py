@@ -97,5 +97,5 @@ class Mappings:
         for held in [held for held in self.residency.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False
-                held.sealed_as = (-1, -1)  # the catalog has it as unfinished
+                held.sealed_as = (-1, -1, -1)  # the catalog has it as unfinished
                 await self._close(held)

@@ -206,6 +206,11 @@ class Namespace:
         """Whether its objects may be there."""
         return not self.settings.media or tier.name in self.settings.media
 
+    @property
+    def has_hard_quota(self) -> bool:
+        """Whether there is a limit to what it may have."""
+        return bool(self.settings.quota_hard or self.settings.quota_objects)
+
     def homeless(self, tiers: Iterable[Tier]) -> str:
         """Why it has no place for anything new on these tiers; "" if it has."""
         names = [tier.name for tier in tiers]

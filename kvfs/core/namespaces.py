@@ -171,14 +171,17 @@ class Namespaces:
         found.accesses.see(inode.key or inode.ino, inode.parent_key, found.parent)
         self.hot.touch(inode.ino)
 
-    def written(self, inode: Inode) -> None:
-        """An object is complete: it is charged now."""
+    def written(self, inode: Inode, charged: int) -> None:
+        """An object is complete, and its writer has waited for `charged` bytes of it.
+
+        The rest is owed from now on: of what was mapped, or whose writers closed it together.
+        """
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
         found.see(inode)
         if self.shares is not None:
-            self.shares.total.charge(inode.size)
+            self.shares.total.charge(max(0, inode.size - charged))
 
     def _changed(self, ino: int, settings: Settings) -> None:
         self._wake()

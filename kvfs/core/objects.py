@@ -202,8 +202,8 @@ class Objects:
         try:
             try:
                 fd = await self._make(tier, ino, 1)
-            except TierError:
-                ram = residency.ram  # NVMe fails: go on with what there is
+            except (TierError, NoSpaceError):
+                ram = residency.ram  # NVMe fails, or is full: go on with what there is
                 if ram is None or tier is ram or not namespace.takes(ram):
                     raise
                 least = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
@@ -396,18 +396,36 @@ class Objects:
         """
         if not writable or held.writers - held.mapped != 1:
             return False
+        if (error := self._too_large(held)) is not None:
+            log.warning("%s is lost with its close: %s", self._called(held), error)
+            raise error
         if held.publish is not None:
             self.measure(held)
             if held.inode.size:
                 self._publish(held)
         return bool(held.inode.links) and self._seal(held)
 
+    def _too_large(self, held: OpenObject) -> KvfsError | None:
+        """Why it goes with its close; None if it stays, or goes anyway."""
+        if not held.inode.links and held.publish is None:
+            return None
+        self.measure(held)
+        return self.room.too_large(held.inode, self.residency.namespaces.of(held.inode))
+
+    def _called(self, held: OpenObject) -> str:
+        parent, name = held.publish or self._some_name(held.inode)
+        return f"inode {held.inode.ino}, {os.fsdecode(name)!r} in directory {parent},"
+
     def _seal(self, held: OpenObject) -> bool:
         inode = held.inode
         self.measure(held)
         # What the record in memory says is no measure: whoever asked for attributes has updated it.
-        found = (inode.size, inode.backing_mtime_ns)
-        if inode.sealed and found == held.sealed_as:
+        found = (inode.size, inode.backing_mtime_ns, inode.blocks)
+        if inode.sealed and found[:2] == held.sealed_as[:2]:
+            if found != held.sealed_as:  # ext4 allocates late: accounts go by what the record says
+                with self.catalog.batch() as batch:
+                    batch.put(inode)
+                held.sealed_as = found
             return False
         inode.sealed = True
         inode.session = self.residency.session
@@ -451,6 +469,7 @@ class Objects:
         residency, inode = self.residency, held.inode
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
+        lost = written and last and self._too_large(held) is not None
         if written and held.publish is not None:
             self._publish(held)
         if inode.links:
@@ -466,7 +485,7 @@ class Objects:
                 batch.put(inode)
         if written:
             residency.staging.pop(inode.ino, None)
-            if inode.links:  # counted once from here on; open yet, so that it is not itself dropped
+            if inode.links and not lost:  # counted once from here; open yet: not itself dropped
                 self.room.trim(residency.namespaces.of(inode))
         if writable:
             held.writers -= 1
@@ -474,7 +493,9 @@ class Objects:
             held.readers -= 1
         if last:
             del residency.open[inode.ino]
-        if written and inode.links:
+        if lost and inode.links:
+            residency.drop(inode, "too_large")
+        elif written and inode.links:
             self.room.trim(residency.namespaces.of(inode))
         return last
 
@@ -486,7 +507,8 @@ class Objects:
         residency.admit(inode)
         held.accounted = True
         residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
-        residency.namespaces.written(inode)
+        residency.namespaces.written(inode, held.charged)
+        held.charged = 0
         if held.tier is residency.nvme:
             self.settle(inode)
 

@@ -3,10 +3,14 @@
 Contract: `rename` is synchronous and one catalog batch, checked in the step in which it commits. A
 namespace's directory stays at the top; what moves into another namespace is accounted there, a
 directory's content in the background. A name that was there before keeps its cookie. Whoever calls
-it has had quotas take in what it brings (`arrivals`). Not for making names, nor for taking them.
+it has had quotas take in what it brings (`weigh`, `arrivals`). Not for making names, nor for taking
+them.
 """
 
+from collections.abc import Mapping
 from functools import partial
+
+import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.namespace import Namespace
@@ -22,6 +26,11 @@ from kvfs.errors import (
 from kvfs.tiers import Tier
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
+WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
+WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
+
+Move = tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]
+Weight = tuple[int, int]  # bytes and objects that a quota counts
 
 
 class Renames:
@@ -55,7 +64,7 @@ class Renames:
 
     def _check_rename(
         self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
-    ) -> tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]:
+    ) -> Move:
         """The directory, entry and inode that are renamed, into which directory, over what."""
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
@@ -83,26 +92,86 @@ class Renames:
             )
         return source_dir, entry, inode, target_dir, target
 
-    def arrivals(
+    def _crossing(
         self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> Move | None:
+        """A rename into another namespace, checked; None for any other."""
+        if parent == parent2:  # the usual rename
+            return None
+        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
+        if len({None if one is None else one.namespace for one in directories}) == 1:
+            return None
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        _, _, inode, target_dir, _ = move
+        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
+            return None
+        return move
+
+    async def weigh(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> dict[int, Weight]:
+        """What is below the directories that a rename brings into hard quotas, by directory.
+
+        Raises OtherNamespaceError for one with more names than can be counted while the kernel
+        holds it: it is to be copied, each file within the quota. And what `rename` does.
+        """
+        move = self._crossing(parent, name, parent2, name2, flags)
+        if move is None:
+            return {}
+        source_dir, _, inode, target_dir, target = move
+        moved, into = [inode], [target_dir]
+        if target is not None and flags == RENAME_EXCHANGE:
+            moved.append(target[1])
+            into.append(source_dir)
+        if not any(self.namespaces.of(one).has_hard_quota for one in into):
+            return {}
+        return {one.ino: await self._weigh(one) for one in moved if one.is_dir}
+
+    async def _weigh(self, top: Inode) -> Weight:
+        size, names = 0, 0
+        files: set[int] = set()  # each has its bytes once, whatever its names
+        way = [(top.ino, 0)]
+        while way:
+            ino, cookie = way.pop()
+            entries = self.catalog.entries_after(ino, cookie, WEIGHED_AT_ONCE)
+            if len(entries) == WEIGHED_AT_ONCE:
+                way.append((ino, entries[-1].cookie))
+            for entry in entries:
+                inode = self.residency.inode(entry.ino)
+                if inode is not None and inode.is_dir:
+                    way.append((inode.ino, 0))
+                elif inode is not None and inode.is_file and inode.ino not in files:
+                    files.add(inode.ino)
+                    size += Tier.cost(inode.blocks)
+            names += len(entries)
+            if names > WEIGHED_MAX:
+                raise OtherNamespaceError(
+                    f"directory {top.ino} has more than {WEIGHED_MAX} names below it: it cannot "
+                    "move into a namespace with a hard quota"
+                )
+            await trio.lowlevel.checkpoint()
+        return size, len(files)
+
+    def arrivals(
+        self,
+        parent: int,
+        name: bytes,
+        parent2: int,
+        name2: bytes,
+        flags: int,
+        below: Mapping[int, Weight],
     ) -> list[tuple[Namespace, int, int]]:
         """What a rename would bring into other namespaces: each with bytes and objects more.
 
-        That is of files: what is below a directory is accounted to where it is in the background.
-        Raises what `rename` does.
+        `below` is what `weigh` found. Raises what `rename` does.
         """
-        if parent == parent2:  # the usual rename
+        move = self._crossing(parent, name, parent2, name2, flags)
+        if move is None:
             return []
-        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
-        if len({None if one is None else one.namespace for one in directories}) == 1:
-            return []
-        move = self._check_rename(parent, name, parent2, name2, flags)
         source_dir, _, inode, target_dir, target = move
-        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
-            return []
-        comes, goes = _counted(inode), (0, 0)
+        comes, goes = _counted(inode, below), (0, 0)
         if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
-            goes = _counted(target[1])
+            goes = _counted(target[1], below)
         more = (comes[0] - goes[0], comes[1] - goes[1])
         found = [(self.namespaces.of(target_dir), *more)]
         if flags == RENAME_EXCHANGE:
@@ -194,9 +263,8 @@ class Renames:
             into = self.tree.parent(self.tree.directory(into)).ino
 
 
-def _counted(inode: Inode) -> tuple[int, int]:
-    """Bytes and objects that a quota counts."""
-    return (Tier.cost(inode.blocks), 1) if inode.is_file else (0, 0)
+def _counted(inode: Inode, below: Mapping[int, Weight]) -> Weight:
+    return (Tier.cost(inode.blocks), 1) if inode.is_file else below.get(inode.ino, (0, 0))
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool]:

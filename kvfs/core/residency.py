@@ -68,11 +68,13 @@ class OpenObject:
     readers: int = 0
     writers: int = 0
     reserved: int = 0
-    sealed_as: tuple[int, int] = (-1, -1)  # size and time of change that the catalog has
+    # Size, time of change and blocks that the catalog has.
+    sealed_as: tuple[int, int, int] = (-1, -1, -1)
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
+    charged: int = 0  # bytes of it for which a writer has waited: its share of the bandwidth
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
 
 
@@ -132,6 +134,12 @@ class Residency:
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
+
+    @property
+    def media(self) -> list[str]:
+        """The names of the tiers that are mounted, the bucket's among them."""
+        lower = [] if self.bucket is None else [self.bucket.name]
+        return [*(tier.name for tier in self.tiers), *lower]
 
     def wake(self) -> None:
         self.work.set()

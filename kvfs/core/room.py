@@ -19,6 +19,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
@@ -32,7 +33,7 @@ from kvfs.core.namespace import Namespace
 from kvfs.core.order import Order, Victim, key_of
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.sizes import ExpectedSizes
-from kvfs.errors import CatalogError, NoSpaceError, QuotaError, TierError
+from kvfs.errors import CatalogError, KvfsError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ Which = Callable[[Namespace], Order]
 
 UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
 FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 0.5 ms
+MEASURED_FOR = 0.1  # s that a look at what the NVMe device has left is good for
 AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HURRY = 1.0  # s that all uploads are due after somebody has waited for one
@@ -184,6 +186,17 @@ class Room:
             await dirty.changed.wait()
         return not late.cancelled_caught
 
+    def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
+        """Why an object that was written cannot stay, whatever makes room for it."""
+        cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
+        tiers = [tier for tier in self.residency.tiers if namespace.takes(tier)]
+        if tiers and all(cost > tier.configured for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+            return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
+        if 0 < quota < cost:
+            return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
+        return None
+
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
         """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
         why = namespace.homeless(self.residency.tiers)
@@ -201,8 +214,10 @@ class Room:
         for ever; one that empties RAM loses them, since what it brings is younger.
         """
         spare = self.headroom if tier is self.ram else 0
-        if isinstance(tier, NvmeTier) and tier.shortage and not tier.health.down:
-            self._measure(tier)
+        if isinstance(tier, NvmeTier) and not tier.health.down:
+            stale = time.monotonic() - tier.measured > MEASURED_FOR
+            if tier.shortage or stale:
+                self._measure(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
                 return False
@@ -212,13 +227,22 @@ class Room:
         tier.reserved += wanted
         return True
 
-    @staticmethod
-    def _measure(nvme: NvmeTier) -> None:
-        """While the device is short of room, each reservation looks anew: others take it, too."""
+    def _measure(self, nvme: NvmeTier) -> None:
+        """Others take room on the device, too; while it is short, each reservation looks anew."""
         try:
-            nvme.measure()
+            nvme.measure(self.written(nvme))
         except OSError as error:
             nvme.failed("statfs", 0, error)
+
+    def written(self, tier: Tier) -> int:
+        """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
+        residency = self.residency
+        limbo = sum(cost for where, cost in residency.limbo.values() if where is tier)
+        return limbo + sum(
+            min(held.reserved, _taken(held))
+            for held in residency.staging.values()
+            if held.tier is tier
+        )
 
     def _lose_for(self, wanted: int) -> bool:
         """No tier below takes what RAM holds: lose the oldest of it."""
@@ -247,6 +271,11 @@ class Room:
         if tier.health.down:  # its accounts are no guide, and nothing would be won
             return
         least = self.headroom // 2 if tier is self.ram else 0
+        if tier is not self.ram and any(
+            held.tier is tier and _taken(held) > tier.configured
+            for held in self.residency.staging.values()
+        ):
+            return  # it will not stay
         while tier.free < least and self._reclaim(tier):
             pass
         if tier is self.ram:
@@ -265,12 +294,17 @@ class Room:
         Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
         """
         settings = namespace.settings
-        if not (settings.quota_hard or settings.quota_objects):
+        if not namespace.has_hard_quota:
             return True
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
                 f"{settings.quota_hard}"
+            )
+        if 0 < settings.quota_objects < objects:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {objects} objects: its quota is "
+                f"{settings.quota_objects}"
             )
         staged = [
             max(_taken(held), held.expected if held.expected <= settings.quota_hard else 0)

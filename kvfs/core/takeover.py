@@ -105,7 +105,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     if not inode.links:
         held.publish = objects.to_publish(ino)
     if inode.sealed:
-        held.sealed_as = (inode.size, inode.backing_mtime_ns)
+        held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
     residency.open[ino] = held
     if not held.accounted:
         blocks = os.fstat(fd).st_blocks if fd >= 0 else inode.blocks

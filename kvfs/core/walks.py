@@ -71,6 +71,7 @@ class Walks:
         """
         for ino in list(self.namespaces.unaccounted):
             await self._account_anew(ino)
+        name = self.namespaces.name(top)
         way = [_Place(top, 0)]
         while way:
             place = way[-1]
@@ -86,7 +87,7 @@ class Walks:
             if failpoints.active:
                 failpoints.reach("walks.cleared")
             await self._pause()
-        log.info("namespace %d was dropped, and nothing of it is left", top)
+        log.info("namespace %s was dropped, and nothing of it is left", name or top)
 
     def _clear_files(self, entries: list[Dentry], place: "_Place") -> list["_Place"]:
         """Unlink the files among some entries; directories are to be cleared first."""

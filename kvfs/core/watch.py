@@ -7,6 +7,7 @@ accounts themselves.
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -103,7 +104,7 @@ class Watch:
         if nvme.health.down:
             return
         try:
-            await nvme.calls.call(Job("statfs", nvme.measure))
+            await nvme.calls.call(Job("statfs", partial(nvme.measure, self.room.written(nvme))))
             if nvme.free > 0 and not nvme.shortage:
                 await nvme.calls.call(Job("fallocate", self.residency.catalog.set_ballast))
         except OSError as error:

@@ -18,7 +18,7 @@ from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
 from kvfs.core import takeover
 from kvfs.core.flow import Flow
-from kvfs.core.lifecycle import Lifecycle, check_media
+from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
@@ -74,18 +74,12 @@ class Mount:
         if path is None:
             return Templates()
         try:
-            templates = Templates.read(path)
-            for pattern, settings in templates.by_pattern:
-                try:
-                    check_media(settings, self.residency)
-                except ConfigError as error:
-                    raise ConfigError(f'{path}: [namespace."{pattern}"]: {error}') from None
+            return Templates.read(path, self.residency.media)
         except ConfigError as error:
             if not self.takeover:
                 raise
             log.error("new namespaces get no settings until the mount is made anew: %s", error)
             return Templates()
-        return templates
 
     # Life
 
@@ -172,6 +166,7 @@ class Mount:
             nursery.start_soon(self.flow.keep_up, self.walks.run)
             nursery.start_soon(self.flow.keep_up, self.walks.expire)
             nursery.start_soon(self.operations.objects.mappings.watch)
+            nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)

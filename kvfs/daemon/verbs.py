@@ -49,13 +49,14 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def write_back() -> dict[str, Any]:
         size, objects = mount.flow.write_back.start()
-        nvme, spill = mount.residency.nvme, mount.flow.spill
-        down = nvme.health.why if nvme is not None and nvme.health.down else ""
+        stuck = f"NVMe takes none ({why})" if (why := mount.flow.write_back.stuck) else ""
+        spill = mount.flow.spill
         if spill is not None and (more := spill.stranded())[1]:
             spill.dirty.hurry(PATIENCE)
             size, objects = size + max(1, more[0]), objects + more[1]
-            down = down or (spill.bucket.health.why if spill.bucket.health.down else "")
-        return {"bytes_left": size, "objects_left": objects, "down": down}
+            if spill.bucket.health.down:
+                stuck = stuck or f"{spill.bucket.place} takes none ({spill.bucket.health.why})"
+        return {"bytes_left": size, "objects_left": objects, "stuck": stuck}
 
     async def flush() -> dict[str, Any]:
         """Upload what waits for its time, and say what is left."""

@@ -11,6 +11,7 @@ with does not decide the ratio by being in the sample or not (SHARDS-adj of that
 decay, in steps. Not for deciding anything: `kvfs.eviction.choice`, `kvfs.eviction.wouldbe`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -103,7 +104,7 @@ class Ghost:
             policy.take()
 
 
-class Observer(Generic[Which]):
+class Observer(ABC, Generic[Which]):
     """What several caches would have missed; each access of the real one goes to `see`.
 
     An access is an object opened or stored. `accesses` counts all of them, of any key.
@@ -123,12 +124,13 @@ class Observer(Generic[Which]):
         self._due = 0
         self.ghosts: Mapping[Which, Ghost] = self._make()
 
+    @abstractmethod
     def _make(self) -> dict[Which, Ghost]:
-        raise NotImplementedError
+        """The ghosts, empty."""
 
+    @abstractmethod
     def _entries(self, which: Which) -> int:
         """Of a ghost, in the sample."""
-        raise NotImplementedError
 
     def _missed(self, missed: list[Ghost]) -> None:
         """An access that some would have missed."""

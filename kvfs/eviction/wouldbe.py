@@ -5,12 +5,17 @@ for each multiple of its capacity, the share of accesses (0 to 1) that would hav
 window that decays: of an access 1/e is left after eight capacities' worth of others. All from
 ghosts of one kind of policy, leaf-first, and of a sample (`kvfs.eviction.ghosts`). Opens of what is
 nowhere and is never stored are not counted. Not for choosing a policy.
+
+How many misses of n accesses fall into the sample is left to chance: of m the standard deviation is
+the root of m, if they are of different keys, so that a ratio is off by 1/sqrt(n) at most. There is
+no answer before that is 0.05, but where the sample is of all keys, and nothing is left to chance.
 """
 
 from kvfs.eviction.ghosts import Ghost, Observer
 
 TIMES = (0.5, 1.0, 2.0, 4.0)
 ENTRIES = 512  # of the ghost of the cache's own size: seven and a half times as many in all
+FEWEST = 400  # accesses that a sample should have had before it is believed: 0.05 of them is chance
 _WINDOW = 8  # capacities' worth of accesses
 
 
@@ -41,5 +46,6 @@ class WouldBe(Observer[float]):
                 ghost.policy.add(key, 0, policy.parent(key))
 
     def answers(self) -> dict[float, float]:
-        """Times the capacity: hit ratio. Empty until something was seen."""
-        return self.hit_ratios() if self.accesses else {}
+        """Times the capacity: hit ratio. Empty until enough was seen to say so."""
+        enough = self.sampled >= FEWEST if self.sample.shift else self.accesses
+        return self.hit_ratios() if enough else {}

@@ -1,12 +1,12 @@
-"""Fair shares of a bandwidth that all namespaces of a mount have together, for their opens.
+"""Fair shares of a bandwidth that all namespaces of a mount have together, for reads and writes.
 
-Contract: bytes do not pass the daemon, so an open waits until its object's size may be charged at
-the rate of the whole. Who is charged next is said by `kvfs.fairness.start_time`, at the last
-moment: when all that was charged before is paid, so that who reads one object after the other is
-there again. A large object is let in when its first piece of 16 MiB is charged, and delays other
-namespaces by no more than a piece at a time, but its own namespace by the rest. Without a rate
-nobody waits, and weights mean nothing. Not for the limits of one namespace: it passes its own
-`TokenBucket` first.
+Contract: bytes do not pass the daemon, so an open, or the close of what was written, waits until
+the object's size may be charged at the rate of the whole. Who is charged next is said by
+`kvfs.fairness.start_time`, at the last moment: when all that was charged before is paid, so that
+who reads one object after the other is there again. A large object is let in when its first piece
+of 16 MiB is charged, and delays other namespaces by no more than a piece at a time, but its own
+namespace by the rest. Without a rate nobody waits, and weights mean nothing. Not for the limits of
+one namespace: it passes its own `TokenBucket` first.
 """
 
 from collections.abc import Hashable

@@ -44,6 +44,7 @@ from kvfs.errors import (
 )
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
+from kvfs.fuse.killed import Waits
 from kvfs.tiers import sync_patience
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class Operations(pyfuse3.Operations):
         self.kernel = kernel
         self.handles = Handles(slots, kernel)
         self.timeout = timeout
+        self.waits = Waits()
 
     async def end_takeover(self) -> None:
         """When all that comes again has come, what nobody asked for again is let go of."""
@@ -311,7 +313,8 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
-        await self.objects.room.take_in(partial(self.renames.arrivals, *move))
+        below = await self.renames.weigh(*move)
+        await self.objects.room.take_in(partial(self.renames.arrivals, *move, below))
         self.renames.rename(*move)
 
     # Files
@@ -325,17 +328,17 @@ class Operations(pyfuse3.Operations):
         make()  # fail before anything is set aside; it is called again after that
         return await self.objects.create(parent, name, make)
 
-    async def _wait_turn(self, inode: Inode, *, written: bool) -> None:
+    async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """By the limits of its namespace, and its share of what the mount may move at all."""
         namespaces = self.residency.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
             await namespace.limits.take(inode.size, written=written)
-        if namespaces.shares is not None and not written:
+        if namespaces.shares is not None:
             settings = namespace.settings
             await namespaces.shares.take(
                 namespace.ino,
-                inode.size,
+                owed,
                 weight=settings.weight,
                 bulk=settings.priority == "bulk",
             )
@@ -353,7 +356,11 @@ class Operations(pyfuse3.Operations):
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if self.residency.namespaces.limited and not writable:
-            await self._wait_turn(self.tree.inode(inode), written=False)
+            found = self.tree.inode(inode)
+            with self.waits.unless_killed(ctx.pid) as wait:
+                await self._wait_turn(found, found.size, written=False)
+            if wait.cancelled_caught:
+                raise FUSEError(errno.EINTR)
         if truncate and not writable:
             await self.objects.truncate(inode, 0)
         held = None if writable else self.objects.open_at_once(inode)
@@ -425,7 +432,10 @@ class Operations(pyfuse3.Operations):
         handle = self.handles[fh]
         new = self.objects.flush(handle.held, writable=handle.writable)
         if new and self.residency.namespaces.limited:
-            await self._wait_turn(handle.held.inode, written=True)
+            held = handle.held
+            owed = max(0, held.inode.size - held.charged)
+            held.charged += owed  # before the wait: another writer may close it meanwhile
+            await self._wait_turn(held.inode, owed, written=True)
 
     @_answer
     async def release(self, fh: int) -> None:
@@ -517,7 +527,9 @@ class Operations(pyfuse3.Operations):
         try:
             yield
         except ConfigError as error:
-            log.warning("attribute %s is refused: %s", name.decode("ascii", "replace"), error)
+            what = name.decode("latin-1").encode("unicode_escape").decode()
+            why = str(error).encode("unicode_escape").decode()  # anybody's bytes are in it
+            log.warning("attribute %.200s is refused: %.200s", what, why)
             raise
 
     def stacktrace(self) -> None:

@@ -57,7 +57,8 @@ def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
     """Give an empty directory below root; afterwards its blocks go, and it does if it was made.
 
     One that is there already is used if nothing is in it, so that it may have a quota of its own.
-    Raises ConfigError.
+    Raises ConfigError, and ReplayError if it cannot be removed; that is a note to the error in the
+    block, if there was one.
     """
     if not namespace or namespace in {".", ".."} or "/" in namespace or "\0" in namespace:
         raise ConfigError(f"namespace {namespace!r}: expected the name of one directory")
@@ -76,9 +77,15 @@ def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     try:
         yield path
-    finally:
+    except BaseException as first:
         if not keep:
-            _remove(path, made=made)
+            try:
+                _remove(path, made=made)
+            except ReplayError as second:
+                first.add_note(str(second))
+        raise
+    if not keep:
+        _remove(path, made=made)
 
 
 def _remove(path: Path, *, made: bool) -> None:
@@ -89,6 +96,8 @@ def _remove(path: Path, *, made: bool) -> None:
                     os.unlink(path / found)
         if made:
             path.rmdir()
+    except FileNotFoundError:
+        return  # its namespace was dropped
     except OSError as error:
         raise ReplayError(f"{path} could not be removed: {error.strerror or error}") from error
 

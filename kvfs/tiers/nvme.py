@@ -9,6 +9,7 @@ import errno
 import fcntl
 import logging
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class NvmeTier(Tier):
 
     def __init__(self, root: Path, capacity: int, *, expected: str | None = None) -> None:
         super().__init__(root, capacity)
+        self.measured = 0.0  # when, on the monotonic clock
         self.grows = False  # the size is a share of what is free, to which its objects are added
         if expected is not None:
             self._expect(expected)
@@ -96,12 +98,16 @@ class NvmeTier(Tier):
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, who.encode(), 0)
 
-    def measure(self) -> None:
-        """Take no more than the device has left. Raises OSError."""
+    def measure(self, written: int) -> None:
+        """Take no more than the device has left. Raises OSError.
+
+        written: bytes of what is reserved that the device has already; the rest is yet to come.
+        """
         found = os.statvfs(self.root)
+        self.measured = time.monotonic()
         spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
         left = max(0, found.f_bavail * found.f_frsize - spare)
-        self.capacity = min(self.configured, self.used + self.reserved + left)
+        self.capacity = min(self.configured, self.used + written + left)
         self.shortage = ""
         if self.capacity < self.configured:
             self.shortage = f"others fill its file system: {left} bytes are left for kvfs"

@@ -158,6 +158,16 @@ def test_what_is_refused_says_why(
     assert os.listdir(kv.path) == ["there"]
 
 
+def test_what_a_link_leads_to_is_not_dropped(kv: Mounted) -> None:
+    victim, link = kv.path / "victim", kv.path / "link"
+    ns("create", victim)
+    link.symlink_to("victim")
+    for path in (link, f"{link}/"):
+        said = f"expected a directory, found a symbolic link to {victim}"
+        assert said in ns("drop", path, fails=2)
+    assert sorted(os.listdir(kv.path)) == ["link", "victim"]
+
+
 def test_what_a_value_needs_may_be_there_already(kv: Mounted) -> None:
     a = kv.path / "a"
     ns("create", a, "ttl=1h", "quota_hard=10M")
@@ -169,6 +179,17 @@ def test_a_connectors_namespace_prints_what_to_paste(kv: Mounted) -> None:
     text = ns("create", kv.path / "a", "--for", "lmcache-local-disk", "quota_hard=100M")
     assert f"{kv.path}/a" in text
     assert shown(kv.path / "a")["settings"]["eviction"] == "never"
+    assert ns("show", kv.path / "a", "--for", "lmcache-local-disk") == text
+    for words in (["namespace", "a"], ["bytes", "0", "B", "of", "100.0", "MiB,", "0%"]):
+        assert words in [one.split() for one in ns("show", kv.path / "a").splitlines()]
+
+
+def test_what_no_engine_could_use_is_refused_before_it_is_made(kv: Mounted) -> None:
+    create = ("create", kv.path / "a", "--for", "lmcache-fs")
+    assert "quota_hard=32M of namespace 'a': expected" in ns(*create, "quota_hard=32M", fails=2)
+    assert os.listdir(kv.path) == []
+    ns(*create, "quota_hard=64M")
+    assert "kvfs ns show --for" in ns(*create, "quota_hard=64M", fails=1)
 
 
 # Attributes and templates
@@ -195,6 +216,8 @@ def test_an_attribute_that_is_refused_is_explained_in_the_log(kv: Mounted) -> No
     (kv.path / "a" / "b").mkdir(parents=True)
     (kv.path / "f").write_bytes(b"")
     kv.expect_log(r"attribute user.kvfs.ttl is refused: setting ttl=soon: expected ")
+    kv.expect_log(r"attribute user.kvfs.pin is refused: setting pin=\\n\\x1b\[2Jx{1,190}$")
+    refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.pin", b"\n\x1b[2J" + b"x" * 5000)
     kv.expect_log(r"attribute user.kvfs.ttll is refused: unknown setting 'ttll'; did you mean ttl")
     kv.expect_log(r"attribute user.kvfs.pin is refused: .*expected on the mount point or on a top-")
     kv.expect_log(r"attribute user.kvfs.version is refused: setting version: there is no such def")
@@ -277,7 +300,7 @@ def test_connectors_files_stay_while_everything_else_goes(mount: Mount) -> None:
 
 def test_what_has_expired_is_gone_for_who_has_seen_it(kv: Mounted) -> None:
     a = kv.path / "a"
-    ns("create", a, "ttl=1")
+    ns("create", a, "ttl=1s")
     for name in ("x", "y"):
         (a / name).write_bytes(b"k")
     with (a / "x").open("rb") as held:
@@ -444,7 +467,7 @@ def test_an_open_waits_for_its_turn_and_goes_when_the_limit_does(kv: Mounted) ->
     ns("create", a)
     (a / "x").write_bytes(DATA)
     (kv.path / "y").write_bytes(b"other")
-    ns("set", a, "read_bytes=300")
+    ns("set", a, "read_bytes=300B")
     order: list[str] = []
 
     def read() -> None:
@@ -478,6 +501,32 @@ def check_kept(kv: Mounted) -> None:
     (a / "new").unlink()
     assert [one["name"] for one in listed(kv)["namespaces"]] == [".", "a"]
     assert listed(kv)["dropped"] == []
+
+
+def test_an_upgrade_with_bad_templates_is_refused_before_anything_changes(
+    mount: Callable[[str], Mounted], tmp_path: Path
+) -> None:
+    file = tmp_path / "namespaces.toml"
+    file.write_text('[namespace."*"]\nweight = 7')
+    kv = mount(f"ram=64M,namespaces={file}")
+    before = kv.pid
+    for text, said in (
+        ("[namespace.a]\nweight = 0", "setting weight=0: expected"),
+        ("[namespace.a]\nmedia = 'nvme'", "setting media=nvme: this mount has no nvme tier"),
+    ):
+        file.write_text(text)
+        done = subprocess.run(
+            [*KVFS, "upgrade", kv.path],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 2
+        assert f'{file}: [namespace."a"]: {said}' in done.stderr
+    assert kv.pid == before
+    (kv.path / "a").mkdir()
+    assert shown(kv.path / "a")["settings"]["weight"] == "7"
 
 
 @pytest.mark.parametrize("how", ["upgrade", "kill", "remount"])

@@ -1,5 +1,7 @@
 import errno
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
 ONE_TIER = ["ram=48M", "ram=0,nvme={tmp}/nvme,nvme_size=48M"]
 OPEN_OR_CLOSE = {"257", "3", "56", "57"}  # openat and close, of x86-64 and of arm64
-FOR_EVER = "1"  # byte/s: who owes a MiB waits for 12 days
+FOR_EVER = "1B"  # byte/s: who owes a MiB waits for 12 days
 
 
 def tell(directory: Path, **settings: str) -> None:
@@ -85,6 +87,7 @@ def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
     (here / "a" / "b").mkdir(parents=True)
     write(here, numbered(0, 2))
     assert show(shared, here.name)["own"] is False
+    shared.idle()  # the kernel tells of a file's end after its close
     others = show(shared, ".")["objects"]
     tell(here, weight="200")
     assert show(shared, here.name)["own"] is True
@@ -204,8 +207,9 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     """
     When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and so is renaming one to there from another namespace, also one that is larger than the
-    quota; it stays where it was. Unlinking makes room at once. Directories and links take none.
+    EDQUOT, and so is renaming a file or a directory to there from another namespace, also one that
+    is larger than the quota; it stays where it was. Unlinking makes room at once. Directories and
+    links take none.
     """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
@@ -219,7 +223,12 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
     with refused(errno.EDQUOT):
         (shared.path / "elsewhere.kv").rename(here / "elsewhere.kv")
     assert (shared.path / "elsewhere.kv").read_bytes() == b"x" * M
-    (shared.path / "elsewhere.kv").unlink()
+    (shared.path / "elsewhere").mkdir()
+    (shared.path / "elsewhere.kv").rename(shared.path / "elsewhere" / "x.kv")
+    with refused(errno.EDQUOT):
+        (shared.path / "elsewhere").rename(here / "elsewhere")
+    (shared.path / "elsewhere" / "x.kv").unlink()
+    (shared.path / "elsewhere").rename(here / "elsewhere")
     (shared.path / "large.kv").write_bytes(b"x" * (5 * M))
     tell(here, eviction="lru")
     with refused(errno.EDQUOT):
@@ -404,9 +413,10 @@ def test_full_of_what_stays(mount: Mount, tier: str) -> None:
 def test_media(mount: Mount) -> None:
     """
     `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
-    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A tier that the
-    mount does not have is refused. If a later mount has none of them, creating a file there is
-    ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
+    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A change is for what
+    is written or copied from then on: what is in a tier already stays there until its room is
+    needed. A tier that the mount does not have is refused. If a later mount has none of them,
+    creating a file there is ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
     """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
@@ -571,7 +581,8 @@ def test_moving_between(here: Path, shared: Mounted) -> None:
     there go for it if its quota is full; a directory with all that is below it soon after. All
     names of a file are in one namespace: a link in another one, or moving one name of several
     there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
-    renamed. `mv` copies then.
+    renamed, and moving a directory with more than 10,000 names below it into a hard quota. `mv`
+    copies then.
     """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")
@@ -690,6 +701,25 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
         for opener in openers:
             opener.end()
         assert order == [here.name, bulk.name]
+
+        def store(space: Path) -> None:
+            write(space, ["new.kv"])
+            order.append(space.name)
+
+        order.clear()
+        request(shared.path, "set", bandwidth=FOR_EVER)
+        with subprocess.Popen(["cat", here / "0000.kv"], stdout=subprocess.DEVNULL) as killed:
+            call = Path(f"/proc/{killed.pid}/syscall")
+            wait_for(lambda: call.read_text().split()[0] in OPEN_OR_CLOSE, "its open waits")
+            killed.terminate()
+            assert killed.wait(30) == -signal.SIGTERM
+        writers = [Opener(partial(store, space)) for space in (bulk, here)]  # in debt for a read
+        assert not any(writer.done for writer in writers)
+        request(shared.path, "set", bandwidth="2M")
+        for writer in writers:
+            writer.end()
+        assert order == [here.name, bulk.name]
+        shared.idle()
     finally:
         request(shared.path, "set", bandwidth="0")
     request(shared.path, "ns_drop", name=bulk.name)

@@ -90,3 +90,34 @@ def test_full(mount: Mount, mode: str) -> None:
     for number in range(20):
         (kv.path / f"{number}.kv").write_bytes(b"y" * M)
     assert (kv.path / "19.kv").read_bytes() == b"y" * M
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_too_large_for_nvme(mount: Mount, mode: str) -> None:
+    """
+    In memory that is at the write. NVMe is written by the kernel, which does not ask kvfs: a file
+    that turns out larger than every tier that it may be in is ENOSPC at its close, one larger than
+    the hard quota of its namespace EDQUOT, and either is gone with it, and named in the log.
+    """
+    kv = mount(f"{SMALL},{mode}")
+    space = kv.path / "space"
+    space.mkdir()
+    os.setxattr(space, "user.kvfs.quota_hard", b"4M")
+    for number in range(2):
+        (space / f"{number}.kv").write_bytes(b"x" * M)
+
+    def write_too_much(large: Path, size: int, code: int) -> None:
+        kv.expect_log("inode [0-9]+, 'large' in directory [0-9]+, is lost")
+        descriptor = os.open(large, os.O_CREAT | os.O_WRONLY)
+        for _ in range(size // M):
+            os.write(descriptor, b"y" * M)
+        with refused(code):
+            os.close(descriptor)
+        wait_for(lambda: not large.exists(), f"{large} is gone")
+
+    write_too_much(space / "large", 8 * M, errno.EDQUOT)
+    assert [(space / f"{number}.kv").read_bytes() for number in range(2)] == [b"x" * M] * 2
+    write_too_much(kv.path / "large", 64 * M, errno.ENOSPC)
+    status = kv.idle()
+    assert status["counters"]["dropped_too_large"] == 2
+    assert status["tiers"]["nvme"]["used_bytes"] <= 48 * M

@@ -1,5 +1,6 @@
 """The command line: what it refuses, with which exit code, and how it starts and ends a daemon."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -439,6 +440,14 @@ def test_doctor_names_the_cure_of_what_is_lacking(monkeypatch: pytest.MonkeyPatc
     assert "degraded passthrough not tried: needs CAP_SYS_ADMIN" in shown
     assert "degraded memory" in shown
     assert "missing fusermount3 not installed cure: apt-get install fuse3" in shown
+
+
+def test_doctor_expects_only_the_packages_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["click>=8.2", 'none-1; python_version < "3.4"', 'none-2; extra == "test"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: wanted)
+    assert doctor._packages().verdict == "ok"
+    wanted.append('none-3; python_version < "9.9"')
+    assert doctor._packages().found == "no none-3"
 
 
 def test_doctor_says_why_it_could_not_try(monkeypatch: pytest.MonkeyPatch) -> None:

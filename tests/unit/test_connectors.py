@@ -142,7 +142,13 @@ def test_lmcache_keeps_below_the_quota(capacity: int, size: str) -> None:
         ("lmcache-fs", "/mnt/kv", "a#b", None, "choose another name"),
         ("lmcache-fs", "/mnt/kv", "a\nb", None, "choose another name"),
         ("lmcache-fs", "/mnt/kv", "a ", None, "choose another name"),
-        ("sglang-file", "/mnt/kv", "a", 1 << 20, "is 1M, expected 64M or more"),
+        (
+            "sglang-file",
+            "/mnt/kv",
+            "a",
+            1 << 20,
+            "quota_hard=1M of namespace 'a': expected at least 64M",
+        ),
     ],
 )
 def test_what_an_engine_could_not_read_is_refused(

@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from kvfs.eviction import LeafFirst, Policy, WouldBe, make
 from kvfs.eviction.adaptive import Adaptive
 from kvfs.eviction.ghosts import Sample
 from kvfs.eviction.succession import Succession
+from kvfs.eviction.wouldbe import FEWEST, TIMES
 
 Requests = list[list[int]]
 DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]
@@ -197,18 +199,45 @@ def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
     assert abs(after[0.5] - before[1.0]) < 0.05
 
 
+@pytest.mark.parametrize("stored", [300, 3000, 20_000])
+def test_a_sample_of_a_few_accesses_says_nothing(stored: int) -> None:
+    """Of each of these a sample of 1 in 256 has less than a hundred."""
+    would_be = WouldBe(130_797)
+    assert would_be.sample.shift == 8
+    for key in range(stored):
+        would_be.see(key, 0, lambda _: 0)
+        assert would_be.answers() == {}
+
+
+@pytest.mark.parametrize("first", [1, 1 << 20, 1 << 40])
+def test_what_is_never_read_has_no_hits_as_soon_as_a_sample_says_so(first: int) -> None:
+    would_be = WouldBe(130_797)
+    keys = count(first)
+    while not (answers := would_be.answers()):
+        would_be.see(next(keys), 0, lambda _: 0)
+    assert FEWEST <= would_be.sampled < FEWEST + 1
+    assert max(answers.values()) <= 0.1, "two standard deviations"
+
+
+def test_of_all_keys_a_few_accesses_are_told() -> None:
+    would_be = WouldBe(100)
+    for key in (1, 2, 1, 3):
+        would_be.see(key, 0, lambda _: 0)
+    assert would_be.answers() == dict.fromkeys(TIMES, 0.25)
+
+
 def test_another_sample_keeps_what_was_counted() -> None:
     policy, would_be = Adaptive(1000, entries=64), WouldBe(1000, entries=64)
     keys = zipf(3000, 20_000, 11)
     hits(policy, [[key] for key in keys])
     for key in keys:
         would_be.see(key, 0, lambda _: 0)
-    scores, answers = policy.choice.hit_ratios(), would_be.answers()
+    scores, answers = policy.choice.hit_ratios(), would_be.hit_ratios()
     shift = policy.choice.sample.shift
     policy.capacity = would_be.capacity = 8000
     assert policy.choice.sample.shift == shift + 3
     assert policy.choice.hit_ratios() == pytest.approx(scores)
-    assert would_be.answers() == pytest.approx(answers)
+    assert would_be.hit_ratios() == pytest.approx(answers)
 
 
 def test_another_capacity_leaves_the_ghosts_what_fits() -> None:

@@ -35,7 +35,7 @@ LAYERS = (
 # needs no daemon.
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
-    *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.errors"),
+    *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.

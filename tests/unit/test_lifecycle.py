@@ -100,7 +100,10 @@ def test_what_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
             (
                 lambda: made.namespace("a"),
                 ExistsError,
-                "namespace a exists: change it with kvfs ns set",
+                (
+                    "namespace a exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+                    "prints its engine's configuration"
+                ),
             ),
             (
                 lambda: made.namespace("file"),
@@ -180,6 +183,14 @@ def test_a_commit_that_fails_makes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 # Told
+
+
+def test_media_that_a_later_mount_lacks_stand_in_nobodys_way(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.namespace("a", media="ram")
+        made.residency.tiers = made.residency.tiers[1:]
+        assert made.tell("a", weight="50").settings == Settings(media=("ram",), weight=50)
+        assert "this mount has no ram tier" in refusal(lambda: made.tell("a", media="ram"))
 
 
 def test_settings_change_one_by_one_and_survive(tmp_path: Path) -> None:

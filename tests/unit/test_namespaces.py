@@ -12,13 +12,21 @@ import trio.testing
 
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import administration
+from kvfs.core import administration, renames
 from kvfs.core.attributes import ATIME_STEP
 from kvfs.core.namespace import SMALLEST, USES_NOTED
 from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.room import AT_ONCE
 from kvfs.core.walks import STEP
-from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, QuotaError, StaleError, TierError
+from kvfs.errors import (
+    ExistsError,
+    NoSpaceError,
+    NotFoundError,
+    OtherNamespaceError,
+    QuotaError,
+    StaleError,
+    TierError,
+)
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
 
@@ -338,7 +346,8 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     """As the kernel's face does it."""
     (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
     move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
-    await made.room.take_in(partial(made.renames.arrivals, *move))
+    below = await made.renames.weigh(*move)
+    await made.room.take_in(partial(made.renames.arrivals, *move, below))
     made.renames.rename(*move)
 
 
@@ -392,6 +401,55 @@ def test_a_rename_into_a_quota_that_has_nothing_to_give_changes_nothing(
         assert list(made.inodes()) == before
         await rename(made, b"b/007", b"full/000")
         assert sorted(names(made, b"full")) == [b"000", b"001"]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+@pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE])
+@pytest.mark.parametrize("quota", [{"quota_hard": str(3 * COST)}, {"quota_objects": "3"}])
+def test_a_directory_that_finds_no_room_in_a_quota_stays(
+    tmp_path: Path, quota: dict[str, str], flags: int
+) -> None:
+    async def case(made: World) -> None:
+        made.namespace("full", eviction="never", **quota)
+        made.namespace("small", eviction="lru", **quota)
+        for path in (b"b", b"b/two", b"b/two/deep", b"b/four", b"full/one", b"small/one"):
+            made.mkdir(path)
+        await fill(made, 2, b"full")
+        await fill(made, 1, b"small", first=7)
+        await fill(made, 2, b"b/two/deep")
+        made.tree.link(made.at(b"b/two/deep/000").ino, made.at(b"b/two").ino, b"again")
+        await fill(made, 4, b"b/four")
+        before = [inode.copy() for inode in made.inodes()]
+        for old, new in ((b"b/two", b"full/one"), (b"b/four", b"small/one")):
+            with pytest.raises(QuotaError):
+                await rename(made, old, new, flags)
+        assert list(made.inodes()) == before
+        await rename(made, b"b/two", b"small/one", flags)
+        await made.walk()
+        assert names(made, b"small/one/deep") == [b"000", b"001"]
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+def test_a_directory_of_too_many_names_is_to_be_copied_into_a_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renames, "WEIGHED_MAX", 40)
+
+    async def case(made: World) -> None:
+        made.namespace("a", eviction="lru", quota_objects="100")
+        made.namespace("free")
+        made.mkdir(b"b")
+        made.mkdir(b"b/d")
+        await fill(made, 41, b"b/d")
+        with pytest.raises(OtherNamespaceError, match="more than 40 names"):
+            await rename(made, b"b/d", b"a/d")
+        await rename(made, b"b/d", b"free/d")
+        await made.walk()
+        assert len(names(made, b"free/d")) == 41
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -489,12 +547,15 @@ def test_a_file_beyond_the_quota_goes_when_nobody_has_it_open(tmp_path: Path) ->
     async def case(made: World) -> None:
         space = made.namespace("a", quota_hard=str(3 * COST))
         await fill(made, 2)
-        await made.make_file(b"a/large", BYTES * 5)
-        assert names(made, b"a") == []
-        assert space.bytes == 0
+        there = names(made, b"a")
+        with pytest.raises(QuotaError):
+            await made.make_file(b"a/large", BYTES * 5)
+        assert names(made, b"a") == there
+        assert space.bytes == 2 * COST
         held = await made.create(b"large", BYTES * 5, space.ino)
         again = await made.objects.open(held.inode.ino, writable=False)
-        await made.close(held, writable=True)
+        with pytest.raises(QuotaError):
+            await made.close(held, writable=True)
         assert names(made, b"a") == [b"large"], "somebody reads it"
         made.check()
         await made.close(again, writable=False)

@@ -680,3 +680,28 @@ def test_names_of_lost_bytes_are_gone_whoever_looks_first(made: World) -> None:
         assert made.residency.counters["dropped_lost"] == 6
 
     run(case)
+
+
+def test_blocks_that_the_disk_allocates_after_the_seal_are_in_the_record(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accounts go by what the record says, when the object comes and when it goes."""
+
+    async def case() -> None:
+        held = await made.create(b"a", BYTES)
+        made.objects.flush(held, writable=True)
+        measure = made.objects.measure
+
+        def late(held: OpenObject) -> None:
+            measure(held)
+            held.inode.blocks += 8
+
+        monkeypatch.setattr(made.objects, "measure", late)
+        await made.objects.release(held, writable=True)
+        monkeypatch.undo()
+        made.check()
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.check_at_rest()
+        assert sum(tier.used for tier in made.tiers) == 0
+
+    run(case)

@@ -1,6 +1,7 @@
 """A trace played with real files: the same hits as the simulator's, and no wrong byte unseen."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,33 @@ def test_what_others_put_there_is_not_removed(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "precious.kv").exists()
 
 
+def test_an_error_is_told_before_what_could_not_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+
+    def wrong() -> None:
+        with directory(tmp_path, "mine", keep=False):
+            (path / "precious.kv").touch()
+            raise ReplayError("wrong bytes")
+
+    with pytest.raises(ReplayError, match="wrong bytes") as raised:
+        wrong()
+    assert raised.value.__notes__ == [f"{path} could not be removed: Directory not empty"]
+
+
+def test_a_directory_that_was_dropped_meanwhile_is_removed(tmp_path: Path) -> None:
+    with directory(tmp_path, "mine", keep=False) as path:
+        path.rmdir()
+
+    def dropped() -> None:
+        with directory(tmp_path, "mine", keep=False) as path:
+            path.rmdir()
+            replay([Request(0.0, 512, [1])], path, SIZE)
+
+    with pytest.raises(ReplayError, match="No such file or directory") as raised:
+        dropped()
+    assert not hasattr(raised.value, "__notes__")
+
+
 @pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "a\0b"])
 def test_a_namespace_is_one_name(tmp_path: Path, namespace: str) -> None:
     with (
@@ -230,3 +258,32 @@ def test_wrong_bytes_are_one_line(file: Path, root: Path, monkeypatch: pytest.Mo
     assert result.stderr.startswith(f"kvfs: {root}")
     assert "wrong bytes from offset 0" in result.stderr
     assert list(root.iterdir()) == []
+
+
+def test_both_errors_are_one_line(file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(part: Path, key: int, size: int) -> bool:
+        part.write_bytes(content(key + 1, size))
+        (part.parent / "precious.kv").touch()
+        return True
+
+    monkeypatch.setattr(module, "_store", other)
+    result = kvfs(file, root, "--namespace", "a")
+    assert result.exit_code == 1
+    path = root / "a"
+    assert result.stderr == (
+        f"kvfs: {path / name(2, 0)} has wrong bytes from offset 0; "
+        f"{path} could not be removed: Directory not empty\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_one_leaves_nothing(
+    file: Path, root: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(time, "sleep", lambda _: signal.raise_signal(number))
+    result = kvfs(file, root, "--speed", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "kvfs: interrupted\n"
+    assert list(root.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -58,6 +58,17 @@ def test_settings_survive_the_way_to_text_and_to_json(settings: Settings) -> Non
     assert Settings.from_json(settings.to_json()) == settings
 
 
+def test_nobody_is_none() -> None:
+    """As the table of settings says it."""
+    nobody = {"uid": "none", "gid": "none", "mode": "none"}
+    assert Settings(uid=1, gid=1, mode=0o600).changed(nobody) == Settings()
+
+
+def test_a_catalog_that_has_bytes_without_a_unit_is_read() -> None:
+    written = '{"quota_hard": "500", "read_bytes": "300", "weight": "7"}'
+    assert Settings.from_json(written) == Settings(quota_hard=500, read_bytes=300, weight=7)
+
+
 def test_every_setting_is_understood() -> None:
     settings = Settings.parse(
         {
@@ -145,7 +156,7 @@ def test_every_setting_is_described() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0", 0), ("45", 45), ("30s", 30), ("10m", 600), ("12h", 43200), ("7d", 604800)],
+    [("0", 0), ("0s", 0), ("30s", 30), ("10m", 600), ("12h", 43200), ("7d", 604800)],
 )
 def test_durations_have_units(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -259,6 +270,21 @@ def test_the_first_pattern_that_matches_wins(file: Path) -> None:
     assert templates.for_name("VLLM-a") == Settings(ttl=7 * 86400)
 
 
+def test_a_pattern_may_have_whatever_a_name_may(file: Path) -> None:
+    patterns = ["*", "[abc]?", "[]a]x", "[!]]", ".*", "a]", "a b"]
+    file.write_text("".join(f"[namespace.'{one}']\n" for one in patterns))
+    assert [pattern for pattern, _ in Templates.read(file).by_pattern] == patterns
+
+
+def test_a_tier_that_is_not_mounted_is_refused(file: Path) -> None:
+    file.write_text("[namespace.a]\nmedia = 'ram'")
+    assert Templates.read(file, ["ram", "nvme"]).for_name("a") == Settings(media=("ram",))
+    with pytest.raises(
+        ConfigError, match=r'\[namespace."a"\]: setting media=ram: this mount has no'
+    ):
+        Templates.read(file, ["nvme"])
+
+
 def test_without_a_match_there_is_nothing(file: Path) -> None:
     file.write_text("")
     assert Templates.read(file) == Templates()
@@ -278,6 +304,10 @@ def test_without_a_match_there_is_nothing(file: Path) -> None:
         ("namespace = 1", "namespace = 1: expected tables"),
         ("[namespace]\na = 1", '[namespace."a"]: expected a table, found 1'),
         ("[namespace.a\n", "line 1"),
+        *(
+            (f"[namespace.'{pattern}']", "expected a pattern for the names of top-level")
+            for pattern in ("", ".", "..", "a/*", "a[bc", "[]", "[!]a")
+        ),
     ],
 )
 def test_a_bad_template_is_refused_by_file_table_field_and_value(

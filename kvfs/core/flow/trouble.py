@@ -19,11 +19,12 @@ PAUSE = 1.0  # s without demotions after one failed
 
 
 class Trouble:
-    """`failures` in a row, of demotions and other jobs."""
+    """`failures` in a row, of demotions and other jobs; `reason` of the last one."""
 
     def __init__(self, residency: Residency) -> None:
         self.residency = residency
         self.failures = 0
+        self.reason = ""
         self._quiet_until = 0.0
         self._said = ""  # the last failure that was logged
 
@@ -47,6 +48,7 @@ class Trouble:
         """Log it, and those of its kind that follow only for those who look closely."""
         self._quiet_until = trio.current_time() + PAUSE
         self.failures += counts
+        self.reason = reason
         kind = kind or reason
         log.log(logging.DEBUG if kind == self._said else logging.WARNING, "%s", reason)
         self._said = kind

@@ -35,6 +35,14 @@ class WriteBack:
         """Whether somebody asks for RAM to be written back, and has done so lately."""
         return trio.current_time() < self._until
 
+    @property
+    def stuck(self) -> str:
+        """Why NVMe takes no more of it; "" as long as it may."""
+        nvme, trouble = self.residency.nvme, self.trouble
+        if nvme is not None and nvme.health.down:
+            return nvme.health.why
+        return trouble.reason if trouble.failures >= GIVE_UP else ""
+
     def start(self) -> tuple[int, int]:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
         residency = self.residency
@@ -60,8 +68,10 @@ class WriteBack:
         self.trouble.failures = 0
         counted = self.residency.census_done.is_set
         while (left := self.start())[1] or not counted():
-            if self.trouble.failures >= GIVE_UP or self.trouble.down:
-                log.error("%d objects (%d bytes) could not be written back", left[1], left[0])
+            if stuck := self.stuck:
+                log.error(
+                    "%d objects (%d bytes) could not be written back: %s", left[1], left[0], stuck
+                )
                 break
             await trio.sleep(0.02)
         self._until = 0.0
