@@ -1,5 +1,6 @@
 """What the daemon's process needs of the system: a log, descriptors, a CPU at once."""
 
+import errno
 import logging
 import logging.handlers
 import os
@@ -45,3 +46,12 @@ def _start_log(config: Config) -> None:
         force=True,
     )
     logging.captureWarnings(capture=True)
+    logging.getLogger("pyfuse3").addFilter(_late_release)
+
+
+def _late_release(record: logging.LogRecord) -> bool:
+    """An unmount ends closes, which no process waits for; an answer that comes late is no error."""
+    ended = (os.strerror(errno.ENOENT),)
+    if record.args == ended and str(record.msg).startswith("fuse_release"):
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+    return True

@@ -1,0 +1,38 @@
+"""What the daemon's log says, and how loudly."""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvfs.config import Config
+from kvfs.daemon import process
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "log"
+    config = Config.from_options(tmp_path, f"ram=64M,log={path}")
+    root, theirs = logging.getLogger(), logging.getLogger("pyfuse3")
+    before, level, filters = root.handlers[:], root.level, theirs.filters[:]
+    root.handlers = []
+    process._start_log(config)  # the rest of prepare() is for a process of its own
+    yield path
+    for handler in root.handlers:
+        handler.close()
+    root.handlers, theirs.filters = before, filters
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+@pytest.mark.parametrize("verb", ["release", "releasedir"])
+def test_a_close_that_an_unmount_ended_is_no_error(log: Path, verb: str) -> None:
+    theirs = logging.getLogger("pyfuse3")
+    theirs.error(f"fuse_{verb}(): fuse_reply_* failed with %s", os.strerror(errno.ENOENT))
+    theirs.error(f"fuse_{verb}(): fuse_reply_* failed with %s", os.strerror(errno.EIO))
+    theirs.error("fuse_lookup(): fuse_reply_* failed with %s", os.strerror(errno.ENOENT))
+    levels = [line.split()[2] for line in log.read_text().splitlines()]
+    assert levels == ["INFO", "ERROR", "ERROR"]
