@@ -7,7 +7,6 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import hydration
 from kvfs.errors import NotFoundError
 from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
@@ -281,11 +280,12 @@ def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
     trio.run(after)
 
 
-def test_all_fetches_together_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hydration, "IN_FLIGHT", 30_000)
-
+def test_all_fetches_together_have_a_bound(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
+        assert made.flow.hydration is not None
+        budget = made.flow.hydration.budget
+        budget.most = 30_000
         inodes = [await spilled(made, b"%d" % number, A + b"%d" % number) for number in range(8)]
         most = running = 0
 
@@ -304,8 +304,7 @@ def test_all_fetches_together_have_a_bound(made: World, monkeypatch: pytest.Monk
             for inode in inodes:
                 nursery.start_soon(made.read, inode.ino)
         assert most == 2
-        assert made.flow.hydration is not None
-        assert made.flow.hydration._in_flight == 0
+        assert (budget.bytes, budget.count, budget.waiting) == (0, 0, 0)
 
     trio.run(case)
 
