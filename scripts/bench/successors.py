@@ -10,6 +10,7 @@ Blocks are made in the order in which they are first named. Not for whether a pr
 import json
 import lzma
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def measure(path: Path) -> tuple[int, Counter[str], Counter[str]]:
         for line in lines:
             blocks = json.loads(line)["hash_ids"]
             here = next((n for n, one in enumerate(blocks) if one not in place), len(blocks))
-            for before, block in zip(blocks[1:here], blocks[2:here], strict=False):
+            for before, block in pairwise(blocks[1:here]):
                 steps += 1
                 after = place[before] + 1
                 guesses = (
@@ -39,8 +40,8 @@ def measure(path: Path) -> tuple[int, Counter[str], Counter[str]]:
                 for name, guess in zip(ORDERS, guesses, strict=True):
                     known[name] += guess is not None
                     right[name] += guess == block
-            opened.update(zip(blocks[: here - 1], blocks[1:here], strict=False))
-            newest.update(zip(blocks, blocks[1:], strict=False))
+            opened.update(pairwise(blocks[:here]))
+            newest.update(pairwise(blocks))
             for block in blocks:
                 if block not in place:
                     place[block] = len(made)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.errors import NotFoundError
@@ -248,6 +249,32 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
                 await made.read(inode.ino)
         await made.flow.trash.empty()
         made.check()
+
+    trio.run(case)
+
+
+def test_what_gets_another_key_while_its_fetch_waits_is_not_lost(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        inode = await spilled(made)
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        go = trio.Event()
+        made.remote.before = go.wait
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(await made.read(inode.ino))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.upload_all)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            go.set()
+        assert found == [A]
+        assert contents(store) == {"@0/b": A}
 
     trio.run(case)
 

@@ -165,9 +165,6 @@ class Hydration:
 
     async def _fetch(self, inode: Inode, running: _Fetch) -> None:
         ino, version = inode.ino, inode.version
-        stored = self.residency.dirty.stored(ino)
-        if stored is None:
-            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
         cost = running.turn.cost
         await running.turn.come.wait()
         while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
@@ -176,6 +173,7 @@ class Hydration:
         try:
             tier = self._reserve(inode, running)
             try:
+                stored = self._where(inode)
                 await self._wait_for_trash(tier, ino, version)
                 self._enter(inode, tier, await self._download(inode, stored, tier))
             finally:
@@ -183,6 +181,15 @@ class Hydration:
         finally:
             self._jobs.discard(ino)
             self.residency.wake()
+
+    def _where(self, inode: Inode) -> Stored:
+        """Asked when no job can give it another key any more, which deletes the one it had."""
+        stored = self.residency.dirty.stored(inode.ino)
+        if stored is None:
+            raise NoObjectError(
+                f"inode {inode.ino}: nothing says where it is in {self.bucket.place}"
+            )
+        return stored
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
         path = tier.path(inode.ino, inode.version)
