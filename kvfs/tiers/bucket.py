@@ -25,6 +25,10 @@ COUNTERS = (
     "conflicts",
     "failures",
     "waits",
+    "prefetched",
+    "prefetch_used",
+    "prefetch_wasted",
+    "warmed",
 )
 
 
