@@ -31,14 +31,14 @@ def download(
     part = destination + PART
     if failpoints.active:
         failpoints.reach("movement.download")
-    out = os.open(part, _NEW, 0o600)
+    out, spent = os.open(part, _NEW, 0o600), 0.0
     try:
         if size:
             os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
         if stored.codec == "none":
             transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
         else:
-            _decompressed(transfers, stored, out, part, size, digest)
+            spent = _decompressed(transfers, stored, out, part, size, digest)
         os.utime(out, ns=(touched_ns, touched_ns))
         if failpoints.active:
             failpoints.reach("movement.download.written")
@@ -51,20 +51,22 @@ def download(
         os.close(out)
     if failpoints.active:
         failpoints.reach("movement.download.renamed")
-    return Moved(digest, blocks)
+    return Moved(digest, blocks, spent)
 
 
 def _decompressed(
     transfers: Transfers, stored: Stored, out: int, part: str, size: int, digest: bytes
-) -> None:
+) -> float:
+    """Processor time in seconds."""
     from kvfs.compression.files import decompress  # noqa: PLC0415 (who needs it loads it)
 
     packed = os.open(os.path.dirname(part), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         transfers.download(stored.key, packed, stored.size, etag=stored.etag, digest=stored.digest)
-        decompress(stored.codec, packed, out, size, stored.size)
+        spent = decompress(stored.codec, packed, out, size, stored.size)
     finally:
         os.close(packed)
-    found = copying.read_through(part, size, sync=False).digest
+    found = copying.digest_of(out, size)
     if found != digest:
         raise WrongBytesError(f"{stored.key}: the bytes have xxh3-128 {found.hex()}")
+    return spent

@@ -107,16 +107,16 @@ class Hydration:
 
     async def _fetch(self, inode: Inode) -> None:
         ino, version = inode.ino, inode.version
-        stored = self.residency.dirty.stored(ino)
-        if stored is None:
-            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
         cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
+        if self._stored(ino).codec != "none":  # both forms are here while it is decompressed
+            cost *= 2
         await self._admit(cost)
         try:
             while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
                 await trio.sleep(PERIOD)
             self._jobs.add(ino)
             try:
+                stored = self._stored(ino)  # a job may have given it another name
                 tier = self._reserve(inode, cost)
                 try:
                     await self._wait_for_trash(tier, ino, version)
@@ -128,6 +128,12 @@ class Hydration:
                 self.residency.wake()
         finally:
             self._release(cost)
+
+    def _stored(self, ino: int) -> Stored:
+        found = self.residency.dirty.stored(ino)
+        if found is None:
+            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
+        return found
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
         path = tier.path(inode.ino, inode.version)
@@ -156,6 +162,9 @@ class Hydration:
             raise
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
+        if moved.cpu_seconds:
+            self.bucket.counters["decompressed"] += 1
+            self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
     def _give_up(self, inode: Inode, error: Exception) -> None:
         """The bucket cannot produce what it should have: a miss, now and later."""
