@@ -22,6 +22,8 @@ from kvfs.core.namespaces import Namespaces
 from kvfs.tiers import Bucket
 
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
+# Another: all that was sealed before it was to be in the bucket has been looked for since ("1").
+CAUGHT_UP = "bucket_caught_up"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
 SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
@@ -53,6 +55,7 @@ class Dirty:
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
         self._hurry_until = 0.0
+        self.behind = trio.Event()  # what was sealed before is to be looked for
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -123,6 +126,12 @@ class Dirty:
     def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
         """The bucket does not have it. `sealed_ns`: when it was sealed, if that is known."""
         self._mark(inode, sealed_ns or time.time_ns(), batch)
+
+    def look_back(self, batch: Batch) -> None:
+        """What is sealed already is to be in the bucket from now on."""
+        if self.on:
+            batch.set_fact(CAUGHT_UP, "")
+            batch.then(self.behind.set)
 
     def attributes(self, inode: Inode, batch: Batch) -> None:
         """Its mode, owner or time is another one than before."""

@@ -122,8 +122,8 @@ class Store(Protocol):
     ) -> str:
         """Make `length` bytes from `start` of another object a part; return the part's ETag.
 
-        Raises NoUploadError, NoObjectError; ObjectChangedError as `copy`; RefusedError or
-        StoreError for what the source does not have.
+        Raises NoObjectError; ObjectChangedError as `copy`; StoreError for an upload that is not
+        there, or for bytes that the source does not have.
         """
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:

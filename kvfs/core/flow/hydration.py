@@ -18,7 +18,7 @@ from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
@@ -64,7 +64,7 @@ class Hydration:
         self._waiting: deque[tuple[int, trio.Event]] = deque()
 
     async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError. The caller holds the inode's lock."""
+        """Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock."""
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
@@ -76,16 +76,16 @@ class Hydration:
             await running.ended.wait()
         if not running.ended.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+        if isinstance(running.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(running.problem)) from running.problem
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
-        bucket.hits += 1
 
     async def _run(self, inode: Inode, running: _Fetch) -> None:
         try:
             await self._fetch(inode)
         except FOR_GOOD as error:
-            running.problem = error
-            self._give_up(inode, error)
+            running.problem = self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
             self.bucket.counters["failures"] += 1
@@ -94,7 +94,7 @@ class Hydration:
         except (KvfsError, OSError) as error:
             running.problem = error
             log.log(
-                logging.DEBUG if isinstance(error, NotFoundError) else logging.WARNING,
+                logging.DEBUG if isinstance(error, StaleError) else logging.WARNING,
                 "inode %d stays in the bucket: %s",
                 *(inode.ino, error),
             )
@@ -145,7 +145,7 @@ class Hydration:
             return await self.remote.download(*wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
-        """It is here: say so. Raises CatalogError, NotFoundError if it has changed meanwhile."""
+        """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         residency, ino, version = self.residency, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("flow.hydrated")
@@ -153,7 +153,7 @@ class Hydration:
         if current is None or tier in residency.holders(current):
             if current is None:
                 residency.throw_away(tier, ino, version)
-            raise NotFoundError(f"inode {ino} has changed while it was fetched")
+            raise StaleError(f"inode {ino} has changed while it was fetched")
         current.session = residency.session  # it is not synced: after a crash its digest tells
         try:
             residency.add_copy(current, tier, moved.blocks, moved.digest)
@@ -166,16 +166,22 @@ class Hydration:
             self.bucket.counters["decompressed"] += 1
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
-    def _give_up(self, inode: Inode, error: Exception) -> None:
-        """The bucket cannot produce what it should have: a miss, now and later."""
-        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+    def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
+        """The bucket cannot produce what it should have: a miss, now and later.
+
+        Unless nobody means that any more; what it comes to for those who wait.
+        """
         current = self.transfers.fit(inode.ino, inode.version)
-        if current is None or self.residency.holders(current) or inode.ino in self.residency.open:
-            return
+        if current is None:
+            return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
+        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+        if self.residency.holders(current) or inode.ino in self.residency.open:
+            return error
         try:
             self.residency.drop(current, "lost", stored=isinstance(error, OURS))
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
+        return error
 
     # Room
 
