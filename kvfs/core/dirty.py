@@ -135,7 +135,10 @@ class Dirty:
 
     def attributes(self, inode: Inode, batch: Batch) -> None:
         """Its mode, owner or time is another one than before."""
-        if self.on and inode.in_bucket and inode.ino not in self and self.wanted(inode):
+        if not self.on or not inode.in_bucket or inode.ino in self:
+            return
+        stored = self.stored(inode.ino)
+        if stored and stored.told not in {"", inode.told} and self.wanted(inode):
             self._mark(inode, time.time_ns(), batch)
 
     def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:

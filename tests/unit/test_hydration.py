@@ -52,7 +52,9 @@ def test_an_open_brings_it_back_as_it_was(made: World) -> None:
         assert await made.read(before.ino) == A
         assert counters(made)["downloads"] == 1
         assert made.bucket is not None
-        assert made.bucket.hits == 1
+        assert (made.bucket.hits, made.fast.hits) == (1, 1)
+        counted = made.residency.namespaces.default.counters
+        assert (counted["read_s3"], counted["read_ram"]) == (1, 1)
 
     trio.run(case)
 
