@@ -43,17 +43,20 @@ class Packed(NamedTuple):
 
 
 @contextmanager
-def packed(source: int, size: int, scratch: str) -> Iterator[tuple[Packed | None, Packing]]:
+def packed(
+    source: int, size: int, scratch: str, element_size: int | None = None
+) -> Iterator[tuple[Packed | None, Packing]]:
     """Compress an open file of `size` bytes; None if it is to go up as it is.
 
-    scratch: the directory for what is more than MEMORY; "": there is none.
+    scratch: the directory for what is more than MEMORY; "": there is none. element_size: bytes of a
+    number, if that is known; else a sample tells.
     """
     begun = time.thread_time()
     with ExitStack() as stack:
         found, failure = None, ""
         try:
             room = stack.enter_context(_room(size, scratch)).fileno()
-            made = compress(source, room, size)
+            made = compress(source, room, size, element_size)
             if made is not None:
                 digest = copying.digest_of(room, made.stored_size)
                 found = Packed(room, made.stored_size, digest, made.codec, made.digest)

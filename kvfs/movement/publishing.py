@@ -28,6 +28,7 @@ class About(NamedTuple):
     """What an object is, beside its bytes. `digest`: b"" if nobody computed it.
 
     told: mode, owner and time once more, as the catalog remembers what the bucket has of them.
+    element_size: bytes of a number in it, if that is known.
     """
 
     size: int
@@ -40,6 +41,7 @@ class About(NamedTuple):
     parent_key: int
     model: str
     told: str
+    element_size: int | None = None
 
 
 class Target(NamedTuple):

@@ -44,7 +44,9 @@ def upload(
         _expect(fd, source, about.size, touched_ns)
         packed = result = None
         if scratch is not None:
-            packed, result = stack.enter_context(packing.packed(fd, about.size, scratch))
+            packed, result = stack.enter_context(
+                packing.packed(fd, about.size, scratch, about.element_size)
+            )
         if packed is None:
             digest = about.digest or copying.read_through(source, about.size, sync=False).digest
             sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,6 +299,31 @@ def test_what_its_namespace_does_not_want_is_not_compressed(
         await made.upload_all()
         assert contents(store) == {"n@1/a": KV, "@0/b": NOISE}
         assert counters(made)["not_compressed"] == 1
+
+    trio.run(case)
+
+
+def test_the_name_of_a_block_says_how_large_its_numbers_are(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int | None] = []
+    plain = sampling.sampled
+
+    def sampled(read: Callable[[int, int], bytes], size: int, known: int | None) -> int | None:
+        tried.append(known)
+        return plain(read, size, known)
+
+    monkeypatch.setattr(files, "sampled", sampled)
+
+    async def case() -> None:
+        await made.make_file(b"m@2@1@abc@bfloat16.data", KV)
+        await made.make_file(b"m@2@1@abc@fp8_e5m2.data", KV)
+        await made.make_file(b"a", KV)
+        await made.upload_all()
+        assert tried == [2, None, None]
+        stored = made.residency.dirty.stored(made.find(b"m@2@1@abc@bfloat16.data").ino)
+        assert stored is not None
+        assert stored.codec == codec_name(2)
 
     trio.run(case)
 

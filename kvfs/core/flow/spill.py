@@ -276,6 +276,7 @@ class Spill:
             inode.parent_key,
             engine_and_model[1],
             inode.told,
+            self.residency.namespaces.places.element_size(inode),
         )
 
     def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
