@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.catalog import Stored
-from kvfs.movement import copying
+from kvfs.movement import copying, publishing
 from kvfs.movement.copying import PART, Moved
-from kvfs.s3.errors import WrongBytesError
+from kvfs.s3.errors import ObjectChangedError, WrongBytesError
 from kvfs.s3.transfer import Transfers
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -27,18 +27,22 @@ def download(
     digest: bytes,
     touched_ns: int,
 ) -> Moved:
-    """Fetch an object of `size` bytes, as its readers see them, with this xxh3-128."""
+    """Fetch an object of `size` bytes, as its readers see them, with this xxh3-128.
+
+    If it has another ETag by now it must say of itself that it has the same bytes.
+    """
     part = destination + PART
     if failpoints.active:
         failpoints.reach("movement.download")
-    out, spent = os.open(part, _NEW, 0o600), 0.0
+    out = os.open(part, _NEW, 0o600)
     try:
         if size:
             os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
-        if stored.codec == "none":
-            transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
-        else:
-            spent = _decompressed(transfers, stored, out, part, size, digest)
+        try:
+            spent = _fetch(transfers, stored, out, part, size, digest)
+        except ObjectChangedError:
+            now = publishing.as_it_is_now(transfers, stored, digest)
+            spent = _fetch(transfers, now, out, part, size, digest)
         os.utime(out, ns=(touched_ns, touched_ns))
         if failpoints.active:
             failpoints.reach("movement.download.written")
@@ -52,6 +56,16 @@ def download(
     if failpoints.active:
         failpoints.reach("movement.download.renamed")
     return Moved(digest, blocks, spent)
+
+
+def _fetch(
+    transfers: Transfers, stored: Stored, out: int, part: str, size: int, digest: bytes
+) -> float:
+    """Processor time of decompressing, in seconds."""
+    if stored.codec != "none":
+        return _decompressed(transfers, stored, out, part, size, digest)
+    transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
+    return 0.0
 
 
 def _decompressed(

@@ -19,7 +19,7 @@ from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
 from kvfs.errors import UnsupportedError
 from kvfs.movement.packing import Packing
-from kvfs.s3.errors import MetadataError, NoObjectError, ObjectExistsError
+from kvfs.s3.errors import MetadataError, NoObjectError, ObjectChangedError, ObjectExistsError
 from kvfs.s3.facts import Facts
 from kvfs.s3.transfer import ATTEMPT, Transfers
 
@@ -131,6 +131,27 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
     return Stored(
         key, head.etag, found.stored_size, found.stored_digest, found.codec, told=about.told
     )
+
+
+def as_it_is_now(transfers: Transfers, stored: Stored, digest: bytes) -> Stored:
+    """What is stored, with the ETag that it has: another node may have changed its mode.
+
+    Or this one has, and lost the answer. Raises ObjectChangedError if it is another object.
+    """
+    head = transfers.store.head(stored.key)
+    if head.etag == stored.etag:
+        return stored
+    try:
+        found = Facts.of_head(stored.key, head)
+    except MetadataError:
+        found = None
+    if found is None or (found.digest, found.stored_digest, found.codec) != (
+        digest,
+        stored.digest,
+        stored.codec,
+    ):
+        raise ObjectChangedError(f"{transfers.store.name}/{stored.key}: its ETag has changed")
+    return stored._replace(etag=head.etag)
 
 
 @contextmanager

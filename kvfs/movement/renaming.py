@@ -10,7 +10,7 @@ from kvfs import failpoints
 from kvfs.catalog import Stored
 from kvfs.movement import publishing
 from kvfs.movement.publishing import About, Target, Uploaded
-from kvfs.s3.errors import ObjectChangedError, ObjectExistsError
+from kvfs.s3.errors import ObjectExistsError
 from kvfs.s3.transfer import ATTEMPT, Transfers
 
 # S3 copies 5 GiB in one request, but answers only then: that takes longer than an answer may.
@@ -29,7 +29,8 @@ def copy(
     if failpoints.active:
         failpoints.reach("movement.upload")
     publishing.publish_name(transfers, target.record)
-    _expect(transfers, source)  # not every store looks by itself
+    # Not every store looks by itself.
+    source = publishing.as_it_is_now(transfers, source, about.digest)
     metadata = publishing.facts(about, source, about.digest).metadata()
     fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)
     try:
@@ -56,8 +57,3 @@ def copy(
     if failpoints.active:
         failpoints.reach("movement.uploaded")
     return Uploaded(done, about.digest)
-
-
-def _expect(transfers: Transfers, source: Stored) -> None:
-    if transfers.store.head(source.key).etag != source.etag:
-        raise ObjectChangedError(f"{transfers.store.name}/{source.key}: its ETag has changed")

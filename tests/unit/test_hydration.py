@@ -182,6 +182,24 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
     trio.run(case)
 
 
+def test_what_another_node_has_copied_onto_itself_is_the_same(
+    made: World, store: MemoryStore
+) -> None:
+    """Its ETag is another one then, in some stores."""
+
+    async def case() -> None:
+        inode = await spilled(made)
+        store.objects["p/@0/a"].etag = "another"
+        assert await made.read(inode.ino) == A
+        made.residency.evict(again(made, inode.ino))
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await made.upload_all()
+        assert contents(store) == {"@0/b": A}
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
 def test_bytes_that_are_wrong_once_are_fetched_again(made: World) -> None:
     async def case() -> None:
         inode = await spilled(made)

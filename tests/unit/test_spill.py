@@ -444,10 +444,17 @@ def test_what_is_large_is_copied_in_parts(
     trio.run(case)
 
 
+@pytest.mark.parametrize("what", ["name", "mode"])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("verb", ["begin", "copy_part", "complete", "head"])
 def test_a_copy_in_parts_that_fails_is_made_again(
-    made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, verb: Verb, *, late: bool
+    made: World,
+    store: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    verb: Verb,
+    *,
+    late: bool,
 ) -> None:
     monkeypatch.setattr(renaming, "WHOLE", 1000)
 
@@ -455,10 +462,50 @@ def test_a_copy_in_parts_that_fails_is_made_again(
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
         made.residency.evict(again(made, inode.ino))
-        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
-        faults(made, Fault(verb, 1, OutageError("out"), late=late))
+        if what == "name":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            made.attributes.change(inode.ino, mode=0o600)
+        calls = faults(made, Fault(verb, 1, OutageError("out"), late=late)).calls
         await made.upload_all()
-        assert contents(store) == {"@0/b": A}
+        assert calls[verb] > 1 or (verb, late) == ("complete", True), "its own attempt is known"
+        key = "@0/b" if what == "name" else "@0/a"
+        assert contents(store) == {key: A}
+        assert facts(store, f"p/{key}").mode == (0o644 if what == "name" else 0o600)
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("what", ["name", "mode"])
+@pytest.mark.parametrize("verb", ["copy", "complete"])
+def test_a_copy_that_nobody_heard_of_is_found(
+    made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str, verb: Verb
+) -> None:
+    """It was carried out, the store went away, and so did the daemon."""
+    if verb == "complete":
+        monkeypatch.setattr(renaming, "WHOLE", 1000)
+
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.residency.evict(again(made, inode.ino))
+        if what == "name":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            made.attributes.change(inode.ino, mode=0o600)
+        out = OutageError("out")
+        lost = Fault(verb, 1, out, late=True)
+        silent = [Fault("head", number, out) for number in range(2 + (what == "name"), 9)]
+        faults(made, lost, *silent)
+        await made.upload(inode.ino)
+        made.restart(crash=True)
+        faults(made)
+        await made.census()
+        await made.upload_all()
+        key = "@0/b" if what == "name" else "@0/a"
+        assert contents(store) == {key: A}
+        assert facts(store, f"p/{key}").mode == (0o644 if what == "name" else 0o600)
         assert await made.read(inode.ino) == A
 
     trio.run(case)
