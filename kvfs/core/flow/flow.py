@@ -17,6 +17,7 @@ from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.flow.availability import Availability
+from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.movement import Movement, Requests
@@ -116,6 +117,7 @@ class Flow:
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+                nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod
