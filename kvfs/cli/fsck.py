@@ -7,7 +7,6 @@ usage, which is 2 as everywhere here.
 
 import json
 import logging
-import os
 import sys
 import time
 from collections import Counter
@@ -17,15 +16,13 @@ from typing import Any
 
 import click
 
-from kvfs import runtime
-from kvfs.cli import Refusal, json_option, target_argument
+from kvfs.cli import Refusal, is_mount, json_option, target_argument
 from kvfs.cli.screen import progress
 from kvfs.control import request
-from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
+from kvfs.errors import ControlError, InUseError, KvfsError
 
 CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
 POLL_S = 0.2
-PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 NOTES = {
     "to_verify": "copies were last written before a power loss and are to be verified (--hashes)",
     "verified": "copies have the bytes of their digest",
@@ -55,7 +52,7 @@ def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
     Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
     is; 8: the check could not be made; 2: wrong usage.
     """
-    live = _is_mount(target)
+    live = is_mount(target)
     shown = _Report(target, quiet=as_json)
     try:
         with shown.bar:
@@ -80,21 +77,6 @@ def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
     else:
         shown.sum_up()
     sys.exit(shown.exit_code)
-
-
-def _is_mount(path: Path) -> bool:
-    """Whether a kvfs is mounted there, else it is an NVMe directory. Raises ConfigError."""
-    mount = runtime.mount_at(path)
-    if mount is not None and mount.fstype == runtime.FSTYPE:
-        return True
-    lacking = [part for part in PARTS if not os.path.exists(path / part)]
-    if lacking:
-        mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
-        raise ConfigError(
-            f"{path} is neither where a kvfs is mounted (those are: {', '.join(mounted) or 'none'})"
-            f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
-        )
-    return False
 
 
 def _mountpoint(holder: str) -> str:

@@ -104,6 +104,7 @@ class Mount:
                 remote=None if self.bucket is None else Remote(movers, self.bucket),
                 notes=bucket.notes(config, self.directory),
                 identity=bucket.identity(config),
+                mountpoint=str(config.mountpoint),
             )
             objects = Objects(
                 self.residency,

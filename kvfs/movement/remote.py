@@ -16,6 +16,7 @@ from kvfs.movement import asking, downloading, stores, uploading
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.uploading import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
+from kvfs.s3.nodes import Node
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
@@ -86,6 +87,11 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def announce(self, node: Node, *, keep: bool) -> Node:
+        """See `asking.announce`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

@@ -15,6 +15,7 @@ import trio
 
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.hydration import Hydration
@@ -54,8 +55,9 @@ class Flow:
         remote: Remote | None = None,
         notes: str = "",
         identity: str = "",
+        mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, `notes` and `identity` as `Spill` and `Availability` say."""
+        """remote: calls of the bucket; the rest is as those say that are given it."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -75,11 +77,13 @@ class Flow:
         self.hydration: Hydration | None = None
         self.spill: Spill | None = None
         self.availability: Availability | None = None
+        self.announcement: Announcement | None = None
         if remote is not None:
             bucket = remote.bucket
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
             self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
             self.availability = Availability(remote, bucket, self.spill, identity)
+            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
@@ -97,6 +101,8 @@ class Flow:
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+            if self.announcement is not None:
+                nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod
