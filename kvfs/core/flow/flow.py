@@ -87,7 +87,7 @@ class Flow:
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
-        self.checks = Background(residency, movers, self._jobs)
+        self.checks = Background(residency, movers, self._jobs, remote)
 
     @property
     def jobs(self) -> int:
