@@ -16,7 +16,6 @@ from kvfs.cli import Refusal, human, is_mount, json_option
 from kvfs.cli.screen import progress
 from kvfs.errors import ConfigError, InUseError
 from kvfs.parsing import DURATION, read_value
-from kvfs.units import format_duration
 
 GARBAGE = {
     "version": "of versions of namespaces that no node has any more",
@@ -164,9 +163,8 @@ def _show(found: Answer) -> None:
 
 
 def _node(node: Answer) -> str:
-    age = format_duration(max(0, int(node["age_s"]) // 60 * 60) or int(max(0, node["age_s"])))
     told = f"node {node['identity']} ({ascii(node['host'])[1:-1]}:"
-    told += f"{ascii(node['mountpoint'])[1:-1]}), seen {age} ago"
+    told += f"{ascii(node['mountpoint'])[1:-1]}), seen {_age(node['age_s'])} ago"
     if node["namespaces"]:
         told += f", has {', '.join(node['namespaces'])}"
     if node["forgotten"]:
@@ -174,6 +172,14 @@ def _node(node: Answer) -> str:
     elif node["stale"]:
         told += "; stale: --forget-node if it is gone for good"
     return told
+
+
+def _age(seconds: float) -> str:
+    """Return it in the unit that tells most with a small number: 3 d, 47 h, 5 m."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def _sum_up(found: Answer) -> None:

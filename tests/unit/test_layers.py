@@ -36,7 +36,7 @@ LAYERS = (
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    *("kvfs.parsing", "kvfs.units"),
+    "kvfs.parsing",
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
