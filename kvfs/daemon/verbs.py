@@ -12,7 +12,6 @@ from typing import Any
 from kvfs import failpoints
 from kvfs.control.server import Handler
 from kvfs.core import administration, claims
-from kvfs.daemon import bucket
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
 from kvfs.errors import ConfigError, ControlError
@@ -79,8 +78,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         found = mount.bucket
         if found is None:
             raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
-        who, notes = bucket.identity(mount.config), bucket.notes(mount.config, mount.directory)
-        return await claims.describe(mount.residency.namespaces, found, who, notes, after)
+        namespaces = mount.residency.namespaces
+        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""

@@ -74,8 +74,8 @@ def test_it_says_what_is_garbage_and_why(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.stdout.splitlines() == [
         "s3://bucket/p/: 12 objects (2.0 KiB), 2 nodes",
         (
-            "node aaaa (gpu\\n7:/mnt/kv), seen 31 d ago, has x@2; stale: --forget-node if it is gone "
-            "for good"
+            "node aaaa (gpu\\n7:/mnt/kv), seen 31 d ago, has x@2; stale: --forget-node if it is "
+            "gone for good"
         ),
         "node bbbb (gpu8:/mnt/\\udcff), seen 90 s ago; forgotten",
         "node cccc: is no record",
