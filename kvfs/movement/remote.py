@@ -12,10 +12,12 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, renaming, stores, uploading
+from kvfs.movement import asking, downloading, looking, renaming, stores, uploading
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
+from kvfs.s3.nodes import Node
+from kvfs.s3.store import Head, Page
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
@@ -92,6 +94,25 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def page(self, after: str) -> Page:
+        """What is below the prefix, see `Store.list`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), looking.page, prefix, after)
+
+    async def heads(self, keys: Sequence[str]) -> list[Head | None]:
+        """See `looking.heads`."""
+        return await self._run("ask", ASK_PATIENCE, (), looking.heads, keys)
+
+    async def verify(self, stored: Stored, size: int, digest: bytes) -> str:
+        """See `looking.verify`."""
+        patience = patience_for(2 * stored.size)
+        return await self._run("down", patience, (), looking.verify, stored, size, digest)
+
+    async def announce(self, node: Node, *, keep: bool) -> Node:
+        """See `asking.announce`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""
