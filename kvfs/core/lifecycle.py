@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
-from kvfs.core.namespace import Namespace
+from kvfs.core.namespace import Namespace, takes
 from kvfs.core.namespaces import MOUNT
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
@@ -162,16 +162,17 @@ class Lifecycle:
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
-        ino = directory.ino
-        keeps = [
-            told.eviction == Settings().eviction for told in (self.settings(directory), settings)
-        ]
+        ino, before = directory.ino, self.settings(directory)
+        keeps = [told.eviction == Settings().eviction for told in (before, settings)]
         with self.catalog.batch() as batch:
             if directory.namespace != ino:
                 self._begin(directory, batch)
             elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
+            bucket = self.residency.bucket
+            if bucket is not None and takes(settings, bucket) and not takes(before, bucket):
+                self.residency.dirty.look_back(batch)
             batch.answers()
         self.residency.wake()
         return self.namespaces.of(directory)

@@ -8,7 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.errors import NotFoundError
+from kvfs.errors import NotFoundError, StaleError
 from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -52,7 +52,9 @@ def test_an_open_brings_it_back_as_it_was(made: World) -> None:
         assert await made.read(before.ino) == A
         assert counters(made)["downloads"] == 1
         assert made.bucket is not None
-        assert made.bucket.hits == 1
+        assert (made.bucket.hits, made.fast.hits) == (1, 1)
+        counted = made.residency.namespaces.default.counters
+        assert (counted["read_s3"], counted["read_ram"]) == (1, 1)
 
     trio.run(case)
 
@@ -180,6 +182,24 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
     trio.run(case)
 
 
+def test_what_another_node_has_copied_onto_itself_is_the_same(
+    made: World, store: MemoryStore
+) -> None:
+    """Its ETag is another one then, in some stores."""
+
+    async def case() -> None:
+        inode = await spilled(made)
+        store.objects["p/@0/a"].etag = "another"
+        assert await made.read(inode.ino) == A
+        made.residency.evict(again(made, inode.ino))
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await made.upload_all()
+        assert contents(store) == {"@0/b": A}
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
 def test_bytes_that_are_wrong_once_are_fetched_again(made: World) -> None:
     async def case() -> None:
         inode = await spilled(made)
@@ -245,8 +265,9 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
         if happening == "rename":
             assert await made.read(inode.ino) == A
         else:
-            with pytest.raises(NotFoundError):
+            with pytest.raises(StaleError):  # the kernel looks the name up again
                 await made.read(inode.ino)
+            assert made.residency.counters["misses"] == 0
         await made.flow.trash.empty()
         made.check()
 

@@ -495,7 +495,7 @@ class World:
             if inode.ino in marked:
                 assert inode.links
                 assert inode.sealed
-                sizes += inode.size
+                sizes += 0 if inode.in_bucket else inode.size
         assert dirty.bytes == sizes
 
     def listed(self, which: str) -> list[int]:

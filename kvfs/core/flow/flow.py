@@ -16,7 +16,9 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
+from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.movement import Movement, Requests
@@ -57,8 +59,9 @@ class Flow:
         remote: Remote | None = None,
         notes: str = "",
         identity: str = "",
+        mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, `notes` and `identity` as `Spill` and `Availability` say."""
+        """remote: calls of the bucket; the rest is as those say that are given it."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -79,6 +82,7 @@ class Flow:
         self.prefetch: Prefetch | None = None
         self.spill: Spill | None = None
         self.availability: Availability | None = None
+        self.announcement: Announcement | None = None
         if remote is not None:
             bucket = remote.bucket
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
@@ -86,11 +90,12 @@ class Flow:
             self.hydration.opening = self.prefetch.opening
             self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
             self.availability = Availability(remote, bucket, self.spill, identity)
+            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self._jobs)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
-        self.checks = Background(residency, movers, self._jobs)
+        self.checks = Background(residency, movers, self._jobs, remote)
 
     @property
     def jobs(self) -> int:
@@ -116,6 +121,9 @@ class Flow:
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+                nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
+            if self.announcement is not None:
+                nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

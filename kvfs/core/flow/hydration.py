@@ -22,7 +22,7 @@ from kvfs.compression.container import DamagedError
 from kvfs.core.flow.budget import Budget, Turn
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
@@ -91,7 +91,7 @@ class Hydration:
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError. The caller holds the inode's lock."""
+        """Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock."""
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
@@ -105,9 +105,10 @@ class Hydration:
             await running.ended.wait()
         if not running.ended.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+        if isinstance(running.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(running.problem)) from running.problem
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
-        bucket.hits += 1
 
     def ahead(self, inode: Inode, errand: Errand) -> bool:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
@@ -123,7 +124,9 @@ class Hydration:
             await running.ended.wait()
 
     def _begin(self, inode: Inode, errand: Errand | None = None) -> _Fetch:
-        running = _Fetch(trio.current_time(), _cost(inode), errand)
+        stored = self.residency.dirty.stored(inode.ino)
+        packed = stored is not None and stored.codec != "none"
+        running = _Fetch(trio.current_time(), _cost(inode, packed=packed), errand)
         self._running[inode.ino] = running
         self.budget.ask(running.turn)
         trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
@@ -138,8 +141,7 @@ class Hydration:
         try:
             await self._fetch(inode, running)
         except FOR_GOOD as error:
-            running.problem = error
-            self._give_up(inode, error)
+            running.problem = self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
             self.bucket.counters["failures"] += 1
@@ -147,7 +149,7 @@ class Hydration:
             log.warning("inode %d stays in the bucket: %s", inode.ino, error)
         except (KvfsError, OSError) as error:
             running.problem = error
-            expected = isinstance(error, NotFoundError) or not running.turn.urgent
+            expected = isinstance(error, StaleError) or not running.turn.urgent
             log.log(
                 logging.DEBUG if expected else logging.WARNING,
                 "inode %d stays in the bucket: %s",
@@ -164,8 +166,7 @@ class Hydration:
                 running.errand.ended(inode, running.problem, joined=running.turn.urgent)
 
     async def _fetch(self, inode: Inode, running: _Fetch) -> None:
-        ino, version = inode.ino, inode.version
-        cost = running.turn.cost
+        ino, version, cost = inode.ino, inode.version, running.turn.cost
         await running.turn.come.wait()
         while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
             await trio.sleep(PERIOD)
@@ -173,7 +174,7 @@ class Hydration:
         try:
             tier = self._reserve(inode, running)
             try:
-                stored = self._where(inode)
+                stored = self._stored(ino)  # a job may have given it another name
                 await self._wait_for_trash(tier, ino, version)
                 self._enter(inode, tier, await self._download(inode, stored, tier))
             finally:
@@ -182,14 +183,12 @@ class Hydration:
             self._jobs.discard(ino)
             self.residency.wake()
 
-    def _where(self, inode: Inode) -> Stored:
-        """Asked when no job can give it another key any more, which deletes the one it had."""
-        stored = self.residency.dirty.stored(inode.ino)
-        if stored is None:
-            raise NoObjectError(
-                f"inode {inode.ino}: nothing says where it is in {self.bucket.place}"
-            )
-        return stored
+    def _stored(self, ino: int) -> Stored:
+        """Where it is. Raises NoObjectError."""
+        found = self.residency.dirty.stored(ino)
+        if found is None:
+            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
+        return found
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
         path = tier.path(inode.ino, inode.version)
@@ -201,7 +200,7 @@ class Hydration:
             return await self.remote.download(*wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
-        """It is here: say so. Raises CatalogError, NotFoundError if it has changed meanwhile."""
+        """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         residency, ino, version = self.residency, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("flow.hydrated")
@@ -209,7 +208,7 @@ class Hydration:
         if current is None or tier in residency.holders(current):
             if current is None:
                 residency.throw_away(tier, ino, version)
-            raise NotFoundError(f"inode {ino} has changed while it was fetched")
+            raise StaleError(f"inode {ino} has changed while it was fetched")
         current.session = residency.session  # it is not synced: after a crash its digest tells
         try:
             residency.add_copy(current, tier, moved.blocks, moved.digest)
@@ -218,17 +217,26 @@ class Hydration:
             raise
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
+        if moved.cpu_seconds:
+            self.bucket.counters["decompressed"] += 1
+            self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
-    def _give_up(self, inode: Inode, error: Exception) -> None:
-        """The bucket cannot produce what it should have: a miss, now and later."""
-        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+    def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
+        """The bucket cannot produce what it should have: a miss, now and later.
+
+        Unless nobody means that any more; what it comes to for those who wait.
+        """
         current = self.transfers.fit(inode.ino, inode.version)
-        if current is None or self.residency.holders(current) or inode.ino in self.residency.open:
-            return
+        if current is None:
+            return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
+        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+        if self.residency.holders(current) or inode.ino in self.residency.open:
+            return error
         try:
             self.residency.drop(current, "lost", stored=isinstance(error, OURS))
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
+        return error
 
     # Room
 
@@ -275,6 +283,7 @@ class Hydration:
             await trio.sleep(PERIOD)
 
 
-def _cost(inode: Inode) -> int:
-    """Bytes that its copy takes in a tier."""
-    return max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
+def _cost(inode: Inode, *, packed: bool) -> int:
+    """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
+    cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
+    return cost * 2 if packed else cost
