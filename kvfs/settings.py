@@ -118,6 +118,11 @@ class Settings:
     publish: Literal["immediate", "close"] = _setting(
         "immediate", choice("immediate", "close"), "when others see a new file's name"
     )
+    prefetch: bool = _setting(
+        default=True,
+        kind=SWITCH,
+        meaning="bring the next blocks of a prefix from the bucket before they are opened",
+    )
     uid: int | None = _setting(None, _ID, "owner of new files, whoever makes them")
     gid: int | None = _setting(None, _ID, "group of new files, whoever makes them")
     mode: int | None = _setting(None, _MODE, "mode of new files, whatever they ask for")

@@ -21,6 +21,7 @@ COMMANDS = (
     "umount",
     "status",
     "flush",
+    "warm",
     "set",
     "ns",
     "upgrade",

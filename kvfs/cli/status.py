@@ -72,6 +72,8 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     yield "not in s3 yet", waits
     done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
     yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
+    ahead = ("prefetched", "prefetch_used", "prefetch_wasted", "warmed")
+    yield "ahead", ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in ahead)
     if bucket["compressed"] or bucket["not_compressed"] or bucket["decompressed"]:
         yield "compression", _compression(bucket)
 

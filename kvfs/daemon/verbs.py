@@ -74,6 +74,21 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "place": str(spill.bucket.place),
         }
 
+    async def warm(inos: list[int]) -> dict[str, Any]:
+        """Bring files, and all below directories, to their fastest tier."""
+        return {"job": mount.flow.warm.start(inos)}
+
+    async def warmed(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """How far that is. A daemon that took over knows nothing of it."""
+        if cancel:
+            mount.flow.warm.cancel(job)
+        found = mount.flow.warm.look(job)
+        if found is None:
+            raise ControlError(
+                f"warming {job} is not known any more: its daemon was replaced; ask for it again"
+            )
+        return found
+
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
         passed = dict(failpoints.passed)
@@ -92,6 +107,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "set": change,
         "write_back": write_back,
         "flush": flush,
+        "warm": warm,
+        "warmed": warmed,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

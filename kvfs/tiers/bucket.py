@@ -32,6 +32,10 @@ COUNTERS = (
     "decompress_cpu_us",
     "failures",
     "waits",
+    "prefetched",
+    "prefetch_used",
+    "prefetch_wasted",
+    "warmed",
 )
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import hydration
 from kvfs.errors import NotFoundError, StaleError
 from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
@@ -274,6 +274,32 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
     trio.run(case)
 
 
+def test_what_gets_another_key_while_its_fetch_waits_is_not_lost(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        inode = await spilled(made)
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        go = trio.Event()
+        made.remote.before = go.wait
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(await made.read(inode.ino))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.upload_all)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            go.set()
+        assert found == [A]
+        assert contents(store) == {"@0/b": A}
+
+    trio.run(case)
+
+
 def test_a_copy_that_is_lost_comes_back_from_the_bucket(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
@@ -302,11 +328,12 @@ def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
     trio.run(after)
 
 
-def test_all_fetches_together_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hydration, "IN_FLIGHT", 30_000)
-
+def test_all_fetches_together_have_a_bound(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
+        assert made.flow.hydration is not None
+        budget = made.flow.hydration.budget
+        budget.most = 30_000
         inodes = [await spilled(made, b"%d" % number, A + b"%d" % number) for number in range(8)]
         most = running = 0
 
@@ -325,8 +352,7 @@ def test_all_fetches_together_have_a_bound(made: World, monkeypatch: pytest.Monk
             for inode in inodes:
                 nursery.start_soon(made.read, inode.ino)
         assert most == 2
-        assert made.flow.hydration is not None
-        assert made.flow.hydration._in_flight == 0
+        assert (budget.bytes, budget.count, budget.waiting) == (0, 0, 0)
 
     trio.run(case)
 
