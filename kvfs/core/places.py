@@ -59,6 +59,10 @@ class Places:
         block = layouts.recognise(self._path(directory), name)
         return block is not None and block.temporary
 
+    def is_block(self, directory: Inode, name: bytes) -> bool:
+        """Whether a connector makes files of such names."""
+        return layouts.recognise(self._path(directory), name) is not None
+
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""
         if block.engine != "vua":

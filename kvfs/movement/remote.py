@@ -12,17 +12,21 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, stores, uploading
+from kvfs.movement import asking, downloading, looking, stores, uploading
+from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.uploading import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
+from kvfs.s3.store import Page
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Lane = Literal["up", "down", "ask"]
+Lane = Literal["up", "down", "ask", "look", "list"]
 
 ASK_PATIENCE = 60.0  # s
+LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
+LOOKS = 2  # workers that look names up, each many at once
 
 
 class Remote:
@@ -36,6 +40,8 @@ class Remote:
             "up": trio.CapacityLimiter(self.uploads),
             "down": trio.CapacityLimiter(self.downloads),
             "ask": trio.CapacityLimiter(2),
+            "look": trio.CapacityLimiter(LOOKS),
+            "list": trio.CapacityLimiter(LOOKS),
         }
 
     async def _run(
@@ -46,7 +52,7 @@ class Remote:
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
         return await self.movers.run(
-            stores.run,
+            stores.glance if lane == "look" else stores.run,
             *(self.bucket.place, terms, do, *arguments),
             limiter=self._lanes[lane],
             patience=patience,
@@ -86,6 +92,20 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
+        """See `looking.look`. `bulk`: nobody waits for it, and it may take its time."""
+        if bulk:
+            return await self._run("list", ASK_PATIENCE, (), looking.look, asks)
+        return await self._run("look", LOOK_PATIENCE, (), looking.look, asks)
+
+    async def page(self, prefix: str, after: str, delimiter: str = "") -> Page:
+        """See `looking.page`."""
+        return await self._run("list", ASK_PATIENCE, (), looking.page, prefix, after, delimiter)
+
+    async def records(self, keys: Sequence[str]) -> list[bytes | StoreError]:
+        """See `looking.records`."""
+        return await self._run("list", ASK_PATIENCE, (), looking.records, keys)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

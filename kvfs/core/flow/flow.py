@@ -13,12 +13,16 @@ from functools import partial
 
 import trio
 
+from kvfs.core.adoption import Adoption
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.demotion import Demotion
+from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.hydration import Hydration
+from kvfs.core.flow.importing import Importing
 from kvfs.core.flow.movement import Movement, Requests
+from kvfs.core.flow.presence import Presence
 from kvfs.core.flow.promotion import Promotion
 from kvfs.core.flow.settlement import Settlement
 from kvfs.core.flow.spill import Spill
@@ -28,6 +32,7 @@ from kvfs.core.flow.trouble import Trouble
 from kvfs.core.flow.write_back import WriteBack
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
+from kvfs.core.tree import Tree
 from kvfs.core.watch import Watch
 from kvfs.errors import KvfsError
 from kvfs.fairness.admission import Admission
@@ -52,10 +57,14 @@ class Flow:
         reclaimable: int,
         nvme_writes: int = 0,
         remote: Remote | None = None,
+        tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
     ) -> None:
-        """remote: calls of the bucket, `notes` and `identity` as `Spill` and `Availability` say."""
+        """remote: calls of the bucket, for names in `tree`.
+
+        `notes` and `identity` are as `Spill` and `Availability` say.
+        """
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -75,10 +84,19 @@ class Flow:
         self.hydration: Hydration | None = None
         self.spill: Spill | None = None
         self.availability: Availability | None = None
-        if remote is not None:
+        self.presence: Presence | None = None
+        self.importing: Importing | None = None
+        if remote is not None and tree is not None:
             bucket = remote.bucket
+            discovery = Discovery(Adoption(tree, bucket), remote, bucket)
+            self.presence = Presence(discovery)
+            self.importing = Importing(self.presence)
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
-            self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
+            self.spill = Spill(
+                *(transfers, room, remote, bucket, self._jobs),
+                notes=notes,
+                complete=discovery.complete,
+            )
             self.availability = Availability(remote, bucket, self.spill, identity)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)

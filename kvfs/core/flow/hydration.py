@@ -16,6 +16,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
@@ -68,6 +69,8 @@ class Hydration:
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+        if is_bare(inode):
+            raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
             running = self._running[ino] = _Fetch(trio.current_time())

@@ -11,12 +11,14 @@ import logging
 import random
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
@@ -65,7 +67,9 @@ class Spill:
         jobs: set[int],
         *,
         notes: str,
+        complete: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
+        """complete: brings the facts of what only a listing told of; None if they do not come."""
         self.residency: Residency = transfers.residency
         self.transfers = transfers
         self.room = room
@@ -75,6 +79,7 @@ class Spill:
         self.running = 0
         self._jobs = jobs
         self._notes = notes
+        self._complete = complete
         self._locked: set[str] = set()  # keys about which a request is under way
         self._failures = 0  # in a row
         self._quiet_until = 0.0
@@ -147,6 +152,10 @@ class Spill:
         """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
         residency, dirty = self.residency, self.dirty
         inode = self.transfers.fit(ino)
+        if inode is not None and is_bare(inode):  # it is to get another name, with all its facts
+            if await self._complete(ino) is None:
+                return _Later(AGAIN)
+            inode = self.transfers.fit(ino)
         if inode is None:
             return _Later(BUSY)
         key, stored = dirty.key(inode), dirty.stored(ino)
