@@ -98,16 +98,16 @@ class Importing:
             await dirty.changed.wait()
         await self.presence.namespaces()
         folder, key = self._keys(path)
-        async for entries, _ in self.presence.pages(folder):
-            await self._enter([named for entry in entries for named in self._named(entry)])
+        pages = self.presence.pages(folder)
+        while (page := await pages.read()) is not None:
+            await self._enter([named for entry in page.entries for named in self._named(entry)])
         if key:
-            async for entries, _ in self.presence.pages(key):
-                if not entries or entries[0].key != key:
-                    break
-                await self._enter(self._named(entries[0]))
-                break
-        async for entries, _ in self.presence.pages(keys.long):
-            await self._enter(await self._read_names(entries, path))
+            page = await self.presence.pages(key).read()
+            if page is not None and page.entries and page.entries[0].key == key:
+                await self._enter(self._named(page.entries[0]))
+        pages = self.presence.pages(keys.long)
+        while (page := await pages.read()) is not None:
+            await self._enter(await self._read_names(page.entries, path))
 
     def _keys(self, path: bytes) -> tuple[str, str]:
         """What the keys below a path begin with, and its own if it is a file ("" if it is none)."""
@@ -159,14 +159,20 @@ class Importing:
                 wanted += self._wanted(name, key)
             await trio.lowlevel.checkpoint()
         chunks = list(some(wanted, HEADS))
+        failures: list[KvfsError] = []
 
         async def work() -> None:
-            while chunks:
-                await self._ask(chunks.pop(0))
+            try:
+                while chunks and not failures:
+                    await self._ask(chunks.pop(0))
+            except KvfsError as error:
+                failures.append(error)
 
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        async with trio.open_nursery() as nursery:
             for _ in range(LOOKS):
                 nursery.start_soon(work)
+        if failures:
+            raise failures[0]
 
     def _wanted(self, name: Name, key: str) -> list[_Wanted]:
         """None for what is known, or cannot be."""

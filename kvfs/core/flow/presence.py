@@ -8,7 +8,7 @@ Not for what becomes of a name (`core/adoption.py`), nor for whole trees (`impor
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -18,7 +18,8 @@ from kvfs.catalog import ROOT_INO
 from kvfs.core.adoption import Place
 from kvfs.core.flow.discovery import Discovery
 from kvfs.errors import KvfsError, TierError
-from kvfs.s3.store import Entry
+from kvfs.movement.remote import Remote
+from kvfs.s3.store import Entry, Page
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,25 @@ WAIT = 2.0  # s that an opendir waits: some thousand names
 AGAIN = 5.0  # s after which a directory is listed once more
 STEP = 8  # names entered between two turns of the loop, each some 60 us
 REMEMBERED = 1 << 16  # directories
+
+
+class Pages:
+    """A listing, a page at a time."""
+
+    def __init__(self, remote: Remote, prefix: str, delimiter: str) -> None:
+        self._remote = remote
+        self._prefix = prefix
+        self._delimiter = delimiter
+        self._after = ""
+        self._ended = False
+
+    async def read(self) -> Page | None:
+        """The next one, None behind the last one. Raises StoreError, TierError."""
+        if self._ended:
+            return None
+        page = await self._remote.page(self._prefix, self._after, self._delimiter)
+        self._after, self._ended = page.after, not page.after
+        return page
 
 
 class Presence:
@@ -82,31 +102,24 @@ class Presence:
             return
         before, names = adoption.catalog.counter, set[bytes]()
         with dirty.watching() as gone:
-            async for entries, folders in self.pages(prefix, "/"):
-                for page in some(entries, STEP):
+            pages = self.pages(prefix, "/")
+            while (page := await pages.read()) is not None:
+                for entries in some(page.entries, STEP):
                     if adoption.folder(ino) != prefix:
                         return  # it has another name now
-                    named = [(name, entry) for entry in page if (name := self._name(entry))]
+                    named = [(name, entry) for entry in entries if (name := self._name(entry))]
                     adoption.take_listed(ino, [one for one in named if one[1].key not in gone])
                     names.update(name for name, _ in named)
                     await trio.lowlevel.checkpoint()
-                await self._directories(ino, prefix, folders)
+                await self._directories(ino, prefix, page.folders)
             if ino == ROOT_INO:
                 await self.namespaces()
             if adoption.folder(ino) == prefix:
                 await self._forget(ino, prefix, before, names, gone)
 
-    async def pages(
-        self, prefix: str, delimiter: str = ""
-    ) -> AsyncIterator[tuple[list[Entry], list[str]]]:
-        """What is below a prefix, page by page. Raises StoreError, TierError."""
-        after = ""
-        while True:
-            page = await self.remote.page(prefix, after, delimiter)
-            yield page.entries, page.folders
-            after = page.after
-            if not after:
-                return
+    def pages(self, prefix: str, delimiter: str = "") -> "Pages":
+        """What is below a prefix."""
+        return Pages(self.remote, prefix, delimiter)
 
     def _name(self, entry: Entry) -> bytes:
         """The last part of it; b"" for what is no object of kvfs."""
@@ -120,8 +133,8 @@ class Presence:
         """Where something of ours is about to go, it may be all that is there: that is asked."""
         adoption = self.adoption
         leaving = adoption.leaving(prefix)
-        for page in some(folders, STEP):
-            for folder in page:
+        for step in some(folders, STEP):
+            for folder in step:
                 found = adoption.keys.parse_folder(folder)
                 name = b"" if found is None else found.path.rpartition(b"/")[2]
                 if not name or adoption.catalog.lookup(ino, name) is not None:
@@ -135,8 +148,9 @@ class Presence:
     async def namespaces(self) -> None:
         """Those that are not known yet, each in its greatest version."""
         versions: dict[bytes, list[str]] = {}
-        async for _, folders in self.pages(self.adoption.keys.prefix, "/"):
-            for folder in folders:
+        pages = self.pages(self.adoption.keys.prefix, "/")
+        while (page := await pages.read()) is not None:
+            for folder in page.folders:
                 found = self.adoption.keys.parse_folder(folder)
                 if found is not None and found.namespace:
                     versions.setdefault(found.namespace, []).append(folder)
