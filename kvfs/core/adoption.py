@@ -215,6 +215,15 @@ class Adoption:
         self.bucket.counters["imported"] += new
         return new
 
+    def take_below(self, entry: Entry) -> None:
+        """A name for what was listed, with the directories above it."""
+        name = self.keys.parse(entry.key)
+        if name is None or self.dirty.is_ours(entry.key):
+            return
+        directory = self.reach(name)
+        if isinstance(directory, Inode):
+            self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
+
     def _enter(self, place: Place, stored: Stored, facts: Facts, batch: Batch) -> bool:
         directory = self.directory(place.parent)
         if directory is None:

@@ -31,7 +31,7 @@ from kvfs.core.flow.presence import Presence
 from kvfs.core.lifecycle import PREFIX, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
-from kvfs.core.renames import Renames
+from kvfs.core.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
@@ -43,6 +43,7 @@ from kvfs.errors import (
     NoAttributeError,
     NotFoundError,
     NotPermittedError,
+    OtherNamespaceError,
     UnsupportedError,
 )
 from kvfs.fuse.errnos import errno_of
@@ -347,9 +348,23 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        await self._show_below(parent_inode_old, name_old)
+        if flags == RENAME_EXCHANGE:
+            await self._show_below(parent_inode_new, name_new)
         below = await self.renames.weigh(*move)
         await self.objects.room.take_in(partial(self.renames.arrivals, *move, below))
         self.renames.rename(*move)
+
+    async def _show_below(self, parent: int, name: bytes) -> None:
+        """What others have below a directory goes with it. Raises OtherNamespaceError."""
+        if self.presence is None:
+            return
+        found = self.tree.lookup(parent, name)
+        if found.is_dir and not await self.presence.show_below(found.ino):
+            raise OtherNamespaceError(
+                f"directory {found.ino} has more below it in the bucket than can be listed while "
+                "the kernel holds it: it is to be copied"
+            )
 
     # Files
 

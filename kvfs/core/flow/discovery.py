@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 
 WAIT = 1.0  # s that an operation waits: its directory is locked by the kernel meanwhile
+FIRST_WAIT = 5.0  # s of the first ones: workers are yet to begin, which takes 1 s of a busy machine
 VALID = 1.0  # s that an answer is believed, for what is not here
 RECHECK = 30.0  # s between two looks whether what is here is still there
 QUIET = 3.0  # s without questions after one that was not answered
@@ -79,6 +80,7 @@ class Discovery:
         self._waiting: deque[_Look] = deque()
         self._calls = 0
         self._quiet_until = 0.0
+        self._wait = FIRST_WAIT
         self._absent: _Times[str] = _Times()
         self._confirmed: _Times[int] = _Times()
 
@@ -89,7 +91,7 @@ class Discovery:
         if not self.bucket.shared or not self.may_ask():
             return
         place = Place(parent, name)
-        with trio.move_on_after(WAIT) as waited:
+        with trio.move_on_after(self._wait) as waited:
             while not self.dirty.loaded:
                 await self.dirty.changed.wait()
             ask = self.adoption.ask(place)
@@ -121,7 +123,7 @@ class Discovery:
         if here:
             self._confirmed.note(inode.ino)  # as good as: it is on its way
             return
-        with trio.move_on_after(WAIT) as waited:
+        with trio.move_on_after(self._wait) as waited:
             await look.ended.wait()
         self._waited(waited)
 
@@ -157,10 +159,20 @@ class Discovery:
 
     def _waited(self, waited: trio.CancelScope) -> None:
         if waited.cancelled_caught:
-            log.info("%s: no answer in %.0f s, a name is a miss", self.bucket.place, WAIT)
+            log.info("%s: no answer in %.0f s, a name is a miss", self.bucket.place, self._wait)
+            self._wait = WAIT
             self._quiet_until = trio.current_time() + QUIET
 
     # Asking
+
+    async def warm_up(self) -> None:
+        """Have the workers begin before somebody waits for them."""
+        if self.bucket.shared and self.may_ask():
+            try:
+                await self.remote.look([Ask(self.bucket.keys.own)])
+                self._wait = WAIT
+            except (StoreError, TierError) as error:
+                log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
 
     def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
@@ -194,6 +206,7 @@ class Discovery:
             except Exception:
                 log.exception("%d names are not looked up: a defect of kvfs", len(looks))
             else:
+                self._wait = WAIT
                 errors = [one for one in answers if isinstance(one, StoreError)]
                 if errors:
                     self.failed(errors[0])

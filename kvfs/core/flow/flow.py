@@ -115,6 +115,8 @@ class Flow:
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+            if self.presence is not None:
+                nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

@@ -76,6 +76,38 @@ class Presence:
         with trio.move_on_after(WAIT):
             await ended.wait()
 
+    async def show_below(self, ino: int) -> bool:
+        """A directory is about to get another name, and all below it with it. Whether all is named.
+
+        It is if the bucket is not there to be asked: what others have there stays where it is.
+        """
+        if not self.bucket.shared or not self.discovery.may_ask():
+            return True
+        with trio.move_on_after(WAIT):
+            try:
+                await self._enter_below(ino)
+            except TierError as error:
+                self.discovery.failed(error)
+            return True
+        return False
+
+    async def _enter_below(self, ino: int) -> None:
+        """Raises StoreError, TierError, CatalogError."""
+        adoption = self.adoption
+        while not self.discovery.dirty.loaded:
+            await self.discovery.dirty.changed.wait()
+        prefix = adoption.folder(ino)
+        if not prefix:
+            return
+        with self.discovery.dirty.watching() as gone:
+            pages = self.pages(prefix)
+            while (page := await pages.read()) is not None:
+                for entries in some(page.entries, STEP):
+                    for entry in entries:
+                        if entry.key not in gone:
+                            adoption.take_below(entry)
+                    await trio.lowlevel.checkpoint()
+
     async def _list(self, ino: int) -> None:
         try:
             await self._enter(ino)
