@@ -322,8 +322,11 @@ class Spill:
         if current is None:
             return _Later(BUSY)
         log.warning("inode %d is not what the bucket has any more: %s", inode.ino, error)
-        if not self.residency.holders(current):  # whoever opens it finds that out
-            self._settle(current, wanted=True)
+        if not self.residency.holders(current):  # and nobody else has its bytes
+            if current.ino in self.residency.busy:
+                return _Later(BUSY)
+            self.residency.let_go(current)
+            self.bucket.counters["stale"] += 1
             return None
         self.residency.take_from_bucket(current, dirty=True, delete=False)
         return _Later(0.0)
