@@ -23,6 +23,7 @@ COMMANDS = (
     "status",
     "flush",
     "import",
+    "warm",
     "set",
     "ns",
     "upgrade",

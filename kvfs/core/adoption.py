@@ -238,6 +238,8 @@ class Adoption:
         if self.namespaces.of(directory).expired(inode):
             return False
         self._place(inode, directory, place.name, facts, batch)
+        if facts.digest:
+            stored = stored._replace(told=inode.told)
         batch.put(inode)
         batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
@@ -260,6 +262,7 @@ class Adoption:
         before, facts = inode.copy(), seen.facts
         _describe(inode, facts)
         stored = Stored(key, seen.etag, facts.stored_size, facts.stored_digest, facts.codec)
+        stored = stored._replace(told=inode.told)
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))

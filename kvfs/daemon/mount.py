@@ -112,11 +112,11 @@ class Mount:
                 self.room,
                 self.backings,
                 self.flow.settlement,
-                promote=self.flow.promotion.opened,
+                promote=self.flow.opened,
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
             )
-            self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
                 tree,
@@ -176,6 +176,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            self.flow.end_ahead()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -88,6 +88,21 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
     async def imported() -> dict[str, Any]:
         return await importing().look()
 
+    async def warm(inos: list[int]) -> dict[str, Any]:
+        """Bring files, and all below directories, to their fastest tier."""
+        return {"job": mount.flow.warm.start(inos)}
+
+    async def warmed(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """How far that is. A daemon that took over knows nothing of it."""
+        if cancel:
+            mount.flow.warm.cancel(job)
+        found = mount.flow.warm.look(job)
+        if found is None:
+            raise ControlError(
+                f"warming {job} is not known any more: its daemon was replaced; ask for it again"
+            )
+        return found
+
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
         passed = dict(failpoints.passed)
@@ -108,6 +123,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "flush": flush,
         "import": import_,
         "imported": imported,
+        "warm": warm,
+        "warmed": warmed,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

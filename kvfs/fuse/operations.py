@@ -28,7 +28,7 @@ from kvfs.core.adoption import is_bare
 from kvfs.core.attributes import Attributes
 from kvfs.core.backings import Backings
 from kvfs.core.flow.presence import Presence
-from kvfs.core.lifecycle import PREFIX, Lifecycle
+from kvfs.core.lifecycle import PREFIX, WARM, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
 from kvfs.core.renames import RENAME_EXCHANGE, Renames
@@ -218,6 +218,8 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         await self._complete(inode)
         found = self.tree.inode(inode)
+        if is_bare(found):
+            raise NotFoundError(f"inode {inode}: the bucket has not said yet what it is")
         if fields.update_size:
             if not found.is_file:
                 raise IsADirError(f"inode {inode} has no size to change")
@@ -534,8 +536,9 @@ class Operations(pyfuse3.Operations):
     @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name, ctx):
-                self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
+            found = self.tree.inode(inode)
+            with self._told(name, ctx, found):
+                self.lifecycle.set_attribute(found, name, value)
             return
         self.attributes.set_xattr(inode, name, value)
 
@@ -557,19 +560,22 @@ class Operations(pyfuse3.Operations):
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name, ctx):
-                self.lifecycle.reset_attribute(self.tree.inode(inode), name)
+            found = self.tree.inode(inode)
+            with self._told(name, ctx, found):
+                self.lifecycle.reset_attribute(found, name)
             return
         self.attributes.remove_xattr(inode, name)
 
     @staticmethod
     @contextmanager
-    def _told(name: bytes, ctx: RequestContext) -> Iterator[None]:
+    def _told(name: bytes, ctx: RequestContext, inode: Inode) -> Iterator[None]:
         """By root or who mounted, as the control socket. EINVAL is all they get: the log says why.
 
-        Whoever may write to the directory is not enough: settings bind him, too.
+        Whoever may write to the directory is not enough: settings bind him, too. To be warm is no
+        setting: a file's owner may ask for it.
         """
-        if ctx.uid not in {0, os.geteuid()}:
+        owns = name == WARM and ctx.uid == inode.uid
+        if ctx.uid not in {0, os.geteuid()} and not owns:
             raise NotPermittedError(
                 f"attribute {name.decode('ascii', 'replace')}: uid {ctx.uid} is neither root nor "
                 f"uid {os.geteuid()}, who mounted"

@@ -12,10 +12,10 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, looking, stores, uploading
+from kvfs.movement import asking, downloading, looking, renaming, stores, uploading
 from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
-from kvfs.movement.uploading import About, Target, Uploaded
+from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
 from kvfs.s3.store import Page
 from kvfs.tiers import Bucket
@@ -60,17 +60,23 @@ class Remote:
         )
 
     async def upload(
-        self, source: str, touched_ns: int, about: About, target: Target, notes: str
+        self,
+        source: str,
+        touched_ns: int,
+        about: About,
+        target: Target,
+        notes: str,
+        scratch: str | None,
     ) -> Uploaded:
         """See `uploading.upload`."""
         patience = patience_for(2 * about.size)
-        job = uploading.upload
-        return await self._run("up", patience, (), job, source, touched_ns, about, target, notes)
+        wanted = (source, touched_ns, about, target, notes, scratch)
+        return await self._run("up", patience, (), uploading.upload, *wanted)
 
-    async def copy(self, source: Stored, about: About, target: Target) -> Uploaded:
-        """See `uploading.copy`."""
+    async def copy(self, source: Stored, about: About, target: Target, notes: str) -> Uploaded:
+        """See `renaming.copy`."""
         return await self._run(
-            "up", patience_for(about.size), (), uploading.copy, source, about, target
+            "up", patience_for(about.size), (), renaming.copy, source, about, target, notes
         )
 
     async def remove(

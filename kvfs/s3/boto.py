@@ -184,6 +184,29 @@ class BotoStore:
                 )
             )
 
+    def copy_part(
+        self,
+        source: str,
+        key: str,
+        upload_id: str,
+        number: int,
+        start: int,
+        length: int,
+        *,
+        etag: str,
+    ) -> str:
+        with self._of(source, precondition=ObjectChangedError):
+            answer = self._client.upload_part_copy(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload_id,
+                PartNumber=number,
+                CopySource={"Bucket": self._bucket, "Key": source},
+                CopySourceIfMatch=etag,
+                CopySourceRange=f"bytes={start}-{start + length - 1}",
+            )
+            return _etag(answer["CopyPartResult"])
+
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
         sent = [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]
         with self._of(key, missing=NoUploadError, precondition=ObjectExistsError):

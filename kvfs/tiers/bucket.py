@@ -23,6 +23,13 @@ COUNTERS = (
     "deletes",
     "spilled",
     "conflicts",
+    "compressed",
+    "compressed_bytes",
+    "compressed_to_bytes",
+    "not_compressed",
+    "compress_cpu_us",
+    "decompressed",
+    "decompress_cpu_us",
     "failures",
     "waits",
     "lookups",
@@ -31,6 +38,10 @@ COUNTERS = (
     "imported",
     "stale",
     "refused",
+    "prefetched",
+    "prefetch_used",
+    "prefetch_wasted",
+    "warmed",
 )
 
 
