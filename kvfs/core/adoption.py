@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.tree import NAME_MAX, Tree
-from kvfs.movement.looking import Answer, Ask, Seen
+from kvfs.movement.finding import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Name
 from kvfs.s3.store import Entry

@@ -91,6 +91,8 @@ class Mount:
     async def serve(self, handlers: Handlers) -> None:
         """Until unmounted or told to hand over. `handlers` answer on the control socket."""
         config = self.config
+        self.notes = bucket.notes(config, self.directory)
+        self.identity = bucket.identity(config)
         async with Movers.open(config.movers, self.residency.counters) as movers:
             self.movers = movers
             self.room = Room(self.residency)
@@ -104,8 +106,9 @@ class Mount:
                 nvme_writes=config.nvme_writes,
                 remote=None if self.bucket is None else Remote(movers, self.bucket),
                 tree=tree,
-                notes=bucket.notes(config, self.directory),
-                identity=bucket.identity(config),
+                notes=self.notes,
+                identity=self.identity,
+                mountpoint=str(config.mountpoint),
             )
             objects = Objects(
                 self.residency,

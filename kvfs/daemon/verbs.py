@@ -11,11 +11,11 @@ from typing import Any
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
-from kvfs.core import administration
+from kvfs.core import administration, claims
 from kvfs.core.flow.importing import Importing
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
@@ -103,6 +103,14 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             )
         return found
 
+    async def bucket_claims(after: int) -> dict[str, Any]:
+        """What this node has in the bucket; again from `after` on, until that is 0."""
+        found = mount.bucket
+        if found is None:
+            raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        namespaces = mount.residency.namespaces
+        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
+
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
         passed = dict(failpoints.passed)
@@ -125,6 +133,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "imported": imported,
         "warm": warm,
         "warmed": warmed,
+        "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

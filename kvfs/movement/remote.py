@@ -12,12 +12,13 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, looking, renaming, stores, uploading
-from kvfs.movement.looking import Answer, Ask
+from kvfs.movement import asking, downloading, finding, looking, renaming, stores, uploading
+from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
-from kvfs.s3.store import Page
+from kvfs.s3.nodes import Node
+from kvfs.s3.store import Head, Page
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
@@ -100,18 +101,37 @@ class Remote:
         )
 
     async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
-        """See `looking.look`. `bulk`: nobody waits for it, and it may take its time."""
+        """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""
         if bulk:
-            return await self._run("list", ASK_PATIENCE, (), looking.look, asks)
-        return await self._run("look", LOOK_PATIENCE, (), looking.look, asks)
+            return await self._run("list", ASK_PATIENCE, (), finding.look, asks)
+        return await self._run("look", LOOK_PATIENCE, (), finding.look, asks)
 
-    async def page(self, prefix: str, after: str, delimiter: str = "") -> Page:
-        """See `looking.page`."""
-        return await self._run("list", ASK_PATIENCE, (), looking.page, prefix, after, delimiter)
+    async def listed(self, prefix: str, after: str, delimiter: str = "") -> Page:
+        """See `finding.page`."""
+        return await self._run("list", ASK_PATIENCE, (), finding.page, prefix, after, delimiter)
 
     async def records(self, keys: Sequence[str]) -> list[bytes | StoreError]:
-        """See `looking.records`."""
-        return await self._run("list", ASK_PATIENCE, (), looking.records, keys)
+        """See `finding.records`."""
+        return await self._run("list", ASK_PATIENCE, (), finding.records, keys)
+
+    async def page(self, after: str) -> Page:
+        """What is below the prefix, see `Store.list`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), looking.page, prefix, after)
+
+    async def heads(self, keys: Sequence[str]) -> list[Head | None]:
+        """See `looking.heads`."""
+        return await self._run("ask", ASK_PATIENCE, (), looking.heads, keys)
+
+    async def verify(self, stored: Stored, size: int, digest: bytes) -> str:
+        """See `looking.verify`."""
+        patience = patience_for(2 * stored.size)
+        return await self._run("down", patience, (), looking.verify, stored, size, digest)
+
+    async def announce(self, node: Node, *, keep: bool) -> Node:
+        """See `asking.announce`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

@@ -18,7 +18,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.adoption import Adoption, Place, Verdict, is_bare
 from kvfs.errors import CatalogError, TierError
-from kvfs.movement.looking import Answer, Ask
+from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
 from kvfs.tiers import Bucket

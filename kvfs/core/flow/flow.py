@@ -17,6 +17,7 @@ from kvfs.catalog import Inode
 from kvfs.core.adoption import Adoption
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
@@ -64,11 +65,9 @@ class Flow:
         tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
+        mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, for names in `tree`.
-
-        `notes` and `identity` are as `Spill` and `Availability` say.
-        """
+        """remote: calls of the bucket, for names in `tree`; the rest is as its users say."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -91,6 +90,7 @@ class Flow:
         self.availability: Availability | None = None
         self.presence: Presence | None = None
         self.importing: Importing | None = None
+        self.announcement: Announcement | None = None
         if remote is not None and tree is not None:
             bucket = remote.bucket
             discovery = Discovery(Adoption(tree, bucket), remote, bucket)
@@ -106,11 +106,12 @@ class Flow:
             self.hydration.opening = self.prefetch.opening
             self.hydration.complete = discovery.complete
             self.availability = Availability(remote, bucket, self.spill, identity)
+            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self._jobs)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
-        self.checks = Background(residency, movers, self._jobs)
+        self.checks = Background(residency, movers, self._jobs, remote)
 
     @property
     def jobs(self) -> int:
@@ -139,6 +140,8 @@ class Flow:
                 nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
             if self.presence is not None:
                 nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
+            if self.announcement is not None:
+                nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

@@ -18,7 +18,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import Place, is_bare
 from kvfs.core.flow.presence import STEP, Presence, some
 from kvfs.errors import ControlError, KvfsError
-from kvfs.movement.looking import Answer, Ask
+from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.keys import Name

@@ -45,7 +45,7 @@ class Pages:
         """The next one, None behind the last one. Raises StoreError, TierError."""
         if self._ended:
             return None
-        page = await self._remote.page(self._prefix, self._after, self._delimiter)
+        page = await self._remote.listed(self._prefix, self._after, self._delimiter)
         self._after, self._ended = page.after, not page.after
         return page
 
