@@ -247,7 +247,7 @@ class Spill:
         if failpoints.active:
             failpoints.reach("flow.uploaded")
         self._enter(inode, uploaded, copied=copied)
-        self._failures, self._said = 0, ""
+        self._worked()
         return None
 
     def _about(self, inode: Inode) -> About:
@@ -335,6 +335,14 @@ class Spill:
         self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
         return pause
 
+    def _worked(self) -> None:
+        self._failures, self._said = 0, ""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the store has refused what it was asked last, and that still waits."""
+        return self._failures > 0 and bool(len(self.dirty) or self.dirty.deletes)
+
     def healthy_again(self) -> None:
         """The store answers: no use in waiting longer."""
         self._failures, self._quiet_until = 0, 0.0
@@ -370,6 +378,8 @@ class Spill:
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())
             if left:
                 self._failed("delete", next(iter(left.values())))
+            else:
+                self._worked()
         except (StoreError, TierError) as error:
             self._failed("delete", error)
         except CatalogError as error:
