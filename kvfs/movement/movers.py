@@ -60,13 +60,20 @@ class Movers:
     @classmethod
     @asynccontextmanager
     async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
-        async with (
-            trio_parallel.open_worker_context(
-                idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
-            ) as context,
-            trio.open_nursery() as nursery,
-        ):
-            yield cls(context, nursery, workers, counters)
+        done = False
+        try:
+            async with (
+                trio_parallel.open_worker_context(
+                    idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
+                ) as context,
+                trio.open_nursery() as nursery,
+            ):
+                yield cls(context, nursery, workers, counters)
+                done = True
+        except trio_parallel.BrokenWorkerError as error:
+            if not done:
+                raise
+            log.info("movers that did not end were killed: %s", error)  # a store hangs, perhaps
 
     async def copy(
         self, source: str, destination: str, size: int, *, sync: bool, cold: bool
