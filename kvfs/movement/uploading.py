@@ -87,7 +87,7 @@ def upload(
             _publish_name(transfers, target.record)
 
         def send(*, once: bool) -> str:
-            with _noted(notes, target.key) as note:
+            with _noted(transfers, notes, target.key) as note:
                 return transfers.upload(
                     *(target.key, fd, about.size, facts.metadata()),
                     digest=digest,
@@ -146,18 +146,20 @@ def remove(
 
 def sweep(transfers: Transfers, notes: str) -> int:
     """Abort the uploads that were cut short; how many there were."""
-    found = 0
-    for path in Path(notes).glob("*.json"):
-        try:
-            told = json.loads(path.read_text())
-            key, upload_id = str(told["key"]), str(told["upload_id"])
-        except (ValueError, KeyError, TypeError):  # it was cut short itself, before the first part
-            path.unlink(missing_ok=True)
-            continue
-        transfers.store.abort(key, upload_id)
+    return sum(_abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
+
+
+def _abort_noted(transfers: Transfers, path: Path) -> bool:
+    """Whether a note was of an upload."""
+    try:
+        told = json.loads(path.read_text())
+        key, upload_id = str(told["key"]), str(told["upload_id"])
+    except (ValueError, KeyError, TypeError):  # it was cut short itself, before the first part
         path.unlink(missing_ok=True)
-        found += 1
-    return found
+        return False
+    transfers.store.abort(key, upload_id)
+    path.unlink(missing_ok=True)
+    return True
 
 
 def _facts(about: About, digest: bytes, size: int, stored: bytes, codec: str) -> Facts:
@@ -224,9 +226,11 @@ def _same(transfers: Transfers, key: str, digest: bytes, size: int) -> str:
 
 
 @contextmanager
-def _noted(notes: str, key: str) -> Iterator[Callable[[str], None]]:
+def _noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
     """What to call with an upload's id, before its first part. It is forgotten when all is done."""
     path = Path(notes) / f"{xxh3_64_hexdigest(key.encode())}.json"
+    if path.exists():  # the abort of the last attempt has failed, and its note is about to go
+        _abort_noted(transfers, path)
     noted: list[Path] = []
 
     def note(upload_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of a bucket's bad days share: objects that only it has, and what nobody may see."""
+"""What the tests of a bucket's bad days share: objects that only it has, what nobody may see."""
 
 import json
 import subprocess

@@ -102,8 +102,8 @@ class Spill:
         return trio.current_time() >= self._quiet_until
 
     async def _sweep(self) -> None:
-        """Abort what an earlier daemon has begun."""
-        if self._swept:
+        """Abort what was cut short, by an earlier daemon or by a store that went away."""
+        if self._swept or self.running:
             return
         try:
             found = await self.remote.sweep(self._notes)
@@ -132,6 +132,7 @@ class Spill:
             later = await self._upload(ino) or _Later(0.0)
         except (StoreError, TierError) as error:
             self._failed("upload", error)
+            self._swept = False  # it could not be aborted, perhaps
             later = _Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.fit(ino) is not None:
