@@ -27,18 +27,29 @@ class Marker(NamedTuple):
 def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
     """Return what the prefix is for the kvfs of this identity; write it where nothing says so.
 
+    Raises what `look` raises.
+    """
+    found = look(transfers, keys, identity, exclusive=exclusive)
+    if found is not None:
+        return found
+    fresh = Marker(FORMAT, identity if exclusive else "")
+    try:
+        transfers.put(_key(keys), json.dumps(fresh._asdict()).encode(), {}, once=True)
+    except ObjectExistsError:
+        return look(transfers, keys, identity, exclusive=exclusive) or fresh
+    return fresh
+
+
+def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
+    """Return what the prefix is, if anything says so.
+
     Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
     `exclusive`; and what `Transfers` raises.
     """
-    key = f"{keys.own}format.json"
-    where = f"{transfers.store.name}/{key}"
-    found = _read(transfers, key, where)
+    where = f"{transfers.store.name}/{_key(keys)}"
+    found = _read(transfers, _key(keys), where)
     if found is None:
-        found = Marker(FORMAT, identity if exclusive else "")
-        try:
-            transfers.put(key, json.dumps(found._asdict()).encode(), {}, once=True)
-        except ObjectExistsError:
-            found = _read(transfers, key, where) or found
+        return None
     if found.format > FORMAT:
         raise ConfigError(
             f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
@@ -54,6 +65,10 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
             f"{where}: the prefix is shared with other nodes; give another one to have it alone"
         )
     return found
+
+
+def _key(keys: Keys) -> str:
+    return f"{keys.own}format.json"
 
 
 def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
