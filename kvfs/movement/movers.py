@@ -61,6 +61,7 @@ class Movers:
     @classmethod
     @asynccontextmanager
     async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
+        done = False
         try:
             async with (
                 trio_parallel.open_worker_context(
@@ -69,7 +70,10 @@ class Movers:
                 trio.open_nursery() as nursery,
             ):
                 yield cls(context, nursery, workers, counters)
-        except trio_parallel.BrokenWorkerError as error:  # on a busy machine; they had no job left
+                done = True
+        except trio_parallel.BrokenWorkerError as error:  # a busy machine, or a store that hangs
+            if not done:
+                raise
             log.info("movers that had not ended within %.0f s were killed: %s", GRACE, error)
 
     async def copy(
