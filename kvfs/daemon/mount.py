@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import trio
 
@@ -91,7 +91,15 @@ class Mount:
     async def serve(self, handlers: Handlers) -> None:
         """Until unmounted or told to hand over. `handlers` answer on the control socket."""
         config = self.config
-        async with Movers.open(config.movers, self.residency.counters) as movers:
+        async with AsyncExitStack() as stack:
+            movers = await stack.enter_async_context(
+                Movers.open(config.movers, self.residency.counters)
+            )
+            remote = None
+            if self.bucket is not None:
+                remote = await stack.enter_async_context(
+                    Remote.open(config.movers, self.residency.counters, self.bucket)
+                )
             self.movers = movers
             self.room = Room(self.residency)
             self.flow = Flow(
@@ -101,7 +109,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
-                remote=None if self.bucket is None else Remote(movers, self.bucket),
+                remote=remote,
                 notes=bucket.notes(config, self.directory),
                 identity=bucket.identity(config),
             )
