@@ -1,6 +1,6 @@
-"""How fast do objects go up to S3 and come down?
+"""How fast are the transfers alone, of all that `scripts.bench.s3` measures?
 
-    .venv/bin/python -m scripts.bench.s3 [--size 64M ...] [--at-once 8 ...] [--json FILE]
+    .venv/bin/python -m scripts.bench.s3transfers [--size 64M ...] [--at-once 8 ...] [--json FILE]
 
 A real S3 server of its own on loopback, files in /dev/shm, one process for all clients; each moves
 the same files in turns. The server takes most of the CPUs, so the ratios are what counts. Uploads
@@ -147,7 +147,9 @@ def main(
 ) -> None:
     """Compare kvfs with boto3's transfer manager, without and with the CRT."""
     terms = Terms(single=size(single), part=size(part), parallel=parallel)
-    report = Report("s3", rounds=rounds, seed=seed, single=single, part=part, parallel=parallel)
+    report = Report(
+        "s3transfers", rounds=rounds, seed=seed, single=single, part=part, parallel=parallel
+    )
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
