@@ -11,10 +11,10 @@ It wants root, `apt-get install s3fs rclone`, and `scripts/install.sh bench` for
 """
 
 import contextlib
+import multiprocessing
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +53,7 @@ P99 = Bar("p99 of open+close, others going up and down / idle", 3, at_least=Fals
 FIRST = Bar("first answer with what is to be uploaded, s", 1, at_least=False)
 FOUND = Bar("of what was to be uploaded is found again", 1)
 RESIDENT, RESIDENT_SIZE = 64, 256 << 10
+PAUSE_S = 0.1  # of a thread between two objects: what is asked is whether opens wait for transfers
 COLD, COLD_SIZE = 96, 8 * MiB  # more than the RAM tier holds, so that reading them in turn is cold
 
 
@@ -233,7 +234,8 @@ def opens_meanwhile(
         data = os.urandom(COLD_SIZE)
         for index in range(COLD):
             (mounted.path / f"cold{index}").write_bytes(data)
-        paths = [f"{mounted.path}/resident{index}" for index in range(RESIDENT)]
+        command("ns", "create", f"{mounted.path}/resident", "pin=on")
+        paths = [f"{mounted.path}/resident/{index}" for index in range(RESIDENT)]
         for path in paths:
             Path(path).write_bytes(data[:RESIDENT_SIZE])
         flush(mounted)
@@ -262,34 +264,41 @@ def opens_meanwhile(
 
 @contextlib.contextmanager
 def moving(folder: Path, data: bytes) -> Iterator[None]:
-    """8 threads read what the bucket has, in turn, and 8 write what goes up."""
-    stop = threading.Event()
+    """Two processes: 8 threads read what the bucket has, in turn, and 8 write what goes up."""
+    stop = multiprocessing.Event()
 
     def read(first: int) -> None:
         index = first
         while not stop.is_set():
             (folder / f"cold{index % COLD}").read_bytes()
             index += max(READERS)
+            time.sleep(PAUSE_S)
 
     def write(first: int) -> None:
         while not stop.is_set():
             (folder / f"new{first}").write_bytes(data)
+            time.sleep(PAUSE_S)
 
-    with ThreadPoolExecutor(2 * max(READERS)) as threads:
-        running = [threads.submit(do, n) for do in (read, write) for n in range(max(READERS))]
-        try:
-            yield
-        finally:
-            stop.set()
-        for done in running:
-            done.result()
+    def move(do: Callable[[int], None]) -> None:
+        with ThreadPoolExecutor(max(READERS)) as threads:
+            list(threads.map(do, range(max(READERS))))
+
+    both = [multiprocessing.Process(target=move, args=(do,)) for do in (read, write)]
+    for one in both:
+        one.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for one in both:
+            one.join()
 
 
 def restart(
     folder: Path, disk: Path, place: Place, objects: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """So many objects are to be uploaded: a daemon that is killed, and another mount."""
-    options = f"ram=512M,nvme={disk}/restart,nvme_size=2G,s3_dirty=1G,s3_delay={HELD}"
+    options = f"ram=512M,nvme={disk}/restart-nvme,nvme_size=2G,s3_dirty=1G,s3_delay={HELD}"
     row: dict[str, Any] = {"objects": objects}
     with kvfs(folder / "restart", f"{options},{bucket_options(place)}") as mounted:
         for index in range(objects):
