@@ -360,6 +360,25 @@ class Config:
         return cls(**values)
 
 
+def bucket_place(options: str, s3: str | None = None) -> Place | None:
+    """Return where the bucket is that mount options tell of, and nothing else; None: of none.
+
+    s3: what is known of it without them. Raises ConfigError.
+    """
+    values, flags = _parse(options)
+    strange = sorted({*values, *flags} - {"s3", "s3_endpoint", "s3_region", "s3_profile"})
+    if strange:
+        raise ConfigError(
+            f"{strange[0]} does not say where a bucket is; s3, s3_endpoint, "
+            "s3_region and s3_profile do"
+        )
+    where = values.get("s3") or s3
+    if where is None:
+        return None
+    told = (values.get(f"s3_{name}") for name in ("endpoint", "region", "profile"))
+    return Place.parse(where, **dict(zip(("endpoint", "region", "profile"), told, strict=True)))
+
+
 def describe_options() -> list[OptionRow]:
     """Return a row for each option, in the order of the documentation."""
     return [

@@ -91,6 +91,8 @@ class Mount:
     async def serve(self, handlers: Handlers) -> None:
         """Until unmounted or told to hand over. `handlers` answer on the control socket."""
         config = self.config
+        self.notes = bucket.notes(config, self.directory)
+        self.identity = bucket.identity(config)
         async with AsyncExitStack() as stack:
             movers = await stack.enter_async_context(
                 Movers.open(config.movers, self.residency.counters)
@@ -110,20 +112,21 @@ class Mount:
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
                 remote=remote,
-                notes=bucket.notes(config, self.directory),
-                identity=bucket.identity(config),
+                notes=self.notes,
+                identity=self.identity,
+                mountpoint=str(config.mountpoint),
             )
             objects = Objects(
                 self.residency,
                 self.room,
                 self.backings,
                 self.flow.settlement,
-                promote=self.flow.promotion.opened,
+                promote=self.flow.opened,
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
-            self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
                 tree,
@@ -182,6 +185,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            self.flow.end_ahead()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()
