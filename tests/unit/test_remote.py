@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -26,7 +27,7 @@ class Workers(Movers):
         self.workers = workers
         self.counters = Counter()
         self.go = trio.Event()
-        self.groups: list[list[object]] = []
+        self.groups: list[list[Any]] = []
 
     async def run(  # type: ignore[override]
         self,
@@ -92,7 +93,7 @@ def test_small_calls_share_a_worker_that_is_awaited() -> None:
             movers.go.set()
         assert movers.groups[0] == [0]
         assert movers.groups[1] == [1]
-        assert movers.groups[2] == list(range(2, 2 + GROUP))
+        assert sorted(movers.groups[2]) == list(range(2, 2 + GROUP))  # two turns came at once
         assert len(found) == 2 + GROUP
 
     trio.run(case)
