@@ -98,12 +98,12 @@ class InlineRemote(Remote):
     async def _run(
         self,
         lane: Lane,
-        patience: float,
+        size: int,
         destinations: Sequence[str],
         do: Callable[..., T],
         *arguments: object,
     ) -> T:
-        del lane, patience, destinations
+        del lane, size, destinations
         await self.before()
         transfers = Transfers(self.store, self.bucket.terms or Terms())
         try:
