@@ -112,8 +112,16 @@ class Settings:
         choice("back", "through"),
         "back: lower tiers get an object when room is needed; through: when it is closed",
     )
+    compression: Literal["off", "s3"] = _setting(
+        "off", choice("off", "s3"), "what is compressed, without loss: objects on their way to s3"
+    )
     publish: Literal["immediate", "close"] = _setting(
         "immediate", choice("immediate", "close"), "when others see a new file's name"
+    )
+    prefetch: bool = _setting(
+        default=True,
+        kind=SWITCH,
+        meaning="bring the next blocks of a prefix from the bucket before they are opened",
     )
     uid: int | None = _setting(None, _ID, "owner of new files, whoever makes them")
     gid: int | None = _setting(None, _ID, "group of new files, whoever makes them")
@@ -188,16 +196,16 @@ class Settings:
 
     def check_media(self, mounted: Collection[str]) -> None:
         """Raise ConfigError for a tier that is not mounted, or for no place to write to."""
-        if self.media == ("s3",):
-            raise ConfigError(
-                "setting media=s3: objects are written to another tier first, expected one more, "
-                "such as media=nvme+s3"
-            )
         missing = set(self.media) - set(mounted)
         if missing:
             raise ConfigError(
                 f"setting media={'+'.join(self.media)}: this mount has no {min(missing)} "
                 f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
+            )
+        if self.media == ("s3",):
+            raise ConfigError(
+                "setting media=s3: objects are written to another tier first, expected one more, "
+                "such as media=nvme+s3"
             )
 
     @classmethod

@@ -73,6 +73,11 @@ class Inode:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
 
     @property
+    def told(self) -> str:
+        """Its mode, owner, group and time, which a bucket has beside its bytes."""
+        return f"{stat.S_IMODE(self.mode):04o} {self.uid} {self.gid} {self.mtime_ns}"
+
+    @property
     def placed(self) -> bool:
         """Whether its record has the part that format 1 did not know."""
         return self.key != 0 or self.namespace != ROOT_INO

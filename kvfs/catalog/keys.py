@@ -41,13 +41,17 @@ TWO = Struct(">QQ")
 
 
 class Stored(NamedTuple):
-    """An object in the bucket. `digest` and `size` are of what is stored, see `codec`."""
+    """An object in the bucket. `digest` and `size` are of what is stored, see `codec`.
+
+    told: what it says of its mode, owner and time, as `Inode.told`; "": that is not known.
+    """
 
     key: str
     etag: str
     size: int
     digest: bytes
     codec: str = "none"
+    told: str = ""
 
 
 class Dentry(NamedTuple):
@@ -111,7 +115,7 @@ _STORED = Struct(">Q16s")
 
 def stored_value(stored: Stored) -> bytes:
     """What stands under a key of STORED."""
-    text = f"{stored.key}\0{stored.etag}\0{stored.codec}"
+    text = f"{stored.key}\0{stored.etag}\0{stored.codec}\0{stored.told}"
     return _STORED.pack(stored.size, stored.digest) + text.encode()
 
 
@@ -120,5 +124,7 @@ def stored(value: bytes) -> Stored:
     if len(value) < _STORED.size:
         raise ValueError(f"{len(value)} bytes, at least {_STORED.size} are expected")
     size, digest = _STORED.unpack_from(value)
-    key, etag, codec = value[_STORED.size :].decode().split("\0")
-    return Stored(key, etag, size, digest, codec)
+    key, etag, codec, *told = value[_STORED.size :].decode().split("\0")
+    if len(told) > 1:
+        raise ValueError(f"{4 + len(told) - 1} texts, at most 4 are expected")
+    return Stored(key, etag, size, digest, codec, *told)

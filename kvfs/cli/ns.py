@@ -17,7 +17,7 @@ from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
 from kvfs.errors import ConfigError
-from kvfs.settings import Settings
+from kvfs.settings import MEDIA, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -243,7 +243,7 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
     for one in namespaces:
         told, ratios = one["settings"], one["hit_ratio_at"]
         quota = told["quota_hard"] if told["quota_hard"] != "0" else "none"
-        reads = sum(n for name, n in one["counters"].items() if name in {"read_ram", "read_nvme"})
+        reads = sum(one["counters"].get(f"read_{name}", 0) for name in MEDIA)
         follows = f" ({one['following']})" if one["following"] else ""
         cells = [
             one["name"],

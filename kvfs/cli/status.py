@@ -72,6 +72,21 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     yield "not in s3 yet", waits
     done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
     yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
+    ahead = ("prefetched", "prefetch_used", "prefetch_wasted", "warmed")
+    yield "ahead", ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in ahead)
+    if bucket["compressed"] or bucket["not_compressed"] or bucket["decompressed"]:
+        yield "compression", _compression(bucket)
+
+
+def _compression(bucket: dict[str, Any]) -> str:
+    was, became = bucket["compressed_bytes"], bucket["compressed_to_bytes"]
+    ratio = f", {was / became:.2f} times smaller" if became else ""
+    there, back = (bucket[f"{name}_cpu_us"] / 1e6 for name in ("compress", "decompress"))
+    return (
+        f"{bucket['compressed']} objects, {human(was)} to {human(became)}{ratio}; "
+        f"{bucket['not_compressed']} as they are; {bucket['decompressed']} decompressed; "
+        f"{there:.1f} s + {back:.1f} s of processor time"
+    )
 
 
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:

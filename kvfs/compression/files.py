@@ -2,7 +2,7 @@
 
 Contract: synchronous; a few frames in memory at most; files are given as descriptors and their
 offsets stay as they are. Raises domain errors only; then the destination is half written, and its
-maker removes it. Not for naming, syncing or hashing objects, nor for the decision to compress.
+maker removes it. Not for naming or syncing objects, nor for the decision to compress.
 """
 
 import errno
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128
 
 from kvfs.compression.container import (
     ELEMENT_SIZES,
@@ -34,12 +34,16 @@ _ZEROS = bytes(FRAME)
 
 
 class Compressed(NamedTuple):
-    """What came of it: `ratio` is size / stored_size, in bytes; `codec` is needed to read it."""
+    """What came of it: `ratio` is size / stored_size, in bytes; `codec` is needed to read it.
+
+    digest: xxh3-128 of the bytes that were read and compressed.
+    """
 
     codec: str
     stored_size: int
     ratio: float
     cpu_seconds: float
+    digest: bytes
 
 
 def compress(
@@ -60,9 +64,12 @@ def compress(
         return None
     position = head_size(size)
     stored: list[tuple[int, int]] = []
+    content = xxh3_128()
     for number in range(frames_of(size)):
         offset = number * FRAME
-        chunk = pack(_read(source, offset, min(FRAME, size - offset)), found)
+        data = _read(source, offset, min(FRAME, size - offset))
+        content.update(data)
+        chunk = pack(data, found)
         _write(destination, chunk, position)
         stored.append((len(chunk), xxh3_64_intdigest(chunk)))
         position += len(chunk)
@@ -70,7 +77,8 @@ def compress(
             _resize(destination, 0)
             return None
     _write(destination, head(size, stored), 0)  # last: without it the rest is nothing
-    return Compressed(codec_name(found), position, size / position, time.thread_time() - begun)
+    spent = time.thread_time() - begun
+    return Compressed(codec_name(found), position, size / position, spent, content.digest())
 
 
 def decompress(

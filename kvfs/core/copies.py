@@ -37,7 +37,7 @@ class Fetcher(Protocol):
     """Who can bring an object here that only the bucket has."""
 
     async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError."""
+        """Raises NotFoundError, StaleError if it has changed meanwhile."""
 
 
 class Copies:
@@ -72,16 +72,17 @@ class Copies:
             return None
         return ram, fd
 
-    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int]:
-        """Open the best copy that is what it should be; its tier and descriptor.
+    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int, bool]:
+        """Open the best copy that is what it should be: tier, descriptor, whether it was fetched.
 
         Raises NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self._open_here(inode, writable=writable)
-        if found is None and await self._fetched(inode):
+        fetched = found is None and await self._fetched(inode)
+        if fetched:
             found, lost = await self._open_here(inode, writable=writable)
         if found is not None:
-            return found
+            return *found, fetched
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.residency.counters["misses"] += 1

@@ -22,6 +22,8 @@ from kvfs.core.namespaces import Namespaces
 from kvfs.tiers import Bucket
 
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
+# Another: all that was sealed before it was to be in the bucket has been looked for since ("1").
+CAUGHT_UP = "bucket_caught_up"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
 SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
@@ -33,7 +35,7 @@ class _Entry(NamedTuple):
 
 
 class Dirty:
-    """`bytes` are those of all dirty objects, `deletes` the keys to delete with their marks."""
+    """`bytes` are those that are to go up, `deletes` the keys to delete with their marks."""
 
     def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket | None) -> None:
         self.catalog = catalog
@@ -53,6 +55,7 @@ class Dirty:
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
         self._hurry_until = 0.0
+        self.behind = trio.Event()  # what was sealed before is to be looked for
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,9 +123,29 @@ class Dirty:
         if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
             self._mark(inode, time.time_ns(), batch)
 
-    def lacking(self, inode: Inode, batch: Batch) -> None:
-        """The bucket does not have it after all."""
-        self._mark(inode, time.time_ns(), batch)
+    def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
+        """The bucket does not have it. `sealed_ns`: when it was sealed, if that is known."""
+        self._mark(inode, sealed_ns or time.time_ns(), batch)
+
+    def look_back(self, batch: Batch) -> None:
+        """What is sealed already is to be in the bucket from now on."""
+        if self.on:
+            batch.set_fact(CAUGHT_UP, "")
+            batch.then(self.behind.set)
+
+    def attributes(self, inode: Inode, batch: Batch) -> None:
+        """Its mode, owner or time is another one than before."""
+        if not self.on or not inode.in_bucket or inode.ino in self:
+            return
+        stored = self.stored(inode.ino)
+        if stored and stored.told not in {"", inode.told} and self.wanted(inode):
+            self._mark(inode, time.time_ns(), batch)
+
+    def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
+        """Whether the bucket has this version with this key, and says of it what is true."""
+        if not inode.in_bucket or stored is None or stored.key != key:
+            return False
+        return stored.told in {"", inode.told}
 
     def named(
         self,
@@ -181,6 +204,7 @@ class Dirty:
             batch.then(partial(self.disclaim, inode.ino))
         else:
             batch.then(partial(self._claim, inode.ino, stored.key))
+            batch.then(partial(self._lighten, inode.ino))
 
     def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
         """The bucket has an older version of it, so that the next one may take its place."""
@@ -247,12 +271,21 @@ class Dirty:
         stored = self.stored(inode.ino)
         if stored is not None:
             self._claim(inode.ino, stored.key)
-        self._entries[inode.ino] = _Entry(sealed_ns, inode.size)
-        self.bytes += inode.size
+        size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
+        self._entries[inode.ino] = _Entry(sealed_ns, size)
+        self.bytes += size
         through = self.namespaces.of(inode).settings.write == "through"
         delay = 0.0 if through or self._hurrying() or self.bucket is None else self.bucket.delay
         self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
         self.wake()
+
+    def _lighten(self, ino: int) -> None:
+        """Its bytes are there; something else of it is not."""
+        entry = self._entries.get(ino)
+        if entry is not None:
+            self.bytes -= entry.size
+            self._entries[ino] = entry._replace(size=0)
+            self.wake()
 
     def _claim(self, ino: int, key: str) -> None:
         self.disclaim(ino)

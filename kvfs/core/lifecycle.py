@@ -10,9 +10,10 @@ All methods are synchronous. Not for the space that follows: `Walks`.
 import logging
 import stat
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
-from kvfs.core.namespace import Namespace
+from kvfs.core.namespace import Namespace, takes
 from kvfs.core.namespaces import MOUNT
 from kvfs.core.residency import Residency
 from kvfs.core.tree import Tree
@@ -33,6 +34,17 @@ def _is_dirty(residency: Residency, inode: Inode) -> str:
     return "1" if inode.ino in residency.dirty else "0"
 
 
+WARM = b"user.kvfs.warm"  # of files and directories: whether it is to come to a faster tier
+
+
+class Warmer(Protocol):
+    """Who brings files and trees to the fastest tier, and knows what is to come yet."""
+
+    def start_root(self, inode: Inode) -> None: ...
+    def cancel_root(self, inode: Inode) -> None: ...
+    def is_wanted(self, inode: Inode) -> bool: ...
+
+
 _OF_FILES: dict[bytes, Callable[[Residency, Inode], str]] = {
     b"user.kvfs.tier": _where,
     b"user.kvfs.dirty": _is_dirty,
@@ -49,8 +61,11 @@ def _raw(name: str) -> bytes:
 class Lifecycle:
     """`gone(parent, name, ino)` is told of each name that is taken away with all below it."""
 
-    def __init__(self, tree: Tree, *, gone: Callable[[int, bytes, int], None]) -> None:
+    def __init__(
+        self, tree: Tree, *, gone: Callable[[int, bytes, int], None], warmer: Warmer
+    ) -> None:
         self.tree = tree
+        self.warmer = warmer
         self.residency: Residency = tree.residency
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
@@ -147,16 +162,17 @@ class Lifecycle:
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
-        ino = directory.ino
-        keeps = [
-            told.eviction == Settings().eviction for told in (self.settings(directory), settings)
-        ]
+        ino, before = directory.ino, self.settings(directory)
+        keeps = [told.eviction == Settings().eviction for told in (before, settings)]
         with self.catalog.batch() as batch:
             if directory.namespace != ino:
                 self._begin(directory, batch)
             elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
+            bucket = self.residency.bucket
+            if bucket is not None and takes(settings, bucket) and not takes(before, bucket):
+                self.residency.dirty.look_back(batch)
             batch.answers()
         self.residency.wake()
         return self.namespaces.of(directory)
@@ -222,6 +238,8 @@ class Lifecycle:
         """A setting as `user.kvfs.NAME` has it, or where a file is; None if it is none."""
         if directory.is_file and name in _OF_FILES:
             return _OF_FILES[name](self.residency, directory).encode()
+        if name == WARM and (directory.is_file or directory.is_dir):
+            return b"1" if self.warmer.is_wanted(directory) else b"0"
         texts = self.settings(directory).to_text()
         text = texts.get(name.removeprefix(PREFIX).decode("ascii", "replace"))
         return None if text is None else text.encode()
@@ -236,6 +254,9 @@ class Lifecycle:
 
     def set_attribute(self, inode: Inode, name: bytes, value: bytes) -> None:
         """Raises ConfigError, also for what is not a namespace's directory."""
+        if name == WARM:
+            self._warm(inode, value)
+            return
         top = inode.ino == ROOT_INO or (inode.links and inode.links[0][0] == ROOT_INO)
         if not inode.is_dir or not top:
             raise ConfigError(
@@ -245,8 +266,22 @@ class Lifecycle:
         field = name.removeprefix(PREFIX).decode("ascii", "replace")
         self.change(inode, {field: value.decode("utf-8", "replace").removesuffix("\0")})
 
+    def _warm(self, inode: Inode, value: bytes) -> None:
+        if value not in {b"0", b"1"} or not (inode.is_file or inode.is_dir):
+            raise ConfigError(
+                f"attribute {WARM.decode()}: expected 1 to have a file or directory brought to its "
+                "fastest tier, or 0 to end that"
+            )
+        if value == b"1":
+            self.warmer.start_root(inode)
+        else:
+            self.warmer.cancel_root(inode)
+
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""
+        if name == WARM:
+            self._warm(inode, b"0")
+            return
         default = Settings().to_text()
         field = name.removeprefix(PREFIX).decode("ascii", "replace")
         if self.attribute(inode, name) is not None and self.namespaces.own(inode.ino) is None:

@@ -204,7 +204,7 @@ class Namespace:
 
     def takes(self, tier: Tier | Bucket) -> bool:
         """Whether its objects may be there."""
-        return not self.settings.media or tier.name in self.settings.media
+        return takes(self.settings, tier)
 
     @property
     def has_hard_quota(self) -> bool:
@@ -248,6 +248,11 @@ class Namespace:
         if not settings.ttl or settings.ttl_from != "use":
             return most
         return min(most, settings.ttl * SECOND // USES_NOTED)
+
+
+def takes(settings: Settings, tier: Tier | Bucket) -> bool:
+    """Whether objects of a namespace that is told this may be there."""
+    return not settings.media or tier.name in settings.media
 
 
 def _policies(settings: Settings) -> tuple[str, str]:

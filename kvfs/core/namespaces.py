@@ -162,7 +162,7 @@ class Namespaces:
         shared = self.shares is not None and self.shares.total.rate > 0
         self.limited = shared or any(namespace.limits.on for namespace in self)
 
-    def read(self, inode: Inode, tier: Tier) -> None:
+    def read(self, inode: Inode, tier: Tier | Bucket) -> None:
         """An object was opened to read."""
         found = self.of(inode)
         counters = found.counters

@@ -111,8 +111,8 @@ class Objects:
                     held = await self._replace(inode)
                     held.writers += 1
                     return held
-                tier, fd = await self.copies.open(inode, writable=writable)
-                held = self._opened(inode, tier, fd, writable=writable)
+                tier, fd, fetched = await self.copies.open(inode, writable=writable)
+                held = self._opened(inode, tier, fd, writable=writable, fetched=fetched)
             held.readers += 1  # keeps it while we wait
             if writable:
                 try:
@@ -163,16 +163,21 @@ class Objects:
         held.readers += 1
         return held
 
-    def _opened(self, inode: Inode, tier: Tier, fd: int, *, writable: bool) -> OpenObject:
+    def _opened(
+        self, inode: Inode, tier: Tier, fd: int, *, writable: bool, fetched: bool = False
+    ) -> OpenObject:
+        """fetched: its bytes came from the bucket for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
-        tier.hits += 1
+        bucket = self.residency.bucket
+        where = bucket if fetched and bucket is not None else tier
+        where.hits += 1
         if not writable and inode.links:
-            self.residency.namespaces.read(inode, tier)
+            self.residency.namespaces.read(inode, where)
             self.residency.touch(inode)
             self.promote(inode)
         if not writable and held.backing_id:

@@ -59,6 +59,15 @@ class Places:
         block = layouts.recognise(self._path(directory), name)
         return block is not None and block.temporary
 
+    def element_size(self, inode: Inode) -> int | None:
+        """Bytes of a number in it, if its first name says that."""
+        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
+        if entry is None or directory is None:
+            return None
+        block = layouts.recognise(self._path(directory), entry.name)
+        return None if block is None else block.element_size
+
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""
         if block.engine != "vua":

@@ -29,6 +29,7 @@ import trio
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode, Stored
 from kvfs.core.dirty import Dirty
+from kvfs.core.followers import Followers
 from kvfs.core.namespaces import Namespaces
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
@@ -121,6 +122,7 @@ class Residency:
         self.bucket = bucket
         self.dirty = Dirty(catalog, self.namespaces, bucket)
         self.spilled = 0  # objects that only the bucket has
+        self.followers = Followers()  # of those, which block comes after which
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
@@ -316,6 +318,7 @@ class Residency:
             bucket.objects += sign
         if inode.in_bucket and not holders:
             self.spilled += sign
+            self.followers.count(inode, sign)
         self.namespaces.count(inode, holders, bucket, sign)
 
     @property

@@ -20,6 +20,7 @@ Not for the accounts, nor for making copies so that there will be room (`Flow`).
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
@@ -48,6 +49,10 @@ AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 HURRY = 1.0  # s that all uploads are due after somebody has waited for one
 _NEVER = (-1, 0.0)
+# Seconds that room is not taken for what nobody waits for: noted times of use may be a minute old
+# (`Attributes`), and what was used within the last minute is likely to be used again.
+LATELY = 120
+BROUGHT_MAX = 65536  # objects fetched ahead of which that is known
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -61,6 +66,8 @@ class Room:
         self.sizes = ExpectedSizes()
         self._lose_dirty = False  # nothing else is left, and the bucket is down
         self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
+        self._gentle = False  # nobody waits for the room
+        self._brought: OrderedDict[int, float] = OrderedDict()  # inode -> when, if fetched ahead
         self._said: set[str] = set()
 
     async def choose(
@@ -242,6 +249,34 @@ class Room:
                 return False
         tier.reserved += wanted
         return True
+
+    def reserve_gently(self, tier: Tier, wanted: int) -> bool:
+        """As `reserve`, for what nobody waits for: what it drops is in the bucket or another tier.
+
+        And was not used lately, nor fetched ahead; of each namespace only what goes first is asked.
+        """
+        self._gentle = True
+        try:
+            return self.reserve(tier, wanted)
+        finally:
+            self._gentle = False
+
+    def brought(self, ino: int) -> None:
+        """It is fetched ahead: its time of use says nothing of how it is wanted."""
+        self._brought.pop(ino, None)
+        self._brought[ino] = time.monotonic()
+        if len(self._brought) > BROUGHT_MAX:
+            self._brought.popitem(last=False)
+
+    def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+        """Whether they may go for what nobody waits for."""
+        since, moment = time.time_ns() - LATELY * 10**9, time.monotonic() - LATELY
+        return all(
+            max(inode.atime_ns, inode.ctime_ns) < since
+            and self._brought.get(inode.ino, 0.0) < moment
+            and (inode.in_bucket or (tier is self.ram and twins == "uncopy" and inode.on_nvme))
+            for inode in inodes
+        )
 
     def _measure(self, nvme: NvmeTier) -> None:
         """Others take room on the device, too; while it is short, each reservation looks anew."""
@@ -502,9 +537,14 @@ class Room:
             if useful or any(map(self._in_use, inodes)):
                 before.update(inode.parent_key for inode in inodes)
             elif self._may_go(inodes, tier, twins):
-                found = victim, inodes
+                if not self._gentle or self._cool(inodes, tier, twins):
+                    found = victim, inodes
+                else:
+                    passed.append((victim, inodes))
                 break
             passed.append((victim, inodes))
+            if self._gentle and len(passed) == PASSED_MAX:
+                break
         self._put_back(order, passed)
         return found
 

@@ -91,6 +91,8 @@ class Mount:
     async def serve(self, handlers: Handlers) -> None:
         """Until unmounted or told to hand over. `handlers` answer on the control socket."""
         config = self.config
+        self.notes = bucket.notes(config, self.directory)
+        self.identity = bucket.identity(config)
         async with Movers.open(config.movers, self.residency.counters) as movers:
             self.movers = movers
             self.room = Room(self.residency)
@@ -102,20 +104,21 @@ class Mount:
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
                 remote=None if self.bucket is None else Remote(movers, self.bucket),
-                notes=bucket.notes(config, self.directory),
-                identity=bucket.identity(config),
+                notes=self.notes,
+                identity=self.identity,
+                mountpoint=str(config.mountpoint),
             )
             objects = Objects(
                 self.residency,
                 self.room,
                 self.backings,
                 self.flow.settlement,
-                promote=self.flow.promotion.opened,
+                promote=self.flow.opened,
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
             )
             tree = Tree(self.residency, templates=self.templates.for_name)
-            self.lifecycle = Lifecycle(tree, gone=self.backings.detached)
+            self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
                 tree,
@@ -174,6 +177,7 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            self.flow.end_ahead()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -18,6 +18,8 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
     bucket, dirty = mount.bucket, mount.residency.dirty
     if bucket is None:
         return {}
+    if mount.flow.prefetch is not None:
+        mount.flow.prefetch.expire()
     oldest = dirty.oldest_ns
     return {
         bucket.name: {

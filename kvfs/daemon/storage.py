@@ -16,7 +16,7 @@ from kvfs import mounts, runtime
 from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.config import Config
 from kvfs.core import recovery
-from kvfs.core.dirty import FACT
+from kvfs.core.dirty import CAUGHT_UP, FACT
 from kvfs.core.residency import Residency
 from kvfs.core.sessions import mounted_as, past_sessions
 from kvfs.core.tree import Tree
@@ -82,6 +82,8 @@ class Storage:
             self._catalog = Catalog(self._ram.root / "catalog", first_id=int(time.time()) << 20)
         if self.bucket is not None:
             bind(self._catalog, self.bucket)
+        else:
+            unbind(self._catalog)
         residency = begin_session(
             *(self._catalog, self._ram, self._nvme),
             bucket=self.bucket,
@@ -116,6 +118,13 @@ class Storage:
         self._catalog = self._ram = self._nvme = None
 
 
+def unbind(catalog: Catalog) -> None:
+    """What is sealed without the bucket is to be looked for when it is there again."""
+    if catalog.fact(CAUGHT_UP):
+        with catalog.batch() as batch:
+            batch.set_fact(CAUGHT_UP, "")
+
+
 def bind(catalog: Catalog, bucket: Bucket) -> None:
     """The catalog's objects are in this bucket from now on. Raises ConfigError if in another."""
     place, before = str(bucket.place), catalog.fact(FACT)
@@ -128,6 +137,7 @@ def bind(catalog: Catalog, bucket: Bucket) -> None:
         )
     with catalog.batch() as batch:
         batch.set_fact(FACT, place)
+        batch.set_fact(CAUGHT_UP, "")
 
 
 def begin_session(

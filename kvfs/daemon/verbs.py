@@ -11,10 +11,10 @@ from typing import Any
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
-from kvfs.core import administration
+from kvfs.core import administration, claims
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
@@ -73,6 +73,29 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "place": str(spill.bucket.place),
         }
 
+    async def warm(inos: list[int]) -> dict[str, Any]:
+        """Bring files, and all below directories, to their fastest tier."""
+        return {"job": mount.flow.warm.start(inos)}
+
+    async def warmed(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """How far that is. A daemon that took over knows nothing of it."""
+        if cancel:
+            mount.flow.warm.cancel(job)
+        found = mount.flow.warm.look(job)
+        if found is None:
+            raise ControlError(
+                f"warming {job} is not known any more: its daemon was replaced; ask for it again"
+            )
+        return found
+
+    async def bucket_claims(after: int) -> dict[str, Any]:
+        """What this node has in the bucket; again from `after` on, until that is 0."""
+        found = mount.bucket
+        if found is None:
+            raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        namespaces = mount.residency.namespaces
+        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
+
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
         passed = dict(failpoints.passed)
@@ -91,6 +114,9 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "set": change,
         "write_back": write_back,
         "flush": flush,
+        "warm": warm,
+        "warmed": warmed,
+        "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

@@ -26,7 +26,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 from kvfs.catalog import Inode
 from kvfs.core.attributes import Attributes
 from kvfs.core.backings import Backings
-from kvfs.core.lifecycle import PREFIX, Lifecycle
+from kvfs.core.lifecycle import PREFIX, WARM, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
 from kvfs.core.renames import Renames
@@ -484,8 +484,9 @@ class Operations(pyfuse3.Operations):
     @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name, ctx):
-                self.lifecycle.set_attribute(self.tree.inode(inode), name, value)
+            found = self.tree.inode(inode)
+            with self._told(name, ctx, found):
+                self.lifecycle.set_attribute(found, name, value)
             return
         self.attributes.set_xattr(inode, name, value)
 
@@ -507,19 +508,22 @@ class Operations(pyfuse3.Operations):
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         if name.startswith(PREFIX):
-            with self._told(name, ctx):
-                self.lifecycle.reset_attribute(self.tree.inode(inode), name)
+            found = self.tree.inode(inode)
+            with self._told(name, ctx, found):
+                self.lifecycle.reset_attribute(found, name)
             return
         self.attributes.remove_xattr(inode, name)
 
     @staticmethod
     @contextmanager
-    def _told(name: bytes, ctx: RequestContext) -> Iterator[None]:
+    def _told(name: bytes, ctx: RequestContext, inode: Inode) -> Iterator[None]:
         """By root or who mounted, as the control socket. EINVAL is all they get: the log says why.
 
-        Whoever may write to the directory is not enough: settings bind him, too.
+        Whoever may write to the directory is not enough: settings bind him, too. To be warm is no
+        setting: a file's owner may ask for it.
         """
-        if ctx.uid not in {0, os.geteuid()}:
+        owns = name == WARM and ctx.uid == inode.uid
+        if ctx.uid not in {0, os.geteuid()} and not owns:
             raise NotPermittedError(
                 f"attribute {name.decode('ascii', 'replace')}: uid {ctx.uid} is neither root nor "
                 f"uid {os.geteuid()}, who mounted"

@@ -22,7 +22,8 @@ class Block(NamedTuple):
     """One file. `str` is "" and `int` is None where the name does not say it.
 
     `model` is as the name has it, where the connector's own escapes cannot be undone. `shard` is
-    the layer, group or pool within a rank. `temporary` files wait to be renamed.
+    the layer, group or pool within a rank. `temporary` files wait to be renamed. `element_size` is
+    the bytes of a number, where the name has a dtype of 16 bits or more.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Block(NamedTuple):
     block: str = ""
     parent: str | None = None
     temporary: bool = False
+    element_size: int | None = None
 
     @property
     def key(self) -> int:

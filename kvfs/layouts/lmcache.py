@@ -45,6 +45,12 @@ _ENGINE = re.compile(
     rb"([^@]*(?:@[^@]*)*?)@([0-9]+)@([0-9]+)@(-?[0-9a-f]+)@([a-z][a-z0-9_]*)"
     rb"(?:@([0-9]+))?((?:@[^@%]*%[^@]*)*)"
 )
+# `TORCH_DTYPE_TO_STR_DTYPE` there; what one byte is made of is better told by the bytes.
+_ELEMENT_SIZES = {
+    **dict.fromkeys((b"half", b"bfloat16", b"int16"), 2),
+    **dict.fromkeys((b"float", b"int32"), 4),
+    **dict.fromkeys((b"double", b"int64"), 8),
+}
 _L2 = re.compile(rb"([^@]*)@0x([0-9a-f]{8,16})@([0-9a-f]+)@([0-9a-f]*)((?:@[^@]*)?)")
 _GDS = re.compile(
     rb"(.+)(?:\.kvcache\.safetensors|\.weka1)(\.metadata)?(\.tmp[0-9a-f]{8})?", re.DOTALL
@@ -70,6 +76,7 @@ def _engine_key(
         shard=text(layer or b""),
         block=text(chunk),
         temporary=temporary,
+        element_size=_ELEMENT_SIZES.get(dtype),
     )
 
 

@@ -12,10 +12,12 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, stores, uploading
+from kvfs.movement import asking, downloading, looking, renaming, stores, uploading
 from kvfs.movement.movers import Moved, Movers, patience_for
-from kvfs.movement.uploading import About, Target, Uploaded
+from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
+from kvfs.s3.nodes import Node
+from kvfs.s3.store import Head, Page
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
@@ -54,17 +56,23 @@ class Remote:
         )
 
     async def upload(
-        self, source: str, touched_ns: int, about: About, target: Target, notes: str
+        self,
+        source: str,
+        touched_ns: int,
+        about: About,
+        target: Target,
+        notes: str,
+        scratch: str | None,
     ) -> Uploaded:
         """See `uploading.upload`."""
         patience = patience_for(2 * about.size)
-        job = uploading.upload
-        return await self._run("up", patience, (), job, source, touched_ns, about, target, notes)
+        wanted = (source, touched_ns, about, target, notes, scratch)
+        return await self._run("up", patience, (), uploading.upload, *wanted)
 
-    async def copy(self, source: Stored, about: About, target: Target) -> Uploaded:
-        """See `uploading.copy`."""
+    async def copy(self, source: Stored, about: About, target: Target, notes: str) -> Uploaded:
+        """See `renaming.copy`."""
         return await self._run(
-            "up", patience_for(about.size), (), uploading.copy, source, about, target
+            "up", patience_for(about.size), (), renaming.copy, source, about, target, notes
         )
 
     async def remove(
@@ -86,6 +94,25 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def page(self, after: str) -> Page:
+        """What is below the prefix, see `Store.list`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), looking.page, prefix, after)
+
+    async def heads(self, keys: Sequence[str]) -> list[Head | None]:
+        """See `looking.heads`."""
+        return await self._run("ask", ASK_PATIENCE, (), looking.heads, keys)
+
+    async def verify(self, stored: Stored, size: int, digest: bytes) -> str:
+        """See `looking.verify`."""
+        patience = patience_for(2 * stored.size)
+        return await self._run("down", patience, (), looking.verify, stored, size, digest)
+
+    async def announce(self, node: Node, *, keep: bool) -> Node:
+        """See `asking.announce`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

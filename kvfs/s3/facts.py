@@ -24,7 +24,7 @@ _SIGNED = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _OCTAL = re.compile(r"[0-7]{4}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{16}")
-_CODEC = re.compile(r"[a-z0-9][a-z0-9.-]{0,31}")
+_CODEC = re.compile(r"[a-z0-9][a-z0-9./-]{0,31}")
 _LARGEST = (1 << 63) - 1
 _LARGEST_ID = (1 << 32) - 2
 

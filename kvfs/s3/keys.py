@@ -37,6 +37,22 @@ class Name(NamedTuple):
     path: bytes
 
 
+class Space(NamedTuple):
+    """A namespace in one of its versions: what a folder of the bucket has. As text: `lmcache@1`."""
+
+    namespace: bytes
+    version: int
+
+    def __str__(self) -> str:
+        return f"{_namespace(self.namespace)}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Space | None":
+        """Return what `str` has made that text of; None if it has not."""
+        name = _parse(f"{text}/x")
+        return None if name is None or name.path != b"x" else cls(*name[:2])
+
+
 class Keys:
     """The keys below one prefix, which is empty or ends in a slash."""
 
@@ -45,6 +61,8 @@ class Keys:
         self.own = prefix + OWN
         self.names = f"{self.own}names/"
         self.aside = f"{self.own}aside/"
+        self.nodes = f"{self.own}nodes/"
+        self.probes = f"{self.own}probe/"
         self.long = f"{prefix}%/"
 
     def of(self, name: Name) -> str:

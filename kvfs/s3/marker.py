@@ -33,28 +33,24 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
     if found is not None:
         return found
     fresh = Marker(FORMAT, identity if exclusive else "")
+    key, _ = _where(transfers, keys)
     try:
-        transfers.put(_key(keys), json.dumps(fresh._asdict()).encode(), {}, once=True)
+        transfers.put(key, json.dumps(fresh._asdict()).encode(), {}, once=True)
     except ObjectExistsError:
         return look(transfers, keys, identity, exclusive=exclusive) or fresh
     return fresh
 
 
 def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
-    """Return what the prefix is, if anything says so.
+    """Return what the prefix is, if anything says so; it is for the kvfs of this identity.
 
     Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
     `exclusive`; and what `Transfers` raises.
     """
-    where = f"{transfers.store.name}/{_key(keys)}"
-    found = _read(transfers, _key(keys), where)
+    _, where = _where(transfers, keys)
+    found = read(transfers, keys)
     if found is None:
         return None
-    if found.format > FORMAT:
-        raise ConfigError(
-            f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
-            "with a newer kvfs, or give another prefix"
-        )
     if found.owner not in {"", identity}:
         raise ConfigError(
             f"{where}: the prefix belongs to kvfs {found.owner} alone, this one is {identity}; "
@@ -67,11 +63,18 @@ def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) ->
     return found
 
 
-def _key(keys: Keys) -> str:
-    return f"{keys.own}format.json"
+def _where(transfers: Transfers, keys: Keys) -> tuple[str, str]:
+    """Its key, and what people call it."""
+    key = f"{keys.own}format.json"
+    return key, f"{transfers.store.name}/{key}"
 
 
-def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
+def read(transfers: Transfers, keys: Keys) -> Marker | None:
+    """Return what a prefix says of itself; None if nothing is there.
+
+    Raises ConfigError if it is of a newer format, or none at all, and what `Transfers` raises.
+    """
+    key, where = _where(transfers, keys)
     try:
         text = transfers.read(key, _LIMIT)
     except NoObjectError:
@@ -83,4 +86,9 @@ def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
         found = Marker(0, "")
     if type(found.format) is not int or found.format < 1 or not isinstance(found.owner, str):
         raise ConfigError(f"{where}: is not what kvfs writes there; give another prefix")
+    if found.format > FORMAT:
+        raise ConfigError(
+            f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
+            "with a newer kvfs, or give another prefix"
+        )
     return found

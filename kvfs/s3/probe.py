@@ -34,7 +34,7 @@ def probe(
 
     look: called before anything is written, to raise ConfigError if nothing may be.
     """
-    key = f"{keys.own}probe/{uuid.uuid4().hex}"
+    key = f"{keys.probes}{uuid.uuid4().hex}"
     try:
         store.list(keys.prefix, limit=1)
         look()

@@ -67,6 +67,9 @@ class Store(Protocol):
     def name(self) -> str:
         """The bucket, for messages."""
 
+    def clock(self) -> float:
+        """What time it is for the store: seconds since the epoch, as `Entry.modified` has them."""
+
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         """Store an object, all or nothing; return its ETag. `data` is not kept.
 
@@ -108,6 +111,23 @@ class Store(Protocol):
 
     def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         """Store a part, or store it anew; return its ETag. Raises NoUploadError, as `put`."""
+
+    def copy_part(
+        self,
+        source: str,
+        key: str,
+        upload_id: str,
+        number: int,
+        start: int,
+        length: int,
+        *,
+        etag: str,
+    ) -> str:
+        """Make `length` bytes from `start` of another object a part; return the part's ETag.
+
+        Raises NoObjectError; ObjectChangedError as `copy`; StoreError for an upload that is not
+        there, or for bytes that the source does not have.
+        """
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
         """Make an object of the parts, all or nothing. Some stores do not say which ETag it has.

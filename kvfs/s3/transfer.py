@@ -22,6 +22,7 @@ import xxhash
 from kvfs.s3.errors import (
     NoObjectError,
     NoUploadError,
+    ObjectChangedError,
     ObjectExistsError,
     OutageError,
     SourceError,
@@ -183,6 +184,54 @@ class Transfers:
                 f"{self.store.name}/{key}: the bytes have xxh3-128 {found.hexdigest()}, expected "
                 f"{digest.hex()}"
             )
+
+    def copy_in_parts(
+        self,
+        source: str,
+        key: str,
+        size: int,
+        metadata: Mapping[str, str],
+        *,
+        etag: str,
+        part: int,
+        once: bool,
+        begun: Callable[[str], None],
+        token: str = "",
+    ) -> str:
+        """Have the store copy an object of `size` bytes, `part` of them a request; the new ETag.
+
+        etag: of the source. token, begun: as `upload` has them. Raises ObjectChangedError,
+        NoObjectError, ObjectExistsError and what `Store.complete` raises.
+        """
+        token = token or uuid.uuid4().hex
+        part = max(part, -(-size // PARTS_MAX))
+        ranges = [(start, min(part, size - start)) for start in range(0, size, part)]
+        upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
+
+        def send(number: int, wanted: tuple[int, int]) -> Part:
+            start, length = wanted
+            made = self.store.copy_part(*(source, key, upload_id, number, start, length), etag=etag)
+            return Part(number, made)
+
+        try:
+            begun(upload_id)
+            parts = list(self._in_turn(send, enumerate(ranges, 1)))
+            if self.store.head(source).etag != etag:  # not every store looks by itself
+                raise ObjectChangedError(f"{self.store.name}/{source}: its ETag has changed")
+            if once and not self.terms.once_complete:
+                self._refuse_existing(key)
+            self.store.complete(key, upload_id, parts, once=once and self.terms.once_complete)
+        except (ObjectExistsError, NoUploadError, OutageError):
+            if made := self._made(key, token):
+                return made
+            self._abort(key, upload_id)
+            raise
+        except BaseException:
+            self._abort(key, upload_id)
+            raise
+        if made := self._made(key, token):
+            return made
+        raise ObjectExistsError(f"{self.store.name}/{key}: another one has the name")
 
     def _buffer(self, size: int) -> bytearray:
         buffer = self._free.pop() if self._free else bytearray()

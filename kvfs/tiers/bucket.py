@@ -23,8 +23,19 @@ COUNTERS = (
     "deletes",
     "spilled",
     "conflicts",
+    "compressed",
+    "compressed_bytes",
+    "compressed_to_bytes",
+    "not_compressed",
+    "compress_cpu_us",
+    "decompressed",
+    "decompress_cpu_us",
     "failures",
     "waits",
+    "prefetched",
+    "prefetch_used",
+    "prefetch_wasted",
+    "warmed",
 )
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 Verb = Literal[
     "put", "copy", "get", "head", "delete", "delete_many", "list",
-    "begin", "put_part", "complete", "abort", "uploads", "any",
+    "begin", "put_part", "copy_part", "complete", "abort", "uploads", "clock", "any",
 ]  # fmt: skip
 
 
@@ -72,6 +72,9 @@ class FaultyStore:
                 return fault
         return None
 
+    def clock(self) -> float:
+        return self._call("clock", self._store.clock) + self._skew
+
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._call("put", lambda: self._store.put(key, data, metadata, once=once))
 
@@ -120,6 +123,20 @@ class FaultyStore:
 
     def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         return self._call("put_part", lambda: self._store.put_part(key, upload_id, number, data))
+
+    def copy_part(
+        self,
+        source: str,
+        key: str,
+        upload_id: str,
+        number: int,
+        start: int,
+        length: int,
+        *,
+        etag: str,
+    ) -> str:
+        wanted = (source, key, upload_id, number, start, length)
+        return self._call("copy_part", lambda: self._store.copy_part(*wanted, etag=etag))
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
         self._call("complete", lambda: self._store.complete(key, upload_id, parts, once=once))

@@ -12,6 +12,7 @@ from kvfs.s3.errors import (
     NoUploadError,
     ObjectChangedError,
     ObjectExistsError,
+    RefusedError,
     StoreError,
     WrongBytesError,
 )
@@ -48,6 +49,9 @@ class MemoryStore:
         self.unfinished: dict[str, _Unfinished] = {}
         self._ids = (f"upload-{number}" for number in itertools.count())
         self._lock = threading.Lock()
+
+    def clock(self) -> float:
+        return time.time()
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._store(key, data, metadata, _md5(data), once=once and self.once_put)
@@ -132,6 +136,26 @@ class MemoryStore:
 
     def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         self._upload(key, upload_id).parts[number] = bytes(data)
+        return _md5(data)
+
+    def copy_part(
+        self,
+        source: str,
+        key: str,
+        upload_id: str,
+        number: int,
+        start: int,
+        length: int,
+        *,
+        etag: str,
+    ) -> str:
+        upload, found = self._upload(key, upload_id), self._find(source)
+        if found.etag != etag:
+            raise ObjectChangedError(source)
+        data = found.data[start : start + length]
+        if len(data) != length:
+            raise RefusedError(f"{source}: has no bytes {start} to {start + length}")
+        upload.parts[number] = data
         return _md5(data)
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:

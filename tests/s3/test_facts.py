@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfs.compression.container import codec_name
 from kvfs.s3.boto import BotoStore
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import FORMAT, MODEL_MAX, Facts
@@ -47,7 +48,7 @@ def head(metadata: dict[str, str], size: int = 5) -> Head:
         key=st.integers(0, 2**63 - 1),
         parent_key=st.integers(0, 2**63 - 1),
         model=models,
-        codec=st.sampled_from(["zstd", "planes-zstd.1"]),
+        codec=st.sampled_from(["zstd", "planes-zstd.1", codec_name(2)]),
         stored_size=sizes,
         stored_digest=digests,
     )

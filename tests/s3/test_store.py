@@ -44,6 +44,12 @@ def test_what_is_put_is_there(store: Store) -> None:
     assert get(store, "a/b", 0, 5, etag) == b"hello"
 
 
+def test_the_clock_is_that_of_the_objects(store: Store) -> None:
+    before = store.clock()
+    put(store, "a")
+    assert before - 1 <= store.head("a").modified <= store.clock() + 1, "HTTP tells whole seconds"
+
+
 def test_an_object_may_be_empty(store: Store) -> None:
     put(store, "empty", b"")
     assert store.head("empty").size == 0
@@ -190,6 +196,51 @@ def test_an_upload_in_parts(store: Store) -> None:
     assert head.metadata == {"kvfs-size": "x"}
     assert get(store, "big", 0, head.size, head.etag) == b"".join(pieces)
     assert list(store.uploads("")) == []
+
+
+def test_a_part_may_be_bytes_of_another_object(store: Store) -> None:
+    data = b"1" * PART_MIN + b"2" * PART_MIN + b"3"
+    etag = store.put("a", data, {"kvfs-x": "1"}, once=True)
+    upload_id = store.begin("b%20", {"kvfs-y": "2"})
+    ranges = [(PART_MIN, PART_MIN + 1), (0, 5)]
+    parts = [
+        Part(number, store.copy_part("a", "b%20", upload_id, number, *wanted, etag=etag))
+        for number, wanted in enumerate(ranges, 1)
+    ]
+    store.complete("b%20", upload_id, parts, once=False)
+    head = store.head("b%20")
+    assert (head.size, head.metadata) == (PART_MIN + 6, {"kvfs-y": "2"})
+    assert get(store, "b%20", 0, head.size, head.etag) == data[PART_MIN:] + data[:5]
+
+
+def test_an_object_is_copied_onto_itself_in_parts(store: Store) -> None:
+    data = bytes(range(256)) * (PART_MIN // 128)
+    etag = store.put("a", data, {"kvfs-x": "1"}, once=True)
+    upload_id = store.begin("a", {"kvfs-x": "2"})
+    parts = [
+        Part(number, store.copy_part("a", "a", upload_id, number, start, PART_MIN, etag=etag))
+        for number, start in enumerate((0, PART_MIN), 1)
+    ]
+    store.complete("a", upload_id, parts, once=False)
+    head = store.head("a")
+    assert head.metadata == {"kvfs-x": "2"}
+    assert get(store, "a", 0, head.size, head.etag) == data
+
+
+def test_what_cannot_be_copied_is_no_part(store: Store) -> None:
+    etag = put(store, "a")
+    upload_id = store.begin("b", {})
+    with pytest.raises(NoObjectError):
+        store.copy_part("c", "b", upload_id, 1, 0, 1, etag=etag)
+    with pytest.raises(StoreError):
+        store.copy_part("a", "b", upload_id, 1, 4, 100, etag=etag)
+    with pytest.raises(StoreError):
+        store.copy_part("a", "b", "no-such-upload", 1, 0, 5, etag=etag)
+    if isinstance(store, MemoryStore):  # Ceph takes whatever is there
+        put(store, "a", b"others")
+        with pytest.raises(ObjectChangedError):
+            store.copy_part("a", "b", upload_id, 1, 0, 5, etag=etag)
+    store.abort("b", upload_id)
 
 
 def test_a_part_may_be_sent_again(store: Store) -> None:

@@ -14,7 +14,8 @@ from kvfs.core.residency import COUNTERS
 HERE = Path(__file__).parent
 FAULTS = HERE.parent / "faults"
 BUCKET = [
-    HERE.parent / "s3" / f"test_{name}.py" for name in ("mounted", "outage", "lies", "refusals")
+    HERE.parent / "s3" / f"test_{name}.py"
+    for name in ("mounted", "door", "gc", "fsck", "outage", "lies", "refusals")
 ]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"
 # Sections that explain and promise nothing. So does what stands before the first section.

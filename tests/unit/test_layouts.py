@@ -34,7 +34,9 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
         "meta-llama-SEP-Llama-3.1-8B@2@1@abc@half.data",
         {"layout": "lmcache-fs", "model": "meta-llama/Llama-3.1-8B", "rank": 1, "world": 2},
     ),
-    ("m@2@1@abc@half.tmp", {"layout": "lmcache-fs", "block": "abc", "temporary": True}),
+    ("m@2@1@abc@half.tmp", {"layout": "lmcache-fs", "temporary": True, "element_size": 2}),
+    ("m@2@1@abc@float.data", {"layout": "lmcache-fs", "element_size": 4}),
+    ("m@2@1@abc@fp8_e4m3fn.data", {"layout": "lmcache-fs", "element_size": None}),
     (  # a model's name with an @
         "m@2@1@x@2@1@abc@half.data",
         {"layout": "lmcache-fs", "model": "m@2@1@x", "block": "abc"},

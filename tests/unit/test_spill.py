@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.daemon.storage import bind
 from kvfs.errors import ConfigError, NoSpaceError
+from kvfs.movement import renaming
 from kvfs.s3.errors import OutageError, RefusedError, ThrottledError, WrongBytesError
 from kvfs.s3.facts import Facts
 from kvfs.s3.place import Place
+from kvfs.s3.store import Part
 from kvfs.tiers import Bucket, Tier
-from tests.s3.faulty import Fault, FaultyStore
+from tests.s3.faulty import Fault, FaultyStore, Verb
 from tests.s3.memory import MemoryStore
 from tests.unit.world import MIB, World, digest, world
 
@@ -293,6 +296,246 @@ def test_the_first_name_of_several_is_the_one_in_the_bucket(
         made.tree.unlink(ROOT_INO, b"a")
         await made.upload_all()
         assert contents(store) == {"@0/b": A}
+
+    trio.run(case)
+
+
+# What is said of it there
+
+
+def facts(store: MemoryStore, key: str = "p/@0/a") -> Facts:
+    return Facts.of_head(key, store.head(key))
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_mode_owner_and_time_go_up_without_the_bytes(
+    made: World, store: MemoryStore, *, spilled: bool
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        if spilled:
+            made.residency.evict(again(made, inode.ino))
+        calls = faults(made).calls
+        made.attributes.change(inode.ino, mode=0o4600, uid=7, gid=8, mtime_ns=9)
+        assert inode.ino in made.residency.dirty
+        assert made.residency.dirty.bytes == 0, "no writer is to wait for it"
+        made.check()
+        await made.upload_all()
+        found = facts(store)
+        assert (found.mode, found.uid, found.gid, found.mtime_ns) == (0o4600, 7, 8, 9)
+        assert found.digest == digest(A)
+        assert contents(store) == {"@0/a": A}
+        assert (calls["put"], calls["get"], calls["copy"]) == (0, 0, 1)
+        assert not made.residency.dirty.deletes
+        assert await made.read(inode.ino) == A
+        made.attributes.change(inode.ino, mode=0o600)
+        made.attributes.change(inode.ino, mode=0o4600)
+        await made.upload_all()
+        assert calls["copy"] == 1, "there and back is no change"
+
+    trio.run(case)
+
+
+def test_what_is_looked_at_is_not_uploaded_again(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.attributes.change(inode.ino, atime_ns=9)
+        await made.read(inode.ino)
+        assert not len(made.residency.dirty)
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_mode_that_changes_on_its_way_goes_up_too(
+    made: World, store: MemoryStore, *, stored: bool
+) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        remote = made.remote
+        inode = await made.store(b"a", A, made.ram)
+        if stored:
+            await made.upload_all()
+            made.attributes.change(inode.ino, mode=0o400)
+
+        async def happen() -> None:
+            remote.after = _nothing
+            made.attributes.change(inode.ino, mode=0o600)
+
+        remote.after = happen
+        await made.upload(inode.ino)
+        assert facts(store).mode == (0o400 if stored else 0o644)
+        made.check()
+        made.restart(crash=True)
+        await made.census()
+        await made.upload_all()
+        assert facts(store).mode == 0o600
+        assert counters(made)["copies"] == 1
+
+    trio.run(case)
+
+
+def test_a_mode_and_a_name_that_change_go_up_together(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.attributes.change(inode.ino, mode=0o600)
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        await made.upload_all()
+        assert facts(store, "p/@0/b").mode == 0o600
+        assert contents(store) == {"@0/b": A}
+        assert counters(made)["copies"] == 1
+
+    trio.run(case)
+
+
+def test_a_catalog_that_does_not_know_what_was_said_says_nothing_new(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        stored = made.residency.dirty.stored(inode.ino)
+        assert stored is not None
+        with made.catalog.batch() as batch:
+            value = keys.stored_value(stored)
+            batch.mark(keys.STORED, inode.ino, value[: value.rindex(b"\0")])
+        before = store.objects["p/@0/a"]
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        made.renames.rename(ROOT_INO, b"b", ROOT_INO, b"a", 0)
+        await made.upload_all()
+        assert store.objects["p/@0/a"] is before
+
+    trio.run(case)
+
+
+# More than one request copies
+
+
+@pytest.mark.parametrize("what", ["name", "mode"])
+def test_what_is_large_is_copied_in_parts(
+    made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(renaming, "WHOLE", MIB)
+    monkeypatch.setattr(renaming, "PART", 5 * MIB)
+    content = os.urandom(11 * MIB)
+
+    async def case() -> None:
+        inode = await made.store(b"a", content, made.nvme)
+        await made.upload_all()
+        calls = faults(made).calls
+        if what == "name":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            made.attributes.change(inode.ino, mode=0o600)
+        await made.upload_all()
+        key = "@0/b" if what == "name" else "@0/a"
+        assert contents(store) == {key: content}
+        assert facts(store, f"p/{key}").mode == (0o644 if what == "name" else 0o600)
+        assert (calls["copy_part"], calls["copy"], calls["put_part"]) == (3, 0, 0)
+        assert not store.unfinished
+        assert not list((made.tmp / "uploads").iterdir())
+        made.residency.evict(again(made, inode.ino))
+        await made.flow.trash.empty()
+        assert await made.read(inode.ino) == content
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("what", ["name", "mode"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("verb", ["begin", "copy_part", "complete", "head"])
+def test_a_copy_in_parts_that_fails_is_made_again(
+    made: World,
+    store: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    verb: Verb,
+    *,
+    late: bool,
+) -> None:
+    monkeypatch.setattr(renaming, "WHOLE", 1000)
+
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.residency.evict(again(made, inode.ino))
+        if what == "name":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            made.attributes.change(inode.ino, mode=0o600)
+        calls = faults(made, Fault(verb, 1, OutageError("out"), late=late)).calls
+        await made.upload_all()
+        assert calls[verb] > 1 or (verb, late) == ("complete", True), "its own attempt is known"
+        key = "@0/b" if what == "name" else "@0/a"
+        assert contents(store) == {key: A}
+        assert facts(store, f"p/{key}").mode == (0o644 if what == "name" else 0o600)
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("what", ["name", "mode"])
+@pytest.mark.parametrize("verb", ["copy", "complete"])
+def test_a_copy_that_nobody_heard_of_is_found(
+    made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str, verb: Verb
+) -> None:
+    """It was carried out, the store went away, and so did the daemon."""
+    if verb == "complete":
+        monkeypatch.setattr(renaming, "WHOLE", 1000)
+
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.residency.evict(again(made, inode.ino))
+        if what == "name":
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        else:
+            made.attributes.change(inode.ino, mode=0o600)
+        out = OutageError("out")
+        lost = Fault(verb, 1, out, late=True)
+        silent = [Fault("head", number, out) for number in range(2 + (what == "name"), 9)]
+        faults(made, lost, *silent)
+        await made.upload(inode.ino)
+        made.restart(crash=True)
+        faults(made)
+        await made.census()
+        await made.upload_all()
+        key = "@0/b" if what == "name" else "@0/a"
+        assert contents(store) == {key: A}
+        assert facts(store, f"p/{key}").mode == (0o644 if what == "name" else 0o600)
+        assert await made.read(inode.ino) == A
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("theirs", [A, B])
+def test_a_copy_in_parts_meets_another_node(
+    made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, theirs: bytes
+) -> None:
+    """Whose object came while the parts were copied."""
+    monkeypatch.setattr(renaming, "WHOLE", 1000)
+
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        said = replace(facts(store), digest=digest(theirs), size=len(theirs))
+        said = replace(said, stored_digest=said.digest, stored_size=said.size)
+        made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        plain = store.complete
+
+        def complete(key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
+            store.put("p/@0/b", theirs, said.metadata(), once=True)
+            plain(key, upload_id, parts, once=once)
+
+        monkeypatch.setattr(store, "complete", complete)
+        await made.upload_all()
+        assert contents(store)["@0/b"] == theirs
+        assert counters(made).get("conflicts", 0) == (theirs == B)
+        assert not store.unfinished
+        assert await made.read(inode.ino) == A
 
     trio.run(case)
 

@@ -196,7 +196,6 @@ class World:
         self.room = Room(self.residency)
         self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
         self.renames, self.attributes = Renames(self.tree), Attributes(self.tree)
-        self.lifecycle = Lifecycle(self.tree, gone=self._gone)
         self.walks = Walks(self.tree, self.room)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
@@ -213,6 +212,7 @@ class World:
             notes=str(notes),
             identity="w",
         )
+        self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.flow.warm)
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
@@ -220,7 +220,7 @@ class World:
             self.room,
             self.backings,
             self.flow.settlement,
-            promote=self.flow.promotion.opened,
+            promote=self.flow.opened,
             settle=self.flow.settlement.written,
             fetcher=self.flow.hydration,
         )
@@ -495,7 +495,7 @@ class World:
             if inode.ino in marked:
                 assert inode.links
                 assert inode.sealed
-                sizes += inode.size
+                sizes += 0 if inode.in_bucket else inode.size
         assert dirty.bytes == sizes
 
     def listed(self, which: str) -> list[int]:

@@ -13,18 +13,23 @@ from functools import partial
 
 import trio
 
+from kvfs.catalog import Inode
 from kvfs.core.census import Census
 from kvfs.core.check import Background
+from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
+from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.movement import Movement, Requests
+from kvfs.core.flow.prefetch import Prefetch
 from kvfs.core.flow.promotion import Promotion
 from kvfs.core.flow.settlement import Settlement
 from kvfs.core.flow.spill import Spill
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.trash import TrashBin
 from kvfs.core.flow.trouble import Trouble
+from kvfs.core.flow.warm import Warm
 from kvfs.core.flow.write_back import WriteBack
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
@@ -54,8 +59,9 @@ class Flow:
         remote: Remote | None = None,
         notes: str = "",
         identity: str = "",
+        mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, `notes` and `identity` as `Spill` and `Availability` say."""
+        """remote: calls of the bucket; the rest is as those say that are given it."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -73,30 +79,51 @@ class Flow:
         self.settlement = Settlement(transfers, self.admission, self.requests)
         self.transfers = transfers
         self.hydration: Hydration | None = None
+        self.prefetch: Prefetch | None = None
         self.spill: Spill | None = None
         self.availability: Availability | None = None
+        self.announcement: Announcement | None = None
         if remote is not None:
             bucket = remote.bucket
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.prefetch = Prefetch(self.hydration)
+            self.hydration.opening = self.prefetch.opening
             self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
             self.availability = Availability(remote, bucket, self.spill, identity)
+            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
+        self.warm = Warm(transfers, room, self.hydration, self._jobs)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, lambda: self.admission.spent)
-        self.checks = Background(residency, movers, self._jobs)
+        self.checks = Background(residency, movers, self._jobs, remote)
 
     @property
     def jobs(self) -> int:
         """Objects that are moved, or wait for it because somebody asked."""
         return len(self._jobs) + len(self.requests)
 
+    def opened(self, inode: Inode) -> None:
+        """An object was opened for reading."""
+        self.promotion.opened(inode)
+        if self.prefetch is not None:
+            self.prefetch.opened(inode)
+
+    def end_ahead(self) -> None:
+        """What nobody waits for is not begun any more: the mount ends."""
+        if self.prefetch is not None:
+            self.prefetch.end()
+        self.warm.end()
+
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (self.census.run, self.checks.run, *self.watch.tasks):
+            for task in (self.census.run, self.checks.run, self.warm.run, *self.watch.tasks):
                 nursery.start_soon(self.keep_up, task)
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+                nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
+            if self.announcement is not None:
+                nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

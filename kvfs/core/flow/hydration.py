@@ -3,22 +3,26 @@
 Contract: `fetch` returns when the object has a copy here, whose digest was compared. One fetch for
 an object at a time, whoever waits for it; who has waited too long has a miss, the fetch goes on. A
 store that is down is not asked: that is a miss at once. What it cannot give, or gives wrongly, is a
-miss for good, and the name goes. All fetches together have a bound on bytes.
-Not for the choice of a copy that is here: `core/copies.py`.
+miss for good, and the name goes. All fetches together have a bound on bytes (`budget`).
+`ahead` has an object fetched for which no open waits, as long as an `Errand` wants it; an open that
+comes makes it its own. It takes no room from what was used lately, and is no miss when it fails.
+Not for the choice of a copy that is here: `core/copies.py`; nor for what is wanted ahead.
 """
 
 import logging
 import time
-from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.flow.budget import Budget, Turn
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
@@ -38,17 +42,40 @@ FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, D
 OURS = (WrongBytesError, MetadataError, DamagedError)  # what is there was made by this node
 
 
+class Errand(Protocol):
+    """Who wants objects here that nobody has opened."""
+
+    def wanted(self, inode: Inode) -> bool:
+        """Whether still; asked before anything is done for it."""
+
+    def take(self, inode: Inode, tier: Tier, cost: int) -> bool:
+        """Whether it may have so many bytes of a tier. It has them when `ended` says so."""
+
+    def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
+        """It is here, or why not; `joined`: an open has come to wait for it meanwhile."""
+
+
+class UnwantedError(NotFoundError):
+    """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
+
+
 class _Fetch:
     """One that runs. `problem`: why there is no copy; None if there is one."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, cost: int, errand: Errand | None = None) -> None:
         self.began = now
+        self.turn = Turn(cost, urgent=errand is None)
+        self.errand = errand
         self.ended = trio.Event()
         self.problem: KvfsError | OSError | None = None
 
 
+def _ignore(inode: Inode) -> None:
+    """Nobody is told of opens."""
+
+
 class Hydration:
-    """`jobs` are inodes that movers work on."""
+    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
 
     def __init__(
         self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
@@ -60,32 +87,61 @@ class Hydration:
         self.bucket = bucket
         self._jobs = jobs
         self._running: dict[int, _Fetch] = {}
-        self._in_flight = 0
-        self._waiting: deque[tuple[int, trio.Event]] = deque()
+        self.opening: Callable[[Inode], None] = _ignore
+        self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError. The caller holds the inode's lock."""
+        """Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock."""
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         running = self._running.get(ino)
         if running is None:
-            running = self._running[ino] = _Fetch(trio.current_time())
-            trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
+            running = self._begin(inode)
+        elif not running.turn.urgent:
+            self._join(running)
+        self.opening(inode)
         with trio.move_on_at(running.began + bucket.wait):
             await running.ended.wait()
         if not running.ended.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+        if isinstance(running.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(running.problem)) from running.problem
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
-        bucket.hits += 1
+
+    def ahead(self, inode: Inode, errand: Errand) -> bool:
+        """Have it fetched for an errand; False if it is under way already, or not to be had."""
+        if inode.ino in self._running or self.bucket.health.down or self.bucket.terms is None:
+            return False
+        self._begin(inode, errand)
+        return True
+
+    async def until_ended(self, ino: int) -> None:
+        """Until the fetch that is under way is over, however it ends."""
+        running = self._running.get(ino)
+        if running is not None:
+            await running.ended.wait()
+
+    def _begin(self, inode: Inode, errand: Errand | None = None) -> _Fetch:
+        stored = self.residency.dirty.stored(inode.ino)
+        packed = stored is not None and stored.codec != "none"
+        running = _Fetch(trio.current_time(), _cost(inode, packed=packed), errand)
+        self._running[inode.ino] = running
+        self.budget.ask(running.turn)
+        trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
+        return running
+
+    def _join(self, running: _Fetch) -> None:
+        """An open waits for what is fetched ahead: from now on it is the open's."""
+        running.began = trio.current_time()
+        self.budget.hurry(running.turn)
 
     async def _run(self, inode: Inode, running: _Fetch) -> None:
         try:
-            await self._fetch(inode)
+            await self._fetch(inode, running)
         except FOR_GOOD as error:
-            running.problem = error
-            self._give_up(inode, error)
+            running.problem = self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
             self.bucket.counters["failures"] += 1
@@ -93,8 +149,9 @@ class Hydration:
             log.warning("inode %d stays in the bucket: %s", inode.ino, error)
         except (KvfsError, OSError) as error:
             running.problem = error
+            expected = isinstance(error, StaleError) or not running.turn.urgent
             log.log(
-                logging.DEBUG if isinstance(error, NotFoundError) else logging.WARNING,
+                logging.DEBUG if expected else logging.WARNING,
                 "inode %d stays in the bucket: %s",
                 *(inode.ino, error),
             )
@@ -102,32 +159,36 @@ class Hydration:
             running.problem = TierError(f"a defect of kvfs: {error!r}")
             log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
         finally:
+            self.budget.leave(running.turn)
             del self._running[inode.ino]
             running.ended.set()
+            if running.errand is not None:
+                running.errand.ended(inode, running.problem, joined=running.turn.urgent)
 
-    async def _fetch(self, inode: Inode) -> None:
-        ino, version = inode.ino, inode.version
-        stored = self.residency.dirty.stored(ino)
-        if stored is None:
-            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
-        cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
-        await self._admit(cost)
+    async def _fetch(self, inode: Inode, running: _Fetch) -> None:
+        ino, version, cost = inode.ino, inode.version, running.turn.cost
+        await running.turn.come.wait()
+        while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
+            await trio.sleep(PERIOD)
+        self._jobs.add(ino)
         try:
-            while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
-                await trio.sleep(PERIOD)
-            self._jobs.add(ino)
+            tier = self._reserve(inode, running)
             try:
-                tier = self._reserve(inode, cost)
-                try:
-                    await self._wait_for_trash(tier, ino, version)
-                    self._enter(inode, tier, await self._download(inode, stored, tier))
-                finally:
-                    tier.reserved -= cost
+                stored = self._stored(ino)  # a job may have given it another name
+                await self._wait_for_trash(tier, ino, version)
+                self._enter(inode, tier, await self._download(inode, stored, tier))
             finally:
-                self._jobs.discard(ino)
-                self.residency.wake()
+                tier.reserved -= cost
         finally:
-            self._release(cost)
+            self._jobs.discard(ino)
+            self.residency.wake()
+
+    def _stored(self, ino: int) -> Stored:
+        """Where it is. Raises NoObjectError."""
+        found = self.residency.dirty.stored(ino)
+        if found is None:
+            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
+        return found
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
         path = tier.path(inode.ino, inode.version)
@@ -139,7 +200,7 @@ class Hydration:
             return await self.remote.download(*wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
-        """It is here: say so. Raises CatalogError, NotFoundError if it has changed meanwhile."""
+        """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         residency, ino, version = self.residency, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("flow.hydrated")
@@ -147,7 +208,7 @@ class Hydration:
         if current is None or tier in residency.holders(current):
             if current is None:
                 residency.throw_away(tier, ino, version)
-            raise NotFoundError(f"inode {ino} has changed while it was fetched")
+            raise StaleError(f"inode {ino} has changed while it was fetched")
         current.session = residency.session  # it is not synced: after a crash its digest tells
         try:
             residency.add_copy(current, tier, moved.blocks, moved.digest)
@@ -156,31 +217,64 @@ class Hydration:
             raise
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
+        if moved.cpu_seconds:
+            self.bucket.counters["decompressed"] += 1
+            self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
-    def _give_up(self, inode: Inode, error: Exception) -> None:
-        """The bucket cannot produce what it should have: a miss, now and later."""
-        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+    def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
+        """The bucket cannot produce what it should have: a miss, now and later.
+
+        Unless nobody means that any more; what it comes to for those who wait.
+        """
         current = self.transfers.fit(inode.ino, inode.version)
-        if current is None or self.residency.holders(current) or inode.ino in self.residency.open:
-            return
+        if current is None:
+            return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
+        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+        if self.residency.holders(current) or inode.ino in self.residency.open:
+            return error
         try:
             self.residency.drop(current, "lost", stored=isinstance(error, OURS))
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
+        return error
 
     # Room
 
-    def _reserve(self, inode: Inode, cost: int) -> Tier:
-        """Set room aside in the fastest tier that has it. Raises NoSpaceError."""
-        residency = self.residency
+    def _reserve(self, inode: Inode, running: _Fetch) -> Tier:
+        """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
+        residency, cost = self.residency, running.turn.cost
+        errand = None if running.turn.urgent else running.errand
+        if errand is not None:
+            self._check_wanted(inode, errand)
         namespace = residency.namespaces.of(inode)
         for tier in residency.tiers:
             last = tier is residency.tiers[-1]
             if not namespace.takes(tier) or tier.health.down:
                 continue
-            if (last or cost <= tier.capacity // 2) and self.room.reserve(tier, cost):
+            if not last and cost > tier.capacity // 2:
+                continue
+            if errand is None:
+                if self.room.reserve(tier, cost):
+                    return tier
+            elif errand.take(inode, tier, cost) and self.room.reserve_gently(tier, cost):
+                self.room.brought(inode.ino)
                 return tier
+        if errand is not None:
+            raise UnwantedError("no tier has room that is free, or was not used lately")
         raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+    def _check_wanted(self, inode: Inode, errand: Errand) -> None:
+        """Raises UnwantedError for what it would be useless to fetch ahead."""
+        residency, bucket = self.residency, self.bucket
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None or residency.is_gone(current):
+            raise UnwantedError("it was unlinked or written meanwhile")
+        if residency.holders(current) or not current.in_bucket:
+            raise UnwantedError("it is not in the bucket only any more")
+        if bucket.health.down:
+            raise UnwantedError(f"{bucket.place} is down: {bucket.health.why}")
+        if not errand.wanted(inode):
+            raise UnwantedError("it is not wanted any more")
 
     async def _wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
         """A copy that was evicted has the same name, and may yet be unlinked by it."""
@@ -188,20 +282,8 @@ class Hydration:
             self.residency.wake()
             await trio.sleep(PERIOD)
 
-    async def _admit(self, cost: int) -> None:
-        """Wait until its bytes may be on their way, in turn."""
-        if self._in_flight and (self._waiting or self._in_flight + cost > IN_FLIGHT):
-            turn = trio.Event()
-            self._waiting.append((cost, turn))
-            await turn.wait()  # who lets it in has counted it
-        else:
-            self._in_flight += cost
 
-    def _release(self, cost: int) -> None:
-        self._in_flight -= cost
-        while self._waiting and (
-            not self._in_flight or self._in_flight + self._waiting[0][0] <= IN_FLIGHT
-        ):
-            more, turn = self._waiting.popleft()
-            self._in_flight += more
-            turn.set()
+def _cost(inode: Inode, *, packed: bool) -> int:
+    """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
+    cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
+    return cost * 2 if packed else cost

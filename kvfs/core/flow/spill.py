@@ -22,8 +22,9 @@ from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import CatalogError, KvfsError, TierError
 from kvfs.movement.copying import SourceChangedError
+from kvfs.movement.packing import Packing
+from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
-from kvfs.movement.uploading import About, Target, Uploaded
 from kvfs.s3.errors import (
     NoObjectError,
     ObjectChangedError,
@@ -43,7 +44,6 @@ BUSY = 0.05  # s until an object is looked at again that somebody writes
 AGAIN = 10.0  # s until one is tried again that failed for itself
 LONGEST_PAUSE = 60.0  # s without uploads after many that failed
 GATHERED = 0.1  # s in which keys gather to be deleted by one request
-COPIED_MAX = 5 << 30  # bytes that stores copy in one request
 PATIENCE = 60.0  # s without progress that end a drain
 
 
@@ -79,6 +79,7 @@ class Spill:
         self._failures = 0  # in a row
         self._quiet_until = 0.0
         self._said = ""
+        self._said_packing = False
         self._swept = False
 
     async def run(self) -> None:
@@ -151,7 +152,7 @@ class Spill:
         if inode is None:
             return _Later(BUSY)
         key, stored = dirty.key(inode), dirty.stored(ino)
-        if key is None or (inode.in_bucket and stored is not None and stored.key == key):
+        if key is None or dirty.is_there(inode, stored, key):
             self._settle(inode, wanted=key is not None or dirty.wanted(inode))
             return None
         if key in self._locked:
@@ -209,17 +210,19 @@ class Spill:
 
     async def _send(self, inode: Inode, stored: Stored | None, target: Target) -> _Later | None:
         holders = self.residency.holders(inode)
-        copied = inode.in_bucket and stored is not None and stored.size <= COPIED_MAX
+        copied = inode.in_bucket and stored is not None
         if not copied and not holders:
             self._settle(inode, wanted=True)
             return None
         try:
             if copied and stored is not None:
-                uploaded = await self.remote.copy(stored, self._about(inode), target)
+                about = self._about(inode)
+                uploaded = await self.remote.copy(stored, about, target, self._notes)
             else:
                 path = holders[0].path(inode.ino, inode.version)
+                about, scratch = self._about(inode), self._scratch(inode)
                 uploaded = await self.remote.upload(
-                    path, inode.backing_mtime_ns, self._about(inode), target, self._notes
+                    path, inode.backing_mtime_ns, about, target, self._notes, scratch
                 )
         except ObjectExistsError as error:
             if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
@@ -251,6 +254,15 @@ class Spill:
         self._worked()
         return None
 
+    def _scratch(self, inode: Inode) -> str | None:
+        """Where it is compressed, "" for in memory only; None if its namespace does not want that.
+
+        Without NVMe the notes are in memory, which large objects must not fill.
+        """
+        if self.residency.namespaces.of(inode).settings.compression == "off":
+            return None
+        return self._notes if self.residency.nvme is not None else ""
+
     def _about(self, inode: Inode) -> About:
         models = self.residency.namespaces.places.models
         engine_and_model = models.get(inode.model, ("", ""))
@@ -264,6 +276,8 @@ class Spill:
             inode.key,
             inode.parent_key,
             engine_and_model[1],
+            inode.told,
+            self.residency.namespaces.places.element_size(inode),
         )
 
     def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
@@ -272,9 +286,11 @@ class Spill:
         counters = self.bucket.counters
         counters["copies" if copied else "uploads"] += 1
         counters["upload_bytes"] += 0 if copied else uploaded.stored.size
+        if uploaded.packing is not None:
+            self._count(inode, uploaded.stored, uploaded.packing)
         current = self.transfers.fit(inode.ino, inode.version)
         if current is not None:
-            clean = dirty.key(current) == key
+            clean = dirty.key(current) == key and uploaded.stored.told == current.told
             residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
             self.room.trim(residency.namespaces.of(current))  # it may go now
             return
@@ -284,6 +300,24 @@ class Spill:
                 dirty.replaced(inode.ino, uploaded.stored, batch)
             else:
                 dirty.delete(key, batch)
+
+    def _count(self, inode: Inode, stored: Stored, packing: Packing) -> None:
+        """What compressing it came to."""
+        counters = self.bucket.counters
+        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
+        if packing.smaller:
+            counters["compressed"] += 1
+            counters["compressed_bytes"] += inode.size
+            counters["compressed_to_bytes"] += stored.size
+            return
+        counters["not_compressed"] += 1
+        if packing.failure:
+            log.log(
+                logging.DEBUG if self._said_packing else logging.WARNING,
+                "inode %d is not compressed (said once): %s",
+                *(inode.ino, packing.failure),
+            )
+            self._said_packing = True
 
     def _settle(self, inode: Inode, *, wanted: bool) -> None:
         """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""

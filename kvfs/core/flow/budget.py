@@ -1,0 +1,103 @@
+"""Whose turn it is to come down from the bucket: who waits for bytes first, then what is ahead.
+
+Contract: what is under way has `most` bytes and `slots` fetches together; a larger one counts as
+`most` bytes. Nothing that is fetched ahead begins while an open waits, and all of that together has
+half of the bytes and of the slots, so that an open finds the other half free, but for other opens.
+Within a class the first comes first. What is ahead becomes an open's by `hurry`, also under way.
+Synchronous. Not for what a fetch is.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+AHEAD = 2  # what nobody waits for has one part of so many
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """Of one fetch of `cost` bytes; `urgent` if an open waits for it."""
+
+    cost: int
+    urgent: bool
+    come: trio.Event = field(default_factory=trio.Event)
+    counted: int = 0  # bytes, once it has come
+
+
+class Budget:
+    """`bytes` and `count` of all that is under way, `ahead_bytes` and `ahead_count` of a part."""
+
+    def __init__(self, most: int, slots: int) -> None:
+        self.most = most
+        self.slots = slots
+        self.bytes = self.count = 0
+        self.ahead_bytes = self.ahead_count = 0
+        self._opens: deque[Turn] = deque()
+        self._ahead: deque[Turn] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._opens) + len(self._ahead)
+
+    def ask(self, turn: Turn) -> None:
+        """It is to come; `turn.come` says when. Call `leave` in any case."""
+        self._queue(turn).append(turn)
+        self._admit()
+
+    def leave(self, turn: Turn) -> None:
+        """It is over, or is not to come any more."""
+        if turn.come.is_set():
+            self.bytes -= turn.counted
+            self.count -= 1
+            if not turn.urgent:
+                self._less_ahead(turn)
+        else:
+            self._queue(turn).remove(turn)
+        self._admit()
+
+    def hurry(self, turn: Turn) -> None:
+        """An open has come to wait for it."""
+        if turn.urgent:
+            return
+        if turn.come.is_set():
+            self._less_ahead(turn)
+        else:
+            self._ahead.remove(turn)
+            self._opens.append(turn)
+        turn.urgent = True
+        self._admit()
+
+    def _less_ahead(self, turn: Turn) -> None:
+        self.ahead_bytes -= turn.counted
+        self.ahead_count -= 1
+
+    def _queue(self, turn: Turn) -> deque[Turn]:
+        return self._opens if turn.urgent else self._ahead
+
+    def _admit(self) -> None:
+        while self._opens and self._fits(self._opens[0]):
+            self._begin(self._opens.popleft())
+        while not self._opens and self._ahead and self._fits(self._ahead[0]):
+            self._begin(self._ahead.popleft())
+
+    def _counts(self, turn: Turn) -> int:
+        return min(turn.cost, self.most if turn.urgent else self.most // AHEAD)
+
+    def _fits(self, turn: Turn) -> bool:
+        size = self._counts(turn)
+        if self.count >= self.slots or self.bytes + size > self.most:
+            return False
+        return turn.urgent or (
+            self.ahead_count < max(1, self.slots // AHEAD)
+            and self.ahead_bytes + size <= self.most // AHEAD
+        )
+
+    def _begin(self, turn: Turn) -> None:
+        turn.counted = self._counts(turn)
+        self.bytes += turn.counted
+        self.count += 1
+        if not turn.urgent:
+            self.ahead_bytes += turn.counted
+            self.ahead_count += 1
+        turn.come.set()

@@ -1,0 +1,194 @@
+"""What an object in a bucket is called and what is said of it there: common to all that put one.
+
+Contract: runs in a worker process, as `uploading` and `renaming`, which use it. A name is published
+once: if another object has it that is the same, whatever its codec, it is taken for ours. The id of
+an upload in parts is on the disk before its first part, so that `sweep` can abort what was cut
+short. Raises StoreError, OSError. Not for bytes.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_64_hexdigest
+
+from kvfs.catalog import Stored
+from kvfs.compression.container import expect_codec
+from kvfs.errors import UnsupportedError
+from kvfs.movement.packing import Packing
+from kvfs.s3.errors import MetadataError, NoObjectError, ObjectChangedError, ObjectExistsError
+from kvfs.s3.facts import Facts
+from kvfs.s3.transfer import ATTEMPT, Transfers
+
+
+class About(NamedTuple):
+    """What an object is, beside its bytes. `digest`: b"" if nobody computed it.
+
+    told: mode, owner and time once more, as the catalog remembers what the bucket has of them.
+    element_size: bytes of a number in it, if that is known.
+    """
+
+    size: int
+    digest: bytes
+    mtime_ns: int
+    mode: int
+    uid: int
+    gid: int
+    key: int
+    parent_key: int
+    model: str
+    told: str
+    element_size: int | None = None
+
+
+class Target(NamedTuple):
+    """Where it goes. `record`: key and bytes of what says its name, if the key does not.
+
+    once: nobody is known to have the name. token: what this attempt is called, `ours` are those of
+    earlier ones, of which nobody knows how they ended.
+    """
+
+    key: str
+    record: tuple[str, bytes] | None
+    once: bool
+    token: str = ""
+    ours: tuple[str, ...] = ()
+
+
+class Uploaded(NamedTuple):
+    """What there is now. `digest` is of the object as its readers see it.
+
+    packing: what compressing it came to; None if nobody wanted that.
+    """
+
+    stored: Stored
+    digest: bytes
+    packing: Packing | None = None
+
+
+def facts(about: About, stored: Stored, digest: bytes) -> Facts:
+    """All that is said of an object. `digest` is of the object as its readers see it."""
+    return Facts(
+        size=about.size,
+        digest=digest,
+        mtime_ns=about.mtime_ns,
+        mode=about.mode & 0o7777,
+        uid=about.uid,
+        gid=about.gid,
+        key=about.key,
+        parent_key=about.parent_key,
+        model=about.model,
+        codec=stored.codec,
+        stored_size=stored.size,
+        stored_digest=stored.digest,
+    )
+
+
+def is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
+    """Whether one of these attempts has made what is there."""
+    try:
+        return bool(tokens) and transfers.store.head(key).metadata.get(ATTEMPT, "") in tokens
+    except NoObjectError:
+        return False
+
+
+def publish_name(transfers: Transfers, record: tuple[str, bytes] | None) -> None:
+    """Whoever wrote it before has written the same: its key is the hash of its content."""
+    if record is not None:
+        key, content = record
+        transfers.store.put(key, content, {}, once=False)
+
+
+def refuse_existing(transfers: Transfers, key: str) -> None:
+    """Raises ObjectExistsError if something has this key."""
+    try:
+        transfers.store.head(key)
+    except NoObjectError:
+        return
+    raise ObjectExistsError(f"{transfers.store.name}/{key} is there already")
+
+
+def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
+    """What another node has stored there, if it is this very object, and can be read here."""
+    head, where = transfers.store.head(key), f"{transfers.store.name}/{key}"
+    try:
+        found = Facts.of_head(key, head)
+        if found.codec != "none":
+            expect_codec(found.codec)
+    except MetadataError as error:
+        raise ObjectExistsError(f"{where} is no object of kvfs") from error
+    except UnsupportedError as error:
+        raise ObjectExistsError(f"{where} cannot be read by this version: {error}") from error
+    if (found.size, found.digest) != (about.size, digest):
+        raise ObjectExistsError(
+            f"{where} is another object: {found.size} bytes with xxh3-128 {found.digest.hex()}, "
+            f"expected {about.size} with {digest.hex()}"
+        )
+    # What the other node says of its mode and time is its own affair, and stays.
+    return Stored(
+        key, head.etag, found.stored_size, found.stored_digest, found.codec, told=about.told
+    )
+
+
+def as_it_is_now(transfers: Transfers, stored: Stored, digest: bytes) -> Stored:
+    """What is stored, with the ETag that it has: another node may have changed its mode.
+
+    Or this one has, and lost the answer. Raises ObjectChangedError if it is another object.
+    """
+    head = transfers.store.head(stored.key)
+    if head.etag == stored.etag:
+        return stored
+    try:
+        found = Facts.of_head(stored.key, head)
+    except MetadataError:
+        found = None
+    if found is None or (found.digest, found.stored_digest, found.codec) != (
+        digest,
+        stored.digest,
+        stored.codec,
+    ):
+        raise ObjectChangedError(f"{transfers.store.name}/{stored.key}: its ETag has changed")
+    return stored._replace(etag=head.etag)
+
+
+def noted_in(path: Path) -> tuple[str, str] | None:
+    """Key and id; None if it was cut short itself, before the first part, or is done by now."""
+    try:
+        told = json.loads(path.read_text())
+        return str(told["key"]), str(told["upload_id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def abort_noted(transfers: Transfers, path: Path) -> bool:
+    """Whether a note was of an upload, which is no more, like the note."""
+    found = noted_in(path)
+    if found is not None:
+        transfers.store.abort(*found)
+    path.unlink(missing_ok=True)
+    return found is not None
+
+
+@contextmanager
+def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
+    """What to call with an upload's id, before its first part. It is forgotten when all is done."""
+    path = Path(notes) / f"{xxh3_64_hexdigest(key.encode())}.json"
+    if path.exists():  # the abort of the last attempt has failed, and its note is about to go
+        abort_noted(transfers, path)
+    noted: list[Path] = []
+
+    def note(upload_id: str) -> None:
+        fresh = path.with_suffix(".new")
+        with fresh.open("w") as file:
+            file.write(json.dumps({"key": key, "upload_id": upload_id}))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+        noted.append(path)
+
+    yield note
+    for one in noted:  # not after a failure: the abort may have failed as well
+        one.unlink(missing_ok=True)

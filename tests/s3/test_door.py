@@ -1,0 +1,171 @@
+"""A real mount at a real bucket: what an upload carries beside plain bytes."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+
+from scripts.s3_server import Server
+from tests.connectors.conftest import Client, client  # noqa: F401 (a fixture)
+from tests.harness import KVFS, Mounted, wait_for
+from tests.s3.test_mounted import (  # noqa: F401 (of which `made` is a fixture)
+    SMALL,
+    Make,
+    all_uploaded,
+    attribute,
+    keys,
+    made,
+    s3_of,
+    spill,
+)
+
+
+def said(s3: Server, bucket: str, key: str) -> dict[str, str]:
+    """The metadata of an object."""
+    answer = boto3.client("s3", endpoint_url=s3.endpoint).head_object(Bucket=bucket, Key=f"p/{key}")
+    found: dict[str, str] = answer["Metadata"]
+    return found
+
+
+def read_counters(kv: Mounted, name: str) -> dict[str, int]:
+    spaces: list[dict[str, Any]] = kv.status()["namespaces"]
+    return next(one["counters"] for one in spaces if one["name"] == name)
+
+
+@pytest.mark.clients
+def test_the_cache_of_a_model_is_smaller_there(
+    made: Make,  # noqa: F811
+    client: Client,  # noqa: F811
+    s3: Server,
+    bucket: str,
+    tmp_path: Path,
+) -> None:
+    """
+    With `compression=s3` the objects of a namespace are compressed on their way to the
+    bucket, without loss, where that makes them at least 1.1 times smaller. Sizes, digests
+    and quotas are as without; an open gives back what was written. It may be set and unset
+    at any time: what is in the bucket stays as it is, and is read either way.
+    """
+    client("make_kv.py", tmp_path / "cache", "--tokens", "1024")
+    content = (tmp_path / "cache").read_bytes()
+    noise = os.urandom(len(content))
+    kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    told = ["compression=s3", "quota_objects=1"]  # so that the first one leaves for the second
+    subprocess.run([*KVFS, "ns", "create", str(kv.path / "n"), *told], check=True)
+    assert attribute(kv.path / "n", "compression") == "s3"
+    path = kv.path / "n" / "block"
+    path.write_bytes(content)
+    all_uploaded(kv)
+    (kv.path / "n" / "noise").write_bytes(noise)
+    all_uploaded(kv)
+    there = keys(s3, bucket)
+    assert there["n@1/noise"] == len(noise)
+    assert len(content) > 1.4 * there["n@1/block"]
+    assert said(s3, bucket, "n@1/block")["kvfs-codec"].startswith("blosc-zstd-s")
+    os.setxattr(kv.path / "n", "user.kvfs.compression", b"off")
+    wait_for(lambda: attribute(path, "tier") == "s3", "only the bucket has it")
+    assert path.stat().st_size == len(content)
+    assert path.read_bytes() == content
+    found = s3_of(kv)
+    assert (found["compressed"], found["not_compressed"], found["decompressed"]) == (1, 1, 1)
+    assert found["compressed_bytes"] == len(content)
+    assert found["compressed_to_bytes"] == there["n@1/block"]
+    assert found["compress_cpu_us"] > found["decompress_cpu_us"] > 0
+    ratio = f"{len(content) / there['n@1/block']:.2f} times smaller"
+    shown = subprocess.run(
+        [*KVFS, "status", str(kv.path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert ratio in " ".join(shown.split())
+    assert found["hits"] == read_counters(kv, "n")["read_s3"] == 1
+
+
+def test_modes_and_times_get_there_without_the_bytes(
+    made: Make,  # noqa: F811
+    s3: Server,
+    bucket: str,
+) -> None:
+    """
+    `chmod`, `chown` and times of what is in the bucket get there some time later, without
+    its bytes.
+    """
+    kv = made()
+    path = kv.path / "a"
+    path.write_bytes(SMALL)
+    all_uploaded(kv)
+    path.chmod(0o640)
+    os.utime(path, ns=(1, 2))
+    wait_for(lambda: said(s3, bucket, "@0/a")["kvfs-mtime-ns"] == "2", "the time is there")
+    all_uploaded(kv)
+    assert said(s3, bucket, "@0/a")["kvfs-mode"] == "0640"
+    assert s3_of(kv)["uploads"] == 1
+    assert s3_of(kv)["upload_bytes"] == len(SMALL)
+    assert keys(s3, bucket) == {"@0/a": len(SMALL)}
+
+
+def test_what_was_there_before_the_bucket_gets_there(
+    made: Make,  # noqa: F811
+    s3: Server,
+    bucket: str,
+) -> None:
+    """
+    What was sealed before `s3=` was given, or before its namespace took it, goes up as
+    well, the oldest first, and a part at a time: no writer waits for it. When a namespace
+    does not take `s3` any more nothing of it is uploaded; what is there stays, and can be
+    read, until it is unlinked or written again, or renamed while it has a copy here.
+    """
+    kv = made()
+    with_s3 = kv.options
+    kv.remount("ram=64M,nvme={tmp}/nvme,nvme_size=512M".replace("{tmp}", str(kv.path.parent)))
+    subprocess.run([*KVFS, "ns", "create", str(kv.path / "n"), "media=ram+nvme"], check=True)
+    for name in ("a", "b", "n/a"):
+        (kv.path / name).write_bytes(SMALL + name.encode())
+    kv.remount(with_s3)
+    both = {"@0/a", "@0/b"}
+    wait_for(lambda: keys(s3, bucket).keys() == both, "what may be there is there")
+    subprocess.run([*KVFS, "ns", "set", str(kv.path / "n"), "media=ram+nvme+s3"], check=True)
+    wait_for(lambda: keys(s3, bucket).keys() == {*both, "n@1/a"}, "so is what may be now")
+    subprocess.run([*KVFS, "ns", "set", str(kv.path / "n"), "media=ram+nvme"], check=True)
+    (kv.path / "n" / "b").write_bytes(SMALL)
+    (kv.path / "c").write_bytes(SMALL)
+    wait_for(lambda: "@0/c" in keys(s3, bucket), "what was written later is there")
+    all_uploaded(kv)
+    assert keys(s3, bucket).keys() == {*both, "@0/c", "n@1/a"}
+
+
+def test_who_opens_what_is_replaced_gets_one_or_the_other(made: Make) -> None:  # noqa: F811
+    """
+    Who opens what only the bucket has, while another file takes its name, gets one of the
+    two, from beginning to end.
+    """
+    kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    path = kv.path / "a"
+    path.write_bytes(b"0" * len(SMALL))
+    all_uploaded(kv)
+    spill(kv, path)
+    done = threading.Event()
+    failures: list[OSError] = []
+    found: set[bytes] = set()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                found.add(path.read_bytes())
+            except OSError as error:
+                failures.append(error)
+
+    readers = [threading.Thread(target=look) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for number in range(50):
+        fresh = kv.path / "fresh"
+        fresh.write_bytes(b"%d" % (number % 10) * len(SMALL))
+        fresh.rename(path)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not failures
+    assert all(len(one) == len(SMALL) and len(set(one)) == 1 for one in found)

@@ -1,0 +1,113 @@
+"""Whose turn it is to come down, whatever comes and goes in whatever order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs.core.flow.budget import Budget, Turn
+
+MOST, SLOTS = 100, 4
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), st.integers(1, 150)),
+        st.tuples(st.just("ahead"), st.integers(1, 150)),
+        st.tuples(st.just("hurry"), st.integers(0, 30)),
+        st.tuples(st.just("leave"), st.integers(0, 30)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
+
+
+class _Crowd:
+    """Those who want a turn, and those who have theirs."""
+
+    def __init__(self) -> None:
+        self.budget = Budget(MOST, SLOTS)
+        self.waiting: list[Turn] = []
+        self.running: list[Turn] = []
+
+    def come(self, cost: int, *, urgent: bool) -> None:
+        turn = Turn(cost, urgent)
+        self.waiting.append(turn)
+        self.budget.ask(turn)
+        self.look()
+
+    def look(self) -> None:
+        """Who has been let in."""
+        self.running += [turn for turn in self.waiting if turn.come.is_set()]
+        self.waiting = [turn for turn in self.waiting if not turn.come.is_set()]
+
+    def act(self, what: str, number: int) -> None:
+        if what in {"open", "ahead"}:
+            self.come(number, urgent=what == "open")
+        elif what == "hurry":
+            among = [turn for turn in (*self.waiting, *self.running) if not turn.urgent]
+            if among:
+                self.budget.hurry(among[number % len(among)])
+        elif what == "leave" and self.running:
+            self.budget.leave(self.running.pop(number % len(self.running)))
+        elif what == "cancel" and self.waiting:
+            self.budget.leave(self.waiting.pop(number % len(self.waiting)))
+        self.look()
+
+    def empty(self) -> None:
+        while self.waiting or self.running:
+            self.act("leave", 0)
+            self.check()
+
+    def check(self) -> None:
+        budget = self.budget
+        assert budget.bytes == sum(turn.counted for turn in self.running) <= MOST
+        assert budget.count == len(self.running) <= SLOTS
+        ahead = [turn for turn in self.running if not turn.urgent]
+        assert budget.ahead_bytes == sum(turn.counted for turn in ahead) <= MOST // 2
+        assert budget.ahead_count == len(ahead) <= SLOTS // 2
+        assert budget.waiting == len(self.waiting)
+        for turn in self.running:
+            assert turn.counted == turn.cost or turn.cost > MOST // 2
+        opens = list(budget._opens)
+        assert set(opens) == {turn for turn in self.waiting if turn.urgent}
+        if opens:  # the first of them has a reason to wait
+            assert len(self.running) == SLOTS or budget.bytes + min(opens[0].cost, MOST) > MOST
+        elif self.waiting:
+            assert self.running
+
+
+@given(ACTS)
+def test_the_budget_is_kept_and_no_open_is_behind_what_is_fetched_ahead(
+    acts: list[tuple[str, int]],
+) -> None:
+    crowd = _Crowd()
+    for what, number in acts:
+        opens = {turn for turn in crowd.waiting if turn.urgent}
+        before = list(crowd.running)
+        crowd.act(what, number)
+        crowd.check()
+        if opens & set(crowd.waiting):
+            came = [turn for turn in crowd.running if turn not in before]
+            assert all(turn.urgent for turn in came), "it went before an open"
+    crowd.empty()
+    budget = crowd.budget
+    assert (budget.bytes, budget.ahead_bytes, budget.ahead_count) == (0, 0, 0)
+
+
+def test_an_open_begins_beside_all_that_is_fetched_ahead() -> None:
+    crowd = _Crowd()
+    for _ in range(10):
+        crowd.come(1000, urgent=False)
+    assert len(crowd.running) == 1, "each of them is half of the budget"
+    crowd.come(50, urgent=True)
+    assert crowd.running[-1].urgent
+    crowd.empty()
+
+
+def test_what_an_open_comes_to_wait_for_moves_up() -> None:
+    crowd = _Crowd()
+    for _ in range(5):
+        crowd.come(10, urgent=False)
+    last = crowd.waiting[-1]
+    crowd.budget.hurry(last)
+    crowd.look()
+    assert last in crowd.running
+    crowd.empty()

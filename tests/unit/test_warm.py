@@ -1,0 +1,229 @@
+"""What comes to the fastest tier because somebody asked for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.flow import warm
+from kvfs.errors import ConfigError, NoSpaceError
+from kvfs.s3.errors import NoObjectError
+from tests.s3.faulty import Fault, FaultyStore
+from tests.s3.memory import MemoryStore
+from tests.unit.test_prefetch import here, run, spilled
+from tests.unit.test_spill import A, again, counters, faults
+from tests.unit.world import MIB, World, world
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path, store=FaultyStore(MemoryStore())) as found:
+        trio.run(found.residency.dirty.load)
+        yield found
+        trio.run(found.check_at_rest)
+
+
+async def tree(made: World) -> list[Inode]:
+    """Spilled files in several directories."""
+    for path in (b"d", b"d/e", b"d/e/f", b"other"):
+        made.mkdir(path)
+    names = [b"%s/%d" % (path, n) for path in (b"d", b"d/e", b"d/e/f") for n in range(50)]
+    return await spilled(made, names)
+
+
+async def warmed(made: World, *inos: int) -> dict[str, Any]:
+    """Order it and wait for its end."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.flow.warm.run)
+        number = made.flow.warm.start(inos)
+        found = None
+        while found is None or not found["over"]:
+            await wait_all_tasks_blocked()
+            found = made.flow.warm.look(number)
+        nursery.cancel_scope.cancel()
+    return found
+
+
+def test_a_tree_comes_whole(made: World) -> None:
+    async def case() -> None:
+        inodes = await tree(made)
+        found = await warmed(made, made.at(b"d").ino)
+        assert here(made, inodes) == list(range(150))
+        size = sum(inode.size for inode in inodes)
+        assert (found["files"], found["done"], found["failed"]) == (150, 150, 0)
+        assert (found["bytes"], found["done_bytes"]) == (size, size)
+        assert counters(made)["warmed"] == counters(made)["downloads"] == 150
+        made.check()
+        await warmed(made, made.at(b"d").ino)
+        assert counters(made)["downloads"] == 150
+
+    run(case)
+
+
+def test_what_only_nvme_has_comes_to_ram(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", A, made.nvme)
+        found = await warmed(made, inode.ino)
+        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert found["done"] == 1
+
+    run(case)
+
+
+def test_without_a_bucket_it_is_from_nvme_to_ram(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", A, made.nvme)
+        found = await warmed(made, ROOT_INO)
+        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert found["done"] == 1
+
+    with world(tmp_path) as made:
+        run(lambda: case(made))
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inodes = await spilled(made, [b"%08d" % n for n in range(12)], MIB // 16)
+        found = await warmed(made, ROOT_INO)
+        assert found["done"] == len(here(made, inodes))
+        assert 4 <= found["done"] < 12
+        assert found["why"] == {
+            "no tier has room that is free, or was not used lately": 12 - found["done"]
+        }
+        made.check()
+
+    with world(tmp_path, ram=4 * MIB, nvme=0, store=FaultyStore(MemoryStore())) as made:
+        run(lambda: case(made))
+
+
+def test_cancelled_ends_what_is_not_begun(made: World) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        inodes = await tree(made)
+        go = trio.Event()
+        made.remote.before = go.wait
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.warm.run)
+            number = made.flow.warm.start([made.at(b"d").ino])
+            await wait_all_tasks_blocked()
+            made.flow.warm.cancel(number)
+            go.set()
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        found = made.flow.warm.look(number)
+        assert found is not None
+        assert found["over"]
+        assert found["done"] == len(here(made, inodes)) == 2
+        assert found["why"] == {"cancelled": 148}
+
+    run(case)
+
+
+def test_opens_go_before_it(made: World) -> None:
+    async def case() -> None:
+        assert made.remote is not None
+        inodes = await tree(made)
+        order: list[int] = []
+        gate = trio.Semaphore(0)
+        made.remote.before = gate.acquire
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.warm.run)
+            made.flow.warm.start([made.at(b"d").ino])
+            await wait_all_tasks_blocked()
+            for inode in inodes[-4:]:
+                nursery.start_soon(made.read, inode.ino)
+            await wait_all_tasks_blocked()
+            while len(order) < 8:
+                gate.release()
+                await wait_all_tasks_blocked()
+                order += [n for n in here(made, inodes) if n not in order]
+            assert set(order) >= {146, 147, 148, 149}
+            for _ in inodes:
+                gate.release()
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    run(case)
+
+
+@pytest.mark.parametrize("trouble", ["down", "unlinked", "written", "gone"])
+def test_what_cannot_come_has_a_reason(made: World, trouble: str) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        (inode,) = await spilled(made, [b"a"])
+        held = None
+        if trouble == "down":
+            made.bucket.health.unanswered(0.0, "cut off")
+            why = "is down"
+        elif trouble == "unlinked":
+            made.tree.unlink(ROOT_INO, b"a")
+            why = ""
+        elif trouble == "written":
+            held = await made.objects.open(inode.ino, writable=True, truncate=True)
+            why = "it is being written"
+        else:
+            faults(made, Fault("get", 0, NoObjectError("no such key")))
+            why = "no such key"
+        found = await warmed(made, inode.ino)
+        assert found["done"] == 0
+        assert found["failed"] == bool(why)
+        assert all(why in reason for reason in found["why"])
+        if held is not None:
+            await made.close(held, writable=True)
+
+    run(case)
+
+
+def test_the_attribute_starts_it_and_says_what_is_to_come(made: World) -> None:
+    async def case() -> None:
+        inodes = await tree(made)
+        life, d = made.lifecycle, made.at(b"d")
+        name = b"user.kvfs.warm"
+        for wrong in (b"2", b"", b"on"):
+            with pytest.raises(ConfigError, match="expected 1"):
+                life.set_attribute(d, name, wrong)
+        assert life.attribute(d, name) == b"0"
+        life.set_attribute(d, name, b"1")
+        life.set_attribute(d, name, b"1")
+        said = [life.attribute(one, name) for one in (d, inodes[0], inodes[-1], made.at(b"other"))]
+        assert said == [b"1", b"1", b"1", b"0"]
+        life.set_attribute(d, name, b"0")
+        assert life.attribute(d, name) == b"0"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.warm.run)
+            await wait_all_tasks_blocked()
+            assert here(made, inodes) == []
+            life.set_attribute(inodes[3], name, b"1")
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert here(made, inodes) == [3]
+        assert life.attribute(inodes[3], name) == b"0"
+        assert life.attributes(d) == []
+
+    run(case)
+
+
+def test_orders_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "JOBS_MOST", 2)
+    monkeypatch.setattr(warm, "FILES_MOST", 100)
+
+    async def case() -> None:
+        await tree(made)
+        numbers = [made.flow.warm.start([made.at(b"d").ino]) for _ in range(2)]
+        with pytest.raises(NoSpaceError, match="2 orders"):
+            made.flow.warm.start([ROOT_INO])
+        made.flow.warm.end()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.flow.warm.run)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert all((made.flow.warm.look(number) or {})["over"] for number in numbers)
+        found = await warmed(made, made.at(b"d").ino)
+        assert (found["files"], found["done"]) == (100, 100)
+        assert found["why"] == {"only the first 100 files of one order are brought": 1}
+
+    run(case)
