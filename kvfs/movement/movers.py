@@ -60,13 +60,16 @@ class Movers:
     @classmethod
     @asynccontextmanager
     async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
-        async with (
-            trio_parallel.open_worker_context(
-                idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
-            ) as context,
-            trio.open_nursery() as nursery,
-        ):
-            yield cls(context, nursery, workers, counters)
+        try:
+            async with (
+                trio_parallel.open_worker_context(
+                    idle_timeout=IDLE_SECONDS, grace_period=5.0, init=copying.give_way
+                ) as context,
+                trio.open_nursery() as nursery,
+            ):
+                yield cls(context, nursery, workers, counters)
+        except trio_parallel.BrokenWorkerError as error:  # all that they were to do is done
+            log.info("movers that did not end by themselves were killed: %s", error)
 
     async def copy(
         self, source: str, destination: str, size: int, *, sync: bool, cold: bool
