@@ -70,6 +70,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {
             "bytes_left": spill.dirty.bytes,
             "objects_left": len(spill.dirty),
+            "done": sum(spill.bucket.counters[name] for name in ("uploads", "copies", "conflicts")),
             "loaded": spill.dirty.loaded,
             "down": health.why or "it does not answer" if health.down else "",
             "place": str(spill.bucket.place),

@@ -8,12 +8,14 @@ for what a human must change, StoreError for what may pass. Not for objects.
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement import stores
+from kvfs.s3.errors import RefusedError
 from kvfs.s3.keys import Keys
-from kvfs.s3.marker import claim
+from kvfs.s3.marker import claim, look
 from kvfs.s3.nodes import Node, publish
 from kvfs.s3.place import Place
 from kvfs.s3.probe import probe
@@ -24,7 +26,8 @@ def check(place: Place, identity: str) -> Terms:
     """Try what kvfs needs of a bucket, and claim the prefix; what its store honours."""
     keys = Keys(place.prefix)
     plain = stores.transfers(place, Terms())
-    terms = probe(plain.store, keys, plain.terms)
+    ours = partial(look, plain, keys, identity, exclusive=False)
+    terms = probe(plain.store, keys, plain.terms, look=ours)
     claim(stores.transfers(place, terms), keys, identity, exclusive=False)
     return terms
 
@@ -43,7 +46,7 @@ def announce(transfers: Transfers, prefix: str, node: Node, keep: bool) -> Node:
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"terms": asdict(check(Place(**question["place"]), question["identity"]))}
-    except ConfigError as error:
+    except (ConfigError, RefusedError) as error:  # that there is no such profile is found early
         return {"refused": str(error)}
     except KvfsError as error:
         return {"failed": str(error)}

@@ -108,8 +108,8 @@ class Spill:
         return trio.current_time() >= self._quiet_until
 
     async def _sweep(self) -> None:
-        """Abort what an earlier daemon has begun."""
-        if self._swept:
+        """Abort what was cut short, by an earlier daemon or by a store that went away."""
+        if self._swept or self.running:
             return
         try:
             found = await self.remote.sweep(self._notes)
@@ -138,6 +138,7 @@ class Spill:
             later = await self._upload(ino) or _Later(0.0)
         except (StoreError, TierError) as error:
             self._failed("upload", error)
+            self._swept = False  # it could not be aborted, perhaps
             later = _Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.fit(ino) is not None:
@@ -257,7 +258,7 @@ class Spill:
         if failpoints.active:
             failpoints.reach("flow.uploaded")
         self._enter(inode, uploaded, copied=copied)
-        self._failures, self._said = 0, ""
+        self._worked()
         return None
 
     def _scratch(self, inode: Inode) -> str | None:
@@ -379,6 +380,14 @@ class Spill:
         self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
         return pause
 
+    def _worked(self) -> None:
+        self._failures, self._said = 0, ""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the store has refused what it was asked last, and that still waits."""
+        return self._failures > 0 and bool(len(self.dirty) or self.dirty.deletes)
+
     def healthy_again(self) -> None:
         """The store answers: no use in waiting longer."""
         self._failures, self._quiet_until = 0, 0.0
@@ -414,6 +423,8 @@ class Spill:
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())
             if left:
                 self._failed("delete", next(iter(left.values())))
+            else:
+                self._worked()
         except (StoreError, TierError) as error:
             self._failed("delete", error)
         except CatalogError as error:
