@@ -161,6 +161,12 @@ class Config:
         shown="30",
         hot=True,
     )
+    s3_shared: bool = _option(
+        SWITCH,
+        "look names up in the bucket that are not here; off: nobody else uses its prefix",
+        default=True,
+        hot=True,
+    )
     passthrough: Literal["auto", "on", "off"] = _option(
         choice("auto", "on", "off"),
         "let the kernel move the bytes; on: refuse to mount without it",
@@ -358,6 +364,25 @@ class Config:
         for name in {"mount_flags", "fitted"} & values.keys():
             values[name] = tuple(values[name])
         return cls(**values)
+
+
+def bucket_place(options: str, s3: str | None = None) -> Place | None:
+    """Return where the bucket is that mount options tell of, and nothing else; None: of none.
+
+    s3: what is known of it without them. Raises ConfigError.
+    """
+    values, flags = _parse(options)
+    strange = sorted({*values, *flags} - {"s3", "s3_endpoint", "s3_region", "s3_profile"})
+    if strange:
+        raise ConfigError(
+            f"{strange[0]} does not say where a bucket is; s3, s3_endpoint, "
+            "s3_region and s3_profile do"
+        )
+    where = values.get("s3") or s3
+    if where is None:
+        return None
+    told = (values.get(f"s3_{name}") for name in ("endpoint", "region", "profile"))
+    return Place.parse(where, **dict(zip(("endpoint", "region", "profile"), told, strict=True)))
 
 
 def describe_options() -> list[OptionRow]:

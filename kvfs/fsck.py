@@ -17,12 +17,17 @@ import trio
 
 from kvfs import runtime
 from kvfs.catalog import Catalog
+from kvfs.config import bucket_place
 from kvfs.core.check import Finding, Survey, check
+from kvfs.core.dirty import FACT
 from kvfs.core.residency import Residency
 from kvfs.core.sessions import Past, past_sessions
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
-from kvfs.tiers import NvmeTier, RamTier
+from kvfs.movement.remote import Remote
+from kvfs.s3.place import Place
+from kvfs.s3.transfer import Terms
+from kvfs.tiers import Bucket, NvmeTier, RamTier
 
 WORKERS = 4  # at most; one device has little more to give to readers of whole files
 TELL_PERIOD = 0.2  # s
@@ -30,9 +35,18 @@ TELL_PERIOD = 0.2  # s
 Tell = Callable[[dict[str, Any]], None]
 
 
-def run(directory: Path, tell: Tell, *, repair: bool, hashes: bool) -> None:
+def run(
+    directory: Path,
+    tell: Tell,
+    *,
+    repair: bool,
+    hashes: bool,
+    bucket: bool = False,
+    options: str = "",
+) -> None:
     """Check it, telling findings and how far it is in the form in which a daemon answers.
 
+    bucket: what is there as well; `options` say what of a mount's say where that is.
     Raises InUseError, ConfigError and other KvfsErrors for what cannot be checked.
     """
     nvme = NvmeTier(directory, 0)
@@ -40,14 +54,33 @@ def run(directory: Path, tell: Tell, *, repair: bool, hashes: bool) -> None:
         nvme.say_who(f"process {os.getpid()}, kvfs fsck")
         catalog = Catalog(directory / "catalog", read_only=not repair)
         try:
-            trio.run(partial(_run, nvme, catalog, tell, repair=repair, hashes=hashes))
+            place = _place(nvme, catalog, options) if bucket or options else None
+            trio.run(partial(_run, nvme, catalog, tell, place, repair=repair, hashes=hashes))
         finally:
             catalog.close()
     finally:
         nvme.close()
 
 
-async def _run(nvme: NvmeTier, catalog: Catalog, tell: Tell, *, repair: bool, hashes: bool) -> None:
+def _place(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
+    known = catalog.fact(FACT)
+    place = bucket_place(options, known)
+    if known is None or place is None:
+        raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
+    if str(place) != known:
+        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}")
+    return place
+
+
+async def _run(
+    nvme: NvmeTier,
+    catalog: Catalog,
+    tell: Tell,
+    place: Place | None,
+    *,
+    repair: bool,
+    hashes: bool,
+) -> None:
     residency = _residency(nvme, catalog)
     findings: list[Finding] = []
 
@@ -67,7 +100,16 @@ async def _run(nvme: NvmeTier, catalog: Catalog, tell: Tell, *, repair: bool, ha
 
     workers = min(WORKERS, os.cpu_count() or 1)
     async with Movers.open(workers, Counter[str]()) as movers:
-        survey = Survey(residency, movers, set(), found, repair=repair, hashes=hashes, live=False)
+        remote = None
+        if place is not None:  # only to be looked at: it is nobody's tier here
+            remote = Remote(movers, Bucket(place, Terms(), most=0, delay=0, wait=0))
+        survey = Survey(
+            *(residency, movers, set(), found),
+            repair=repair,
+            hashes=hashes,
+            live=False,
+            remote=remote,
+        )
         failure: KvfsError | OSError | None = None  # a nursery would put it into a group
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_telling)

@@ -8,6 +8,7 @@ touches a mount point that is mounted: its daemon may be dead, and to ask it wou
 
 import ctypes
 import os
+import platform
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -126,6 +127,18 @@ def keeper_path(mountpoint: Path) -> Path:
 def boot_id() -> str:
     """Return what names this boot of the machine."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def machine() -> str:
+    """Return what tells this machine, or container, from others: its id, if it has one, and name.
+
+    Containers of one image may share the id, and those of one host its name.
+    """
+    try:
+        number = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        number = ""
+    return f"{number}:{platform.node()}"
 
 
 def log_path(mountpoint: Path) -> Path:

@@ -215,6 +215,17 @@ class Catalog:
             if (ino := keys.number(key)) is not None
         ]
 
+    def marks_after(self, kind: bytes, ino: int, limit: int) -> list[tuple[int, bytes]]:
+        """Up to `limit` of them with greater numbers, in order."""
+        found: list[tuple[int, bytes]] = []
+        for key, value in self.database.scan(kind, keys.number_key(ino + 1)):
+            number = keys.number(key)
+            if number is not None:
+                found.append((number, value))
+            if len(found) == limit:
+                break
+        return found
+
     def any_mark(self, kind: bytes) -> bool:
         """Whether anything is marked so."""
         return next(iter(self.database.scan(kind)), None) is not None

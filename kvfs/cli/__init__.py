@@ -7,6 +7,8 @@ decided here; the commands ask the daemon, or start it.
 
 import contextlib
 import importlib
+import keyword
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,20 @@ COMMANDS = (
     "umount",
     "status",
     "flush",
+    "import",
     "warm",
     "set",
     "ns",
     "upgrade",
     "fsck",
+    "gc",
     "doctor",
     "simulate",
     "replay",
 )
+
+
+_PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 
 
 class Refusal(click.ClickException):
@@ -80,9 +87,10 @@ class Commands(click.Group):
         """Return the command of that name, from the module of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"kvfs.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = importlib.import_module(f"kvfs.cli.{module}").command
         if not isinstance(command, click.Command):
-            raise TypeError(f"kvfs.cli.{cmd_name}.command is not a command")
+            raise TypeError(f"kvfs.cli.{module}.command is not a command")
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -109,6 +117,21 @@ target_argument = click.argument(
     "target", metavar="TARGET", type=click.UNPROCESSED, callback=_canonical
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def is_mount(path: Path) -> bool:
+    """Return whether a kvfs is mounted there; else it is an NVMe directory, or ConfigError."""
+    mount = runtime.mount_at(path)
+    if mount is not None and mount.fstype == runtime.FSTYPE:
+        return True
+    lacking = [part for part in _PARTS if not os.path.exists(path / part)]
+    if lacking:
+        mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
+        raise ConfigError(
+            f"{path} is neither where a kvfs is mounted (those are: {', '.join(mounted) or 'none'})"
+            f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
+        )
+    return False
 
 
 def human(size: int) -> str:

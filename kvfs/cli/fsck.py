@@ -7,7 +7,6 @@ usage, which is 2 as everywhere here.
 
 import json
 import logging
-import os
 import sys
 import time
 from collections import Counter
@@ -17,21 +16,21 @@ from typing import Any
 
 import click
 
-from kvfs import runtime
-from kvfs.cli import Refusal, json_option, target_argument
+from kvfs.cli import Refusal, is_mount, json_option, target_argument
 from kvfs.cli.screen import progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
 
 CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
 POLL_S = 0.2
-PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 NOTES = {
     "to_verify": "copies were last written before a power loss and are to be verified (--hashes)",
     "verified": "copies have the bytes of their digest",
     "without_digest": "copies have no digest that their bytes could be compared with",
     "ram_gone": "objects were only in memory, which is gone: the next mount drops them",
     "unfinished": "objects were open when the daemon died: the next mount sees to them",
+    "in_bucket": "objects are in the bucket as they should be",
+    "deletes_done": "objects that were to be deleted from the bucket are gone (--repair notes it)",
     "quarantined": "files are in quarantine, for you to look at",
 }
 
@@ -48,25 +47,49 @@ class Failed(Refusal):
 @target_argument
 @click.option("--repair", is_flag=True, help="Mend what is found; without it nothing is changed.")
 @click.option("--hashes", is_flag=True, help="Read all bytes and compare them with their digests.")
+@click.option("--bucket", is_flag=True, help="List the bucket as well, and compare.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="s3_endpoint=...,...",
+    help="Where the bucket is, if it is not mounted: s3, s3_endpoint, s3_region, s3_profile.",
+)
 @json_option
-def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
+def command(
+    target: Path,
+    *,
+    repair: bool,
+    hashes: bool,
+    bucket: bool,
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Check the kvfs that is mounted on TARGET, or whose NVMe directory TARGET is.
 
     Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
     is; 8: the check could not be made; 2: wrong usage.
     """
-    live = _is_mount(target)
+    live = is_mount(target)
     shown = _Report(target, quiet=as_json)
     try:
         with shown.bar:
             if live:
-                _ask_daemon(target, shown.take, repair=repair, hashes=hashes)
+                if options:
+                    raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
+                _ask_daemon(target, shown.take, repair=repair, hashes=hashes, bucket=bucket)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
                 # What its layers would log is among the findings.
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
-                fsck.run(target, shown.take, repair=repair, hashes=hashes)
+                fsck.run(
+                    *(target, shown.take),
+                    repair=repair,
+                    hashes=hashes,
+                    bucket=bucket,
+                    options=",".join(options),
+                )
     except InUseError as error:
         raise Failed(
             f"{target} is in use ({error.holder}): check it where it is mounted, "
@@ -82,29 +105,20 @@ def command(target: Path, *, repair: bool, hashes: bool, as_json: bool) -> None:
     sys.exit(shown.exit_code)
 
 
-def _is_mount(path: Path) -> bool:
-    """Whether a kvfs is mounted there, else it is an NVMe directory. Raises ConfigError."""
-    mount = runtime.mount_at(path)
-    if mount is not None and mount.fstype == runtime.FSTYPE:
-        return True
-    lacking = [part for part in PARTS if not os.path.exists(path / part)]
-    if lacking:
-        mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
-        raise ConfigError(
-            f"{path} is neither where a kvfs is mounted (those are: {', '.join(mounted) or 'none'})"
-            f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
-        )
-    return False
-
-
 def _mountpoint(holder: str) -> str:
     return holder.partition("mounted on ")[2] or "MOUNTPOINT"
 
 
 def _ask_daemon(
-    mountpoint: Path, take: Callable[[Answer], None], *, repair: bool, hashes: bool
+    mountpoint: Path,
+    take: Callable[[Answer], None],
+    *,
+    repair: bool,
+    hashes: bool,
+    bucket: bool,
 ) -> None:
-    request(mountpoint, "check", repair=repair, hashes=hashes)
+    asked = {"bucket": True} if bucket else {}  # a daemon of an older version does not know it
+    request(mountpoint, "check", repair=repair, hashes=hashes, **asked)
     while True:
         answer = request(mountpoint, "checked")
         take(answer)

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvfs import runtime
 from kvfs.config import Config
 from kvfs.errors import ConfigError
 from kvfs.s3.place import Place
@@ -27,10 +28,11 @@ PATIENCE = 30.0  # s; the keeper waits for twice as long until a mount is prepar
 
 
 def identity(config: Config) -> str:
-    """Of this kvfs, as its NVMe directory has it; without one, by its mount point."""
+    """Of this kvfs, as its NVMe directory has it; without one, by its machine and mount point."""
     if config.nvme is not None and (path := config.nvme / "identity").exists():
         return path.read_text().strip()
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
+    where = f"kvfs:{runtime.machine()}:{config.mountpoint}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, where))
 
 
 def notes(config: Config, directory: Path) -> str:
@@ -46,7 +48,13 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
     place = config.place
     if place is None:
         return None
-    bucket = Bucket(place, None, most=config.dirty_most, delay=config.s3_delay, wait=config.s3_wait)
+    bucket = Bucket(
+        *(place, None),
+        most=config.dirty_most,
+        delay=config.s3_delay,
+        wait=config.s3_wait,
+        shared=config.s3_shared,
+    )
     kept = directory / "bucket"
     if takeover:
         if kept.exists():

@@ -91,9 +91,12 @@ class Mount:
     async def serve(self, handlers: Handlers) -> None:
         """Until unmounted or told to hand over. `handlers` answer on the control socket."""
         config = self.config
+        self.notes = bucket.notes(config, self.directory)
+        self.identity = bucket.identity(config)
         async with Movers.open(config.movers, self.residency.counters) as movers:
             self.movers = movers
             self.room = Room(self.residency)
+            tree = Tree(self.residency, templates=self.templates.for_name)
             self.flow = Flow(
                 self.residency,
                 self.room,
@@ -102,8 +105,10 @@ class Mount:
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
                 remote=None if self.bucket is None else Remote(movers, self.bucket),
-                notes=bucket.notes(config, self.directory),
-                identity=bucket.identity(config),
+                tree=tree,
+                notes=self.notes,
+                identity=self.identity,
+                mountpoint=str(config.mountpoint),
             )
             objects = Objects(
                 self.residency,
@@ -114,7 +119,6 @@ class Mount:
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
             )
-            tree = Tree(self.residency, templates=self.templates.for_name)
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
@@ -124,6 +128,7 @@ class Mount:
                 self.backings,
                 slots=SLOTS,
                 timeout=config.entry_timeout,
+                presence=self.flow.presence,
             )
             if self.takeover:
                 await self._take_over(objects)

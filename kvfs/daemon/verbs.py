@@ -11,10 +11,11 @@ from typing import Any
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
-from kvfs.core import administration
+from kvfs.core import administration, claims
+from kvfs.core.flow.importing import Importing
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
@@ -43,6 +44,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
+            mount.bucket.shared = config.s3_shared
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}
@@ -74,6 +76,19 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "place": str(spill.bucket.place),
         }
 
+    def importing() -> Importing:
+        found = mount.flow.importing
+        if found is None:
+            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        return found
+
+    async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
+        """Begin to give what the bucket has below these paths names here."""
+        return await importing().start(paths, again=again)
+
+    async def imported() -> dict[str, Any]:
+        return await importing().look()
+
     async def warm(inos: list[int]) -> dict[str, Any]:
         """Bring files, and all below directories, to their fastest tier."""
         return {"job": mount.flow.warm.start(inos)}
@@ -88,6 +103,14 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
                 f"warming {job} is not known any more: its daemon was replaced; ask for it again"
             )
         return found
+
+    async def bucket_claims(after: int) -> dict[str, Any]:
+        """What this node has in the bucket; again from `after` on, until that is 0."""
+        found = mount.bucket
+        if found is None:
+            raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        namespaces = mount.residency.namespaces
+        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""
@@ -107,8 +130,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "set": change,
         "write_back": write_back,
         "flush": flush,
+        "import": import_,
+        "imported": imported,
         "warm": warm,
         "warmed": warmed,
+        "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,
         "checked": mount.flow.checks.look,

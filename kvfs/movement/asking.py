@@ -14,9 +14,10 @@ from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement import stores
 from kvfs.s3.keys import Keys
 from kvfs.s3.marker import claim
+from kvfs.s3.nodes import Node, publish
 from kvfs.s3.place import Place
 from kvfs.s3.probe import probe
-from kvfs.s3.transfer import Terms
+from kvfs.s3.transfer import Terms, Transfers
 
 
 def check(place: Place, identity: str) -> Terms:
@@ -32,6 +33,11 @@ def alive(place: Place) -> bool:
     """Whether it answers, within a few seconds; raises why not."""
     stores.transfers(place, Terms(), probing=True).store.list(place.prefix, limit=1)
     return True
+
+
+def announce(transfers: Transfers, prefix: str, node: Node, keep: bool) -> Node:  # noqa: FBT001 (sent to a worker)
+    """Say what this node has; see `nodes.publish`."""
+    return publish(transfers, Keys(prefix), node, keep=keep)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -12,17 +12,22 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, renaming, stores, uploading
+from kvfs.movement import asking, downloading, finding, looking, renaming, stores, uploading
+from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
+from kvfs.s3.nodes import Node
+from kvfs.s3.store import Head, Page
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Lane = Literal["up", "down", "ask"]
+Lane = Literal["up", "down", "ask", "look", "list"]
 
 ASK_PATIENCE = 60.0  # s
+LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
+LOOKS = 2  # workers that look names up, each many at once
 
 
 class Remote:
@@ -36,6 +41,8 @@ class Remote:
             "up": trio.CapacityLimiter(self.uploads),
             "down": trio.CapacityLimiter(self.downloads),
             "ask": trio.CapacityLimiter(2),
+            "look": trio.CapacityLimiter(LOOKS),
+            "list": trio.CapacityLimiter(LOOKS),
         }
 
     async def _run(
@@ -46,7 +53,7 @@ class Remote:
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
         return await self.movers.run(
-            stores.run,
+            stores.glance if lane == "look" else stores.run,
             *(self.bucket.place, terms, do, *arguments),
             limiter=self._lanes[lane],
             patience=patience,
@@ -92,6 +99,39 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
+        """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""
+        if bulk:
+            return await self._run("list", ASK_PATIENCE, (), finding.look, asks)
+        return await self._run("look", LOOK_PATIENCE, (), finding.look, asks)
+
+    async def listed(self, prefix: str, after: str, delimiter: str = "") -> Page:
+        """See `finding.page`."""
+        return await self._run("list", ASK_PATIENCE, (), finding.page, prefix, after, delimiter)
+
+    async def records(self, keys: Sequence[str]) -> list[bytes | StoreError]:
+        """See `finding.records`."""
+        return await self._run("list", ASK_PATIENCE, (), finding.records, keys)
+
+    async def page(self, after: str) -> Page:
+        """What is below the prefix, see `Store.list`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), looking.page, prefix, after)
+
+    async def heads(self, keys: Sequence[str]) -> list[Head | None]:
+        """See `looking.heads`."""
+        return await self._run("ask", ASK_PATIENCE, (), looking.heads, keys)
+
+    async def verify(self, stored: Stored, size: int, digest: bytes) -> str:
+        """See `looking.verify`."""
+        patience = patience_for(2 * stored.size)
+        return await self._run("down", patience, (), looking.verify, stored, size, digest)
+
+    async def announce(self, node: Node, *, keep: bool) -> Node:
+        """See `asking.announce`."""
+        prefix = self.bucket.place.prefix
+        return await self._run("ask", ASK_PATIENCE, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

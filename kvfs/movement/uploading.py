@@ -104,16 +104,27 @@ def sweep(transfers: Transfers, notes: str) -> int:
     """Abort the uploads that were cut short; how many there were."""
     found = 0
     for path in Path(notes).glob("*.json"):
-        try:
-            told = json.loads(path.read_text())
-            key, upload_id = str(told["key"]), str(told["upload_id"])
-        except (ValueError, KeyError, TypeError):  # it was cut short itself, before the first part
-            path.unlink(missing_ok=True)
-            continue
-        transfers.store.abort(key, upload_id)
+        noted = _noted_in(path)
+        if noted is not None:
+            transfers.store.abort(*noted)
+            found += 1
         path.unlink(missing_ok=True)
-        found += 1
     return found
+
+
+def ids_noted(notes: str) -> frozenset[str]:
+    """The ids of the uploads that are under way, or were cut short."""
+    found = map(_noted_in, Path(notes).glob("*.json"))
+    return frozenset(noted[1] for noted in found if noted is not None)
+
+
+def _noted_in(path: Path) -> tuple[str, str] | None:
+    """Key and id; None if it was cut short itself, before the first part, or is done by now."""
+    try:
+        told = json.loads(path.read_text())
+        return str(told["key"]), str(told["upload_id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
@@ -75,6 +76,16 @@ class BotoStore:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def clock(self) -> float:
+        """Asked by a listing: what anybody may ask who may use the bucket."""
+        with self._of(""):
+            answer = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+            told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        try:
+            return parsedate_to_datetime(told).timestamp()
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"{self.name} does not say what time it is: Date {told!r}") from error
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         with self._of(key, precondition=ObjectExistsError):

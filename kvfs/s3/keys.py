@@ -37,6 +37,22 @@ class Name(NamedTuple):
     path: bytes
 
 
+class Space(NamedTuple):
+    """A namespace in one of its versions: what a folder of the bucket has. As text: `lmcache@1`."""
+
+    namespace: bytes
+    version: int
+
+    def __str__(self) -> str:
+        return f"{_namespace(self.namespace)}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Space | None":
+        """Return what `str` has made that text of; None if it has not."""
+        name = _parse(f"{text}/x")
+        return None if name is None or name.path != b"x" else cls(*name[:2])
+
+
 class Keys:
     """The keys below one prefix, which is empty or ends in a slash."""
 
@@ -45,6 +61,8 @@ class Keys:
         self.own = prefix + OWN
         self.names = f"{self.own}names/"
         self.aside = f"{self.own}aside/"
+        self.nodes = f"{self.own}nodes/"
+        self.probes = f"{self.own}probe/"
         self.long = f"{prefix}%/"
 
     def of(self, name: Name) -> str:
@@ -62,6 +80,15 @@ class Keys:
         """Return what the keys below a directory begin with, but for those that are too long."""
         within = _tail(Name(namespace, version, path)) + "/" if path else ""
         return self.prefix + (within or f"{_namespace(namespace)}@{version}/")
+
+    def versions(self, namespace: bytes) -> str:
+        """Return what the folders of a namespace begin with, whatever its version."""
+        return f"{self.prefix}{_namespace(namespace)}@"
+
+    def parse_folder(self, folder: str) -> Name | None:
+        """Return which directory the keys that begin so are below; its path may be b""."""
+        below = self.parse(f"{folder}x")
+        return None if below is None else below._replace(path=below.path.rpartition(b"/")[0])
 
     def parse(self, key: str) -> Name | None:
         """Return whose key that is; None for what kvfs did not name, or not in the key itself."""

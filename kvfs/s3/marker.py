@@ -30,20 +30,14 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
     Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
     `exclusive`; and what `Transfers` raises.
     """
-    key = f"{keys.own}format.json"
-    where = f"{transfers.store.name}/{key}"
-    found = _read(transfers, key, where)
+    key, where = _where(transfers, keys)
+    found = read(transfers, keys)
     if found is None:
         found = Marker(FORMAT, identity if exclusive else "")
         try:
             transfers.put(key, json.dumps(found._asdict()).encode(), {}, once=True)
         except ObjectExistsError:
-            found = _read(transfers, key, where) or found
-    if found.format > FORMAT:
-        raise ConfigError(
-            f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
-            "with a newer kvfs, or give another prefix"
-        )
+            found = read(transfers, keys) or found
     if found.owner not in {"", identity}:
         raise ConfigError(
             f"{where}: the prefix belongs to kvfs {found.owner} alone, this one is {identity}; "
@@ -56,7 +50,18 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
     return found
 
 
-def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
+def _where(transfers: Transfers, keys: Keys) -> tuple[str, str]:
+    """Its key, and what people call it."""
+    key = f"{keys.own}format.json"
+    return key, f"{transfers.store.name}/{key}"
+
+
+def read(transfers: Transfers, keys: Keys) -> Marker | None:
+    """Return what a prefix says of itself; None if nothing is there.
+
+    Raises ConfigError if it is of a newer format, or none at all, and what `Transfers` raises.
+    """
+    key, where = _where(transfers, keys)
     try:
         text = transfers.read(key, _LIMIT)
     except NoObjectError:
@@ -68,4 +73,9 @@ def _read(transfers: Transfers, key: str, where: str) -> Marker | None:
         found = Marker(0, "")
     if type(found.format) is not int or found.format < 1 or not isinstance(found.owner, str):
         raise ConfigError(f"{where}: is not what kvfs writes there; give another prefix")
+    if found.format > FORMAT:
+        raise ConfigError(
+            f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "
+            "with a newer kvfs, or give another prefix"
+        )
     return found

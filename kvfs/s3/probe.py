@@ -28,7 +28,7 @@ _BYTES = b"kvfs asks what this store honours; this object may be deleted"
 
 def probe(store: Store, keys: Keys, terms: Terms) -> Terms:
     """Return the terms with what the store honours. Raises ConfigError, or what may pass."""
-    key = f"{keys.own}probe/{uuid.uuid4().hex}"
+    key = f"{keys.probes}{uuid.uuid4().hex}"
     try:
         store.list(keys.prefix, limit=1)
         try:

@@ -67,6 +67,9 @@ class Store(Protocol):
     def name(self) -> str:
         """The bucket, for messages."""
 
+    def clock(self) -> float:
+        """What time it is for the store: seconds since the epoch, as `Entry.modified` has them."""
+
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         """Store an object, all or nothing; return its ETag. `data` is not kept.
 

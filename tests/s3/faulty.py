@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 Verb = Literal[
     "put", "copy", "get", "head", "delete", "delete_many", "list",
-    "begin", "put_part", "copy_part", "complete", "abort", "uploads", "any",
+    "begin", "put_part", "copy_part", "complete", "abort", "uploads", "clock", "any",
 ]  # fmt: skip
 
 
@@ -71,6 +71,9 @@ class FaultyStore:
             if fault.verb in {verb, "any"} and fault.nth in {0, self.calls[fault.verb]}:
                 return fault
         return None
+
+    def clock(self) -> float:
+        return self._call("clock", self._store.clock) + self._skew
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._call("put", lambda: self._store.put(key, data, metadata, once=once))

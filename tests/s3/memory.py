@@ -50,6 +50,9 @@ class MemoryStore:
         self._ids = (f"upload-{number}" for number in itertools.count())
         self._lock = threading.Lock()
 
+    def clock(self) -> float:
+        return time.time()
+
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         return self._store(key, data, metadata, _md5(data), once=once and self.once_put)
 

@@ -44,6 +44,12 @@ def test_what_is_put_is_there(store: Store) -> None:
     assert get(store, "a/b", 0, 5, etag) == b"hello"
 
 
+def test_the_clock_is_that_of_the_objects(store: Store) -> None:
+    before = store.clock()
+    put(store, "a")
+    assert before - 1 <= store.head("a").modified <= store.clock() + 1, "HTTP tells whole seconds"
+
+
 def test_an_object_may_be_empty(store: Store) -> None:
     put(store, "empty", b"")
     assert store.head("empty").size == 0

@@ -95,7 +95,12 @@ async def small(made: World) -> Small:
 
 
 async def look(
-    made: World, *, repair: bool = False, hashes: bool = False, live: bool = True
+    made: World,
+    *,
+    repair: bool = False,
+    hashes: bool = False,
+    live: bool = True,
+    bucket: bool = False,
 ) -> tuple[list[Finding], Survey]:
     found: list[Finding] = []
 
@@ -111,6 +116,7 @@ async def look(
         repair=repair,
         hashes=hashes,
         live=live,
+        remote=made.remote if bucket else None,
     )
     await check(survey)
     await made.flow.trash.empty()

@@ -28,9 +28,9 @@ def directory(tmp_path: Path) -> Path:
     return nvme.root
 
 
-def run(directory: Path, **options: bool) -> dict[str, Any]:
+def run(directory: Path, *, repair: bool = False, hashes: bool = False) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
-    fsck.run(directory, answers.append, **{"repair": False, "hashes": False} | options)
+    fsck.run(directory, answers.append, repair=repair, hashes=hashes)
     found = [finding for answer in answers for finding in answer["findings"]]
     return answers[-1] | {"findings": found}
 
@@ -190,3 +190,26 @@ def test_exit_codes_of_marks_that_make_no_sense(
         assert result.stdout.startswith(f"{found}: ")
         assert f"({state}: " in result.stdout
     assert CliRunner().invoke(main, ["fsck", str(directory)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("fact", "options", "reason"),
+    [
+        (None, "", "was never mounted with s3="),
+        (None, "s3=s3://bucket/p", "was never mounted with s3="),
+        ("s3://bucket/p/", "s3=s3://bucket/q", "the objects of .* are in s3://bucket/p/"),
+        ("s3://bucket/p/", "ram=1G", "ram does not say where a bucket is"),
+    ],
+)
+def test_a_bucket_that_is_not_the_catalogs_is_refused(
+    directory: Path, fact: str | None, options: str, reason: str
+) -> None:
+    if fact is not None:
+        catalog = Catalog(directory / "catalog")
+        with catalog.batch() as batch:
+            batch.set_fact("bucket", fact)
+        catalog.close()
+    with pytest.raises(ConfigError, match=reason):
+        fsck.run(
+            *(directory, lambda _: None), repair=False, hashes=False, bucket=True, options=options
+        )

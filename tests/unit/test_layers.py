@@ -15,7 +15,7 @@ LAYERS = (
     ("kvfs.__main__",),
     ("kvfs.cli",),
     ("kvfs.keeper",),
-    ("kvfs.daemon", "kvfs.fsck"),
+    ("kvfs.daemon", "kvfs.fsck", "kvfs.gc"),
     ("kvfs.control",),
     ("kvfs.fuse",),
     ("kvfs.core",),
@@ -36,6 +36,7 @@ LAYERS = (
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
+    "kvfs.parsing",
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
@@ -52,7 +53,7 @@ HOMES = {
     "matplotlib": ("kvfs.simulation.curves",),
 }
 # What the command line loads for one way of running only.
-CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck")}
+CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
 NEVER = ("torch", "requests", "numpy")
 
 

@@ -14,8 +14,9 @@ import trio
 from kvfs.core.check.check import check
 from kvfs.core.check.survey import Finding, Survey
 from kvfs.core.residency import Residency
-from kvfs.errors import ControlError, KvfsError
+from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.movement.movers import Movers
+from kvfs.movement.remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,13 @@ PATIENCE = 10.0  # s that a check goes on after somebody last asked for it
 class Background:
     """Run `run()` as long as the mount lives."""
 
-    def __init__(self, residency: Residency, movers: Movers, jobs: set[int]) -> None:
+    def __init__(
+        self, residency: Residency, movers: Movers, jobs: set[int], remote: Remote | None = None
+    ) -> None:
         self._residency = residency
         self._movers = movers
         self._jobs = jobs
+        self._remote = remote
         self._wanted = trio.Event()
         self._survey: Survey | None = None
         self._findings: list[Finding] = []
@@ -76,8 +80,10 @@ class Background:
 
     # What clients ask
 
-    async def start(self, *, repair: bool, hashes: bool) -> dict[str, Any]:
-        """Begin a check. Raises ControlError if there is one."""
+    async def start(self, *, repair: bool, hashes: bool, bucket: bool = False) -> dict[str, Any]:
+        """Begin a check. Raises ControlError if there is one, ConfigError if there is no bucket."""
+        if bucket and self._remote is None:
+            raise ConfigError("--bucket: this mount has no bucket; mount it with s3=")
         if not self._ended:
             raise ControlError(
                 "a check is running already: wait for it, or end its command and wait "
@@ -91,6 +97,7 @@ class Background:
             repair=repair,
             hashes=hashes,
             live=True,
+            remote=self._remote if bucket else None,
         )
         self._findings, self._failed, self._ended = [], "", False
         self._scope = trio.CancelScope(deadline=math.inf)

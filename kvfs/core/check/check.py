@@ -2,12 +2,13 @@
 
 Numbers first, since what is mended may need new ones; names before the inodes that they show to be
 nameless; backing files before the copies that the records claim, since one may lie in the wrong
-folder.
+folder; copies before the bucket, which gets again from them what it lacks.
 """
 
 from kvfs.core.check.copies import Copies
 from kvfs.core.check.files import Files
 from kvfs.core.check.inodes import Inodes
+from kvfs.core.check.listed import Listed
 from kvfs.core.check.names import Names
 from kvfs.core.check.survey import Survey
 
@@ -26,3 +27,5 @@ async def check(survey: Survey) -> None:
     await copies.look_for_tiers()
     await Files(survey, copies.lost).run()
     await copies.run()
+    if survey.remote is not None:
+        await Listed(survey, survey.remote).run()

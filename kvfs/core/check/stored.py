@@ -1,8 +1,8 @@
 """What the catalog says of the bucket: where objects are there, what waits, what is to be deleted.
 
 Contract: `check_inode` is asked of every inode, and costs a look-up for those that are in the
-bucket; `run` looks at the marks. Nothing is asked of the bucket itself: whether it has what it
-should shows when that is opened. What it has of an inode that is no more is deleted there.
+bucket; `run` looks at the marks. Nothing is asked of the bucket itself (`listed`): whether it has
+what it should shows when that is opened. What it has of an inode that is no more is deleted there.
 """
 
 from functools import partial

@@ -18,6 +18,7 @@ import trio
 from kvfs.catalog import ROOT_INO, Inode, audit
 from kvfs.core.residency import Residency
 from kvfs.movement.movers import Movers
+from kvfs.movement.remote import Remote
 from kvfs.tiers import Job
 
 T = TypeVar("T")
@@ -52,7 +53,9 @@ class Survey:
         repair: bool,
         hashes: bool,
         live: bool,
+        remote: Remote | None = None,
     ) -> None:
+        """remote: calls of the bucket, if that is to be looked at as well."""
         self.residency = residency
         self.catalog = residency.catalog
         self.movers = movers
@@ -60,6 +63,7 @@ class Survey:
         self.repair = repair
         self.hashes = hashes
         self.live = live
+        self.remote = remote
         self.started = time.time()
         self.notes = Counter[str]()  # what is as it should be, but worth knowing
         self.phase, self.done, self.total = "", 0, 0

@@ -1,0 +1,197 @@
+"""`kvfs gc`: what no node that shares a bucket can mean any more, and its deletion.
+
+The bucket is asked by this process, with the credentials that it finds; the daemon of a mount is
+asked only what it has there.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvfs import runtime
+from kvfs.cli import Refusal, human, is_mount, json_option
+from kvfs.cli.screen import progress
+from kvfs.errors import ConfigError, InUseError
+from kvfs.parsing import DURATION, read_value
+
+GARBAGE = {
+    "version": "of versions of namespaces that no node has any more",
+    "namespace": "of namespaces that no node has any more",
+    "aside": "put aside for a moment, and forgotten",
+    "name": "names of objects that are not there",
+    "probe": "left by mounts that tried the store",
+    "upload": "uploads that were cut short",
+}
+WITHHELD = {
+    "recent": "garbage, but not for long, or something like it was written lately (--older-than)",
+    "aside": "put aside: a node that was not seen since may mean them",
+}
+KEPT = {
+    "foreign": "not named by kvfs: never touched",
+    "nameless": "at a hash whose name is lost: whoever knows the name finds them",
+}
+
+Answer = dict[str, Any]
+
+
+def _duration(_ctx: click.Context, param: click.Parameter, value: str) -> int:
+    found: int = read_value("option", f"--{param.name}".replace("_", "-"), value, DURATION)
+    return found
+
+
+def _target(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
+    if value == "":  # an unset variable in a script; it would mean the current directory
+        raise click.BadParameter("the target is empty")
+    return None if value is None else runtime.canonical(value)
+
+
+@click.command
+@click.argument("target", required=False, type=click.UNPROCESSED, callback=_target)
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="s3=...,...",
+    help="Where the bucket is, as for a mount: s3, s3_endpoint, s3_region, s3_profile.",
+)
+@click.option("--delete", is_flag=True, help="Delete it; without it nothing is changed.")
+@click.option(
+    "--older-than",
+    default="1d",
+    show_default=True,
+    callback=_duration,
+    metavar="DURATION",
+    help="Leave alone what was written later, by the store's clock.",
+)
+@click.option(
+    "--node-age",
+    default="30d",
+    show_default=True,
+    callback=_duration,
+    metavar="DURATION",
+    help="Call a node stale that was not seen for so long.",
+)
+@click.option(
+    "--forget-node",
+    "forget",
+    multiple=True,
+    metavar="IDENTITY",
+    help="This stale node is gone for good: what only it had is garbage.",
+)
+@click.option(
+    "--all-recorded",
+    is_flag=True,
+    help="No kvfs without a record uses the prefix: also delete what no record explains.",
+)
+@json_option
+def command(
+    target: Path | None,
+    options: tuple[str, ...],
+    *,
+    delete: bool,
+    older_than: int,
+    node_age: int,
+    forget: tuple[str, ...],
+    all_recorded: bool,
+    as_json: bool,
+) -> None:
+    """Find what no node that shares a bucket can mean any more, and delete it with --delete.
+
+    TARGET is where a kvfs is mounted, or the NVMe directory of one that is not; without it, -o says
+    where the bucket is.
+    """
+    from kvfs import gc  # noqa: PLC0415 (it needs the layers below the daemon)
+
+    mounted = target is not None and is_mount(target)
+    bar = progress()
+    task = bar.add_task("", total=None)
+
+    def tell(what: str, done: int) -> None:
+        bar.update(task, description=what, completed=done)
+
+    try:
+        with bar:
+            found = gc.run(
+                *(target, ",".join(options), tell),
+                mounted=mounted,
+                older_than=older_than,
+                node_age=node_age,
+                forget=forget,
+                delete=delete,
+                all_recorded=all_recorded,
+            )
+    except InUseError as error:
+        raise ConfigError(
+            f"{target} is in use ({error.holder}): give where it is mounted instead"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _show(found)
+    if found["failures"]:
+        why = found["failed"][0]
+        if as_json:
+            sys.exit(1)
+        raise Refusal(f"{found['failures']} objects could not be deleted: {why}")
+
+
+def _show(found: Answer) -> None:
+    listed = found["listed"]
+    click.echo(
+        f"{found['place']}: {listed['objects']} objects ({human(listed['bytes'])}), "
+        f"{len(found['nodes'])} nodes"
+    )
+    for node in found["nodes"]:
+        click.echo(_node(node))
+    for identity, why in found["unread"].items():
+        click.echo(f"node {identity}: {why}")
+    for space in found["namespaces"]:
+        told = [_amount(space)]
+        told += ["written to lately"] * space["recent"]
+        told += ["no record says where it came from"] * (not space["explained"])
+        click.echo(f"{space['name']}: no node has it: {', '.join(told)}")
+    for what, meanings in (("garbage", GARBAGE), ("withheld", WITHHELD), ("kept", KEPT)):
+        for kind, tally in found[what].items():
+            if kind in meanings:
+                click.echo(f"{what}: {_amount(tally)} {meanings[kind]}")
+    for key in found["examples"]:
+        click.echo(f"  {key if key.isprintable() else ascii(key)}")
+    _sum_up(found)
+
+
+def _node(node: Answer) -> str:
+    told = f"node {node['identity']} ({ascii(node['host'])[1:-1]}:"
+    told += f"{ascii(node['mountpoint'])[1:-1]}), seen {_age(node['age_s'])} ago"
+    if node["namespaces"]:
+        told += f", has {', '.join(node['namespaces'])}"
+    if node["forgotten"]:
+        told += "; forgotten"
+    elif node["stale"]:
+        told += "; stale: --forget-node if it is gone for good"
+    return told
+
+
+def _age(seconds: float) -> str:
+    """Return it in the unit that tells most with a small number: 3 d, 47 h, 5 m."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _sum_up(found: Answer) -> None:
+    objects = sum(tally["objects"] for tally in found["garbage"].values())
+    size = sum(tally["bytes"] for tally in found["garbage"].values())
+    if found["delete"]:
+        click.echo(f"deleted: {_amount(found['deleted'])}")
+    elif objects:
+        click.echo(f"{objects} objects ({human(size)}) are garbage: --delete deletes them")
+    else:
+        click.echo("there is no garbage")
+
+
+def _amount(tally: Answer) -> str:
+    return f"{tally['objects']} ({human(tally['bytes'])})"

@@ -1,0 +1,195 @@
+"""What the bucket has against what the catalog says that it has.
+
+Contract: `run` lists the prefix once and compares it with the marks of what is in the bucket. What
+looks wrong is asked for again with the inode held, and only then reported. What is not there is
+uploaded again from a copy here, or dropped with its names. Bytes are read by movers, and only when
+hashes are wanted. What no mark means may be another node's: that is for `kvfs gc`.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import trio
+
+from kvfs.catalog import Inode, Stored, audit, keys
+from kvfs.core.adoption import is_bare
+from kvfs.core.check.survey import Survey
+from kvfs.errors import TierError
+from kvfs.movement import looking
+from kvfs.movement.remote import Remote
+from kvfs.s3.store import Entry, Head
+
+READERS = 4  # objects that are read at once
+
+
+class Listed:
+    """Of one bucket."""
+
+    def __init__(self, survey: Survey, remote: Remote) -> None:
+        self.survey = survey
+        self.remote = remote
+        self.catalog = survey.catalog
+        self.residency = survey.residency
+        self.dirty = survey.residency.dirty
+        # By the hash of a key: a million keys would take memory. Two with one hash are suspects.
+        self._expected: dict[int, int] = {}
+        self._deletes: dict[int, list[int]] = {}
+        self._sound: list[int] = []
+        self._suspects: list[int] = []
+        self._failure: TierError | None = None  # a nursery would put it into a group
+        self._reading = trio.CapacityLimiter(READERS)
+
+    async def run(self) -> None:
+        """Raises StoreError, TierError if the bucket cannot be looked at."""
+        await self._expect()
+        self.survey.begin("objects in the bucket", len(self._expected))
+        await self._compare()
+        self.survey.notes["in_bucket"] += len(self._sound)
+        for ino in self._suspects:
+            await self._judge(ino)
+            await self.survey.step(0)
+        if self.survey.hashes:
+            await self._read_all()
+        self._end_deletes()
+
+    async def _expect(self) -> None:
+        for key, _ in self.catalog.records(audit.STORED):
+            ino = audit.number(key)
+            found = None if ino is None else self._current(ino)
+            if ino is not None and found is not None:
+                at = hash(found[1].key)
+                if at in self._expected:
+                    self._suspects.append(self._expected[at])
+                self._expected[at] = ino
+            await self.survey.step(0)
+        if self.survey.live:  # the daemon deletes by itself
+            return
+        for number, value in self._deletions():
+            to_delete = value.decode().partition("\0")[0]
+            self._deletes.setdefault(hash(to_delete), []).append(number)
+            await self.survey.step(0)
+
+    def _deletions(self) -> Iterator[tuple[int, bytes]]:
+        for key, value in self.catalog.records(audit.DELETED):
+            number = audit.number(key)
+            if number is not None and audit.deleted(value) is not None:
+                yield number, value
+
+    def _current(self, ino: int) -> tuple[Inode, Stored] | None:
+        """What is to be in the bucket, and where, at this moment."""
+        inode = self.survey.inode(ino)
+        if inode is None or not inode.is_file or not inode.sealed or not inode.links:
+            return None
+        if is_bare(inode):  # what a listing told is all that is known of it
+            return None
+        value = self.catalog.record(audit.STORED, audit.number_key(ino))
+        stored = None if value is None else audit.stored(value)
+        return (inode, stored) if inode.in_bucket and stored is not None else None
+
+    # All of it
+
+    async def _compare(self) -> None:
+        """List the prefix; what is not as expected is a suspect."""
+        after = ""
+        while True:
+            page = await self.remote.page(after)
+            for entry in page.entries:
+                self._deletes.pop(hash(entry.key), None)
+                ino = self._expected.pop(hash(entry.key), None)
+                if ino is not None:
+                    (self._sound if self._fits(ino, entry) else self._suspects).append(ino)
+                    await self.survey.step()
+            if not (after := page.after):
+                break
+        self._suspects += self._expected.values()
+
+    def _fits(self, ino: int, entry: Entry) -> bool:
+        current = self._current(ino)
+        if current is None:
+            return False
+        _, stored = current
+        return (stored.key, stored.etag, stored.size) == (entry.key, entry.etag, entry.size)
+
+    async def _read_all(self) -> None:
+        self.survey.begin("bytes in the bucket", len(self._sound))
+        async with trio.open_nursery() as nursery:
+            for ino in self._sound:
+                await self._reading.acquire_on_behalf_of(ino)
+                if self._failure is not None:
+                    break
+                nursery.start_soon(self._read, ino)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _read(self, ino: int) -> None:
+        try:
+            current = self._current(ino)
+            if current is not None:
+                inode, stored = current
+                if await self.remote.verify(stored, inode.size, inode.digest):
+                    self.survey.notes["in_bucket"] -= 1
+                    await self._judge(ino)
+        except TierError as error:
+            self._failure = error
+        finally:
+            self._reading.release_on_behalf_of(ino)
+        await self.survey.step()
+
+    # One that is suspicious
+
+    async def _judge(self, ino: int) -> None:
+        """Ask again, with nobody to interfere."""
+        async with self.survey.hold(ino):
+            before = self._current(ino)
+            if before is None:
+                return
+            inode, stored = before
+            (head,) = await self.remote.heads([stored.key])
+            why = ""
+            if head is not None and self.survey.hashes:
+                there = stored._replace(etag=head.etag)
+                why = await self.remote.verify(there, inode.size, inode.digest)
+            current = self._current(ino)
+            if current is None or current[1] != stored or current[0].version != inode.version:
+                return  # renamed or unlinked meanwhile
+            self._report(current[0], stored, head, why)
+
+    def _report(self, inode: Inode, stored: Stored, head: Head | None, why: str) -> None:
+        if head is None:
+            what = f"the bucket does not have it ({stored.key})"
+            self._lost(inode, "absent", what, ours=False)
+        elif not looking.is_same(head, stored, inode.size, inode.digest):
+            what = f"the bucket has another object there ({stored.key}: {head.size} bytes)"
+            self._lost(inode, "altered", what, ours=False)
+        elif why:
+            self._lost(inode, "altered", f"{why} ({stored.key})", ours=True)
+        elif head.etag != stored.etag:
+            what = f"the bucket has it with ETag {head.etag}, expected {stored.etag}"
+            mend = partial(self._take_etag, inode, stored._replace(etag=head.etag))
+            path = self.survey.path(inode)
+            self.survey.report("altered", inode.ino, path, what, "take the ETag that it has", mend)
+
+    def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
+        """The bucket cannot give it back; `ours`: what is there is to go."""
+        residency, path = self.residency, self.survey.path(inode)
+        if residency.holders(inode):
+            mend = partial(residency.take_from_bucket, inode, dirty=True, delete=ours)
+            self.survey.report(kind, inode.ino, path, what, "upload it again", mend)
+        elif inode.ino in residency.open:
+            self.survey.report(kind, inode.ino, path, what, "somebody has it open", None)
+        else:
+            mend = partial(residency.drop, inode, "lost", stored=ours)
+            self.survey.report(kind, inode.ino, path, what, "drop it with its names", mend)
+
+    def _take_etag(self, inode: Inode, stored: Stored) -> None:
+        with self.catalog.batch() as batch:
+            batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+
+    def _end_deletes(self) -> None:
+        """What was to be deleted and is not there."""
+        numbers = [number for found in self._deletes.values() for number in found]
+        self.survey.notes["deletes_done"] += len(numbers)
+        if self.survey.repair and numbers:
+            with self.catalog.batch() as batch:
+                for number in numbers:
+                    batch.unmark(keys.DELETED, number)

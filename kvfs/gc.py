@@ -1,0 +1,182 @@
+"""Garbage collection of a bucket's prefix, in the process of whoever asks for it.
+
+Contract: what this node has in the bucket is asked of the daemon (`MountedNode`), or read in the
+catalog of a kvfs that is not mounted, whose directory is held meanwhile (`UnmountedNode`); without
+either only the records of nodes tell what is in use. Nothing is written to a catalog.
+Not for the rules: `kvfs.s3.garbage`.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvfs.catalog import Catalog
+from kvfs.config import bucket_place
+from kvfs.control import request
+from kvfs.core import claims
+from kvfs.core.dirty import FACT
+from kvfs.core.namespaces import Namespaces
+from kvfs.errors import ConfigError
+from kvfs.movement import stores, uploading
+from kvfs.s3 import marker
+from kvfs.s3.collection import Collector, Report, Tally, Tell
+from kvfs.s3.garbage import Own
+from kvfs.s3.keys import Keys, Space
+from kvfs.s3.place import Place
+from kvfs.s3.transfer import Terms
+from kvfs.tiers import NvmeTier
+
+Look = Callable[[], Own]
+
+
+def run(
+    target: Path | None,
+    options: str,
+    tell: Tell,
+    *,
+    mounted: bool,
+    older_than: float,
+    node_age: float,
+    forget: Collection[str],
+    delete: bool,
+    all_recorded: bool,
+) -> dict[str, Any]:
+    """Look, and delete if told to; what was found and done, as plain values.
+
+    target: a mount point, or an NVMe directory; None: `options` say where the bucket is, as they do
+    for a mount. Raises ConfigError and deletes nothing where it is not known what is in use;
+    StoreError.
+    """
+    with _node(target, options, mounted=mounted) as (place, look):
+        keys = Keys(place.prefix)
+        transfers = stores.transfers(place, Terms())
+        found = marker.read(transfers, keys)
+        if found is None:
+            raise ConfigError(
+                f"{place}: has no {keys.own}format.json, so it is no prefix that a kvfs uses"
+            )
+        if found.owner not in {"", look().identity}:
+            raise ConfigError(f"{place}: belongs to kvfs {found.owner} alone: collect it there")
+        collector = Collector(
+            *(transfers, keys, look),
+            older_than=older_than,
+            node_age=node_age,
+            forget=forget,
+            tell=tell,
+        )
+        report = collector.look()
+        if delete:
+            collector.check(report, all_recorded=all_recorded)
+            collector.delete(report)
+        return _as_json(place, report, collector.forget, delete=delete)
+
+
+@contextmanager
+def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple[Place, Look]]:
+    """Where the bucket is, and what this node has there, asked at the moment."""
+    if target is None:
+        place = bucket_place(options)
+        if place is None:
+            raise ConfigError("no bucket: give MOUNTPOINT, an NVMe directory, or -o s3=")
+        yield place, Own
+    elif mounted:
+        if options:
+            raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
+        yield _of_mount(target)
+    else:
+        nvme = NvmeTier(target, 0)
+        try:
+            nvme.say_who(f"process {os.getpid()}, kvfs gc")
+            catalog = Catalog(target / "catalog", read_only=True)
+            try:
+                yield _of_catalog(nvme, catalog, options)
+            finally:
+                catalog.close()
+        finally:
+            nvme.close()
+
+
+def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
+    first = request(mountpoint, "bucket_claims", after=0)
+    strays = set(first["strays"])
+    after = first["after"]
+    while after:
+        more = request(mountpoint, "bucket_claims", after=after)
+        strays.update(more["strays"])
+        after = more["after"]
+
+    def look() -> Own:
+        # The strays of a moment ago: what has become one since is kept by this node's record.
+        now = request(mountpoint, "bucket_claims", after=0)
+        has = frozenset(space for text in now["namespaces"] if (space := Space.parse(text)))
+        ids = uploading.ids_noted(now["notes"])
+        return Own(now["identity"], has, frozenset(strays.union(now["strays"])), ids)
+
+    return Place(**first["place"]), look
+
+
+def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
+    """The directory is locked: nothing changes."""
+    known = catalog.fact(FACT)
+    place = bucket_place(options, known)
+    if place is None:
+        raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
+    if known is not None and str(place) != known:
+        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}")
+    has = claims.spaces(Namespaces(catalog))
+    strays: list[str] = []
+    after = 0
+    while True:
+        more, after = claims.strays(catalog, Keys(place.prefix), has, after)
+        strays += more
+        if not after:
+            break
+    ids = uploading.ids_noted(str(nvme.root / "uploads"))
+    own = Own(nvme.identity, has, frozenset(strays), ids)
+    return place, lambda: own
+
+
+def _as_json(
+    place: Place, report: Report, forgotten: Collection[str], *, delete: bool
+) -> dict[str, Any]:
+    def tallies(found: dict[str, Tally]) -> dict[str, Any]:
+        return {kind: asdict(tally) for kind, tally in sorted(found.items())}
+
+    return {
+        "place": str(place),
+        "nodes": [
+            {
+                "identity": node.identity,
+                "host": node.host,
+                "mountpoint": node.mountpoint,
+                "age_s": round(report.now - node.refreshed, 1),
+                "stale": node.identity in report.stale,
+                "forgotten": node.identity in forgotten,
+                "namespaces": sorted(map(str, node.has)),
+            }
+            for node in report.nodes
+        ],
+        "unread": report.unread,
+        "listed": asdict(report.listed),
+        "kept": tallies(report.kept),
+        "garbage": tallies(report.garbage),
+        "namespaces": [
+            {
+                "name": str(space),
+                "kind": found.kind,
+                "explained": found.explained,
+                "recent": found.recent,
+                **asdict(found.tally),
+            }
+            for space, found in sorted(report.spaces.items())
+        ],
+        "withheld": tallies(report.withheld),
+        "examples": report.examples,
+        "delete": delete,
+        "deleted": asdict(report.deleted),
+        "failures": report.failures,
+        "failed": report.failed,
+    }

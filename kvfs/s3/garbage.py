@@ -1,0 +1,115 @@
+"""Which objects below a prefix no live name can mean.
+
+Contract: pure. Any node may look up any key of a namespace in the version that some node has, so
+such a key is *live* as long as it is there. Garbage are objects of versions older than every
+node's, or of namespaces that no node has; what kvfs put there for itself and nobody needs any more.
+What kvfs did not name is `foreign`, and nobody's business here; an object at a hash whose name is
+lost may be looked up by that name, so it is `nameless` and stays. A verdict says nothing of age.
+Not for requests: `collection`.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kvfs.s3.keys import Keys, Name, Space
+from kvfs.s3.nodes import Node, identity_of
+from kvfs.s3.store import Entry
+
+Kind = Literal["live", "foreign", "nameless", "version", "namespace", "aside", "name", "probe"]
+# In the order in which they are deleted: a name goes after the object that it is of.
+GARBAGE: tuple[Kind, ...] = ("version", "namespace", "aside", "probe", "name")
+
+
+class Verdict(NamedTuple):
+    """`space`: the one that it is in, if it is in one."""
+
+    kind: Kind
+    space: Space | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What the node that collects knows of itself; without an identity it has no catalog.
+
+    has: its namespaces. keys: where its catalog has objects that have other names now, so that
+    their keys tell nothing. uploads: ids of those that it has under way.
+    """
+
+    identity: str = ""
+    has: frozenset[Space] = frozenset()
+    keys: frozenset[str] = frozenset()
+    uploads: frozenset[str] = frozenset()
+
+
+class Rules:
+    """As the records are at one moment. `forgotten`: identities of nodes that do not count."""
+
+    def __init__(
+        self, keys: Keys, nodes: Iterable[Node], own: Own, forgotten: Collection[str] = ()
+    ) -> None:
+        self.keys = keys
+        self.own = own
+        nodes = list(nodes)
+        counted = [node for node in nodes if node.identity not in forgotten]
+        self._others = [node for node in counted if node.identity != own.identity]
+        self._has: dict[bytes, set[int]] = {}
+        for space in own.has.union(*(node.has for node in counted)):
+            self._has.setdefault(space.namespace, set()).add(space.version)
+        self._had: dict[bytes, int] = {}
+        gone = [node.has for node in nodes if node.identity in forgotten]
+        for space in frozenset[Space]().union(*(node.had for node in nodes), *gone):
+            self._had[space.namespace] = max(space.version, self._had.get(space.namespace, 0))
+
+    def of(self, entry: Entry, name: Name | None, hashes: Collection[str]) -> Verdict:
+        """Judge an object; `name` is what its record says if its key is a hash.
+
+        hashes: of the objects whose keys are hashes, for a record of a name.
+        """
+        keys, key = self.keys, entry.key
+        if key in self.own.keys:
+            return Verdict("live")
+        if key.startswith(keys.own):
+            return Verdict(self._of_own(key, hashes))
+        if not key.startswith(keys.long):
+            name = keys.parse(key)
+        elif not keys.record_of(key):
+            name = None
+        elif name is None:
+            return Verdict("nameless")
+        return Verdict("foreign") if name is None else self.of_name(name)
+
+    def of_name(self, name: Name) -> Verdict:
+        """Judge any object of that name."""
+        space = Space(name.namespace, name.version)
+        if not space.namespace:  # the mount's own, which all nodes have, in one version
+            return Verdict("foreign" if space.version else "live")
+        has = self._has.get(space.namespace)
+        if has is None:
+            return Verdict("namespace", space)
+        return Verdict("version" if space.version < min(has) else "live", space)
+
+    def _of_own(self, key: str, hashes: Collection[str]) -> Kind:
+        keys = self.keys
+        if key.startswith(keys.aside):
+            return "aside"
+        if key.startswith(keys.probes):
+            return "probe"
+        if key.startswith(keys.names):
+            hashed = key.removeprefix(keys.names)
+            if not keys.record_of(keys.long + hashed):
+                return "foreign"
+            return "live" if hashed in hashes else "name"
+        ours = key == f"{keys.own}format.json" or identity_of(keys, key)
+        return "live" if ours else "foreign"
+
+    def explained(self, space: Space) -> bool:
+        """Whether some node had that version, or a newer one, and let it go, by the records."""
+        return space.version <= self._had.get(space.namespace, -1)
+
+    def settled(self, entry: Entry, age: float) -> bool:
+        """Whether no other node can mean what was put aside then.
+
+        That takes a node moments while it runs; one that was not seen since may mean it yet.
+        """
+        return all(node.refreshed > entry.modified + age for node in self._others)

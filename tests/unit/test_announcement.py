@@ -1,0 +1,189 @@
+"""This node's record in the bucket, and what the daemon tells of its objects there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvfs.core import claims
+from kvfs.core.flow.announcement import Announcement
+from kvfs.s3.errors import OutageError
+from kvfs.s3.keys import Keys, Space
+from kvfs.s3.nodes import Node, Nodes
+from kvfs.s3.transfer import Terms, Transfers
+from tests.s3.faulty import Fault, FaultyStore
+from tests.s3.memory import MemoryStore
+from tests.unit.test_spill import A
+from tests.unit.world import World, world
+
+X1, X2, Y1 = Space(b"x", 1), Space(b"x", 2), Space(b"y", 1)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty(store: MemoryStore) -> FaultyStore:
+    return FaultyStore(store)
+
+
+@pytest.fixture
+def made(tmp_path: Path, faulty: FaultyStore) -> Iterator[World]:
+    with world(tmp_path, store=faulty) as found:
+        trio.run(found.residency.dirty.load)
+        yield found
+        trio.run(found.check_at_rest)
+
+
+def announcement(made: World) -> Announcement:
+    found = made.flow.announcement
+    assert found is not None
+    return found
+
+
+def record(store: MemoryStore) -> Node:
+    transfers = Transfers(store, Terms())
+    (found,) = Nodes(transfers, Keys("p/")).look()
+    transfers.close()
+    return found
+
+
+def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
+    async def case() -> None:
+        told = announcement(made)
+        await told.look()
+        assert record(store).has == frozenset()
+        made.namespace("x")
+        await told.look()
+        assert record(store).has == {X1}
+        made.tell("x", version="2")
+        made.namespace("y")
+        await told.look()
+        assert record(store).has == {X1, X2, Y1}, "what is yet to be walked may be in use"
+        await made.walk()
+        await told.look()
+        found = record(store)
+        assert (found.has, found.had) == (frozenset({X2, Y1}), frozenset({X1}))
+        assert (found.identity, found.mountpoint) == ("w", "")
+
+    trio.run(case)
+
+
+def test_it_is_written_when_something_changes_and_once_a_day(
+    made: World, faulty: FaultyStore
+) -> None:
+    async def case() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announcement(made).watch)
+            await trio.sleep(3600)
+            assert faulty.calls["put"] == 1
+            made.namespace("x")
+            await trio.sleep(0.1)
+            assert faulty.calls["put"] == 2
+            await trio.sleep(86400 - 3601)
+            assert faulty.calls["put"] == 2
+            await trio.sleep(3700)
+            assert faulty.calls["put"] == 3
+            nursery.cancel_scope.cancel()
+
+    trio.run(case, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_restart_keeps_what_its_record_says_until_all_is_walked(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        made.namespace("x")
+        await announcement(made).look()
+        made.drop("x")
+        made.restart()
+        await made.census()
+        await made.residency.dirty.load()
+        await announcement(made).look()
+        assert record(store).has == {X1}
+        await made.walk()
+        await announcement(made).look()
+        assert record(store).has == frozenset()
+
+    trio.run(case)
+
+
+def test_what_is_renamed_and_not_yet_copied_keeps_its_namespace_in_the_record(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        told = announcement(made)
+        for name in ("x", "y"):
+            made.namespace(name)
+        await made.make_file(b"x/a", A)
+        await made.upload_all()
+        made.renames.rename(made.at(b"x").ino, b"a", made.at(b"y").ino, b"a", 0)
+        await told.look()
+        made.drop("x")
+        await made.walk()
+        await told.look()
+        assert record(store).has == {X1, Y1}
+        has = claims.spaces(made.residency.namespaces)
+        assert has == {Y1}
+        keys = Keys("p/")
+        assert claims.strays(made.catalog, keys, has, 0) == (["p/x@1/a"], 0)
+        await made.upload_all()
+        await told.look()
+        assert record(store).has == {Y1}
+        assert claims.strays(made.catalog, keys, has, 0)[0] == []
+
+    trio.run(case)
+
+
+def test_a_store_that_fails_is_asked_again(
+    made: World, faulty: FaultyStore, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case() -> None:
+        faulty.faults.append(Fault("put", error=OutageError("away")))
+        told = announcement(made)
+        await told.look()
+        await told.look()
+        assert told.published is None
+        warned = [one for one in caplog.records if one.levelname == "WARNING"]
+        assert [one.getMessage() for one in warned] == [
+            "this node's record is not in s3://memory/p/ yet: away (said once)"
+        ]
+        faulty.faults.clear()
+        await told.look()
+        assert record(store).has == frozenset()
+
+    trio.run(case)
+
+
+def test_all_of_many_marks_are_looked_at(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "STEP", 2)
+    monkeypatch.setattr(claims, "STEPS", 2)
+
+    async def case() -> None:
+        names = [b"long" * 60 + b"%d" % number for number in range(7)]
+        made.mkdir(b"d")
+        deep = b"d"
+        for _ in range(4):
+            deep += b"/" + b"e" * 250
+            made.mkdir(deep)
+        for name in names:
+            await made.make_file(deep + b"/" + name, A)
+        await made.upload_all()
+        assert made.bucket is not None
+        found: list[str] = []
+        after, asked = 0, 0
+        while after or not asked:
+            told = await claims.describe(
+                made.residency.namespaces, made.bucket, "w", "/notes", after
+            )
+            found += told["strays"]
+            after, asked = told["after"], asked + 1
+        assert len(found) == len(set(found)) == len(names), "a hash does not say whose it is"
+        assert asked == 2
+        assert told["identity"] == "w"
+
+    trio.run(case)
