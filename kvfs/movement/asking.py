@@ -22,13 +22,13 @@ from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms, Transfers
 
 
-def check(place: Place, identity: str) -> Terms:
+def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
     """Try what kvfs needs of a bucket, and claim the prefix; what its store honours."""
     keys = Keys(place.prefix)
     plain = stores.transfers(place, Terms())
-    ours = partial(look, plain, keys, identity, exclusive=False)
+    ours = partial(look, plain, keys, identity, exclusive=exclusive)
     terms = probe(plain.store, keys, plain.terms, look=ours)
-    claim(stores.transfers(place, terms), keys, identity, exclusive=False)
+    claim(stores.transfers(place, terms), keys, identity, exclusive=exclusive)
     return terms
 
 
@@ -45,7 +45,8 @@ def announce(transfers: Transfers, prefix: str, node: Node, keep: bool) -> Node:
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"terms": asdict(check(Place(**question["place"]), question["identity"]))}
+        place = Place(**question["place"])
+        return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
     except (ConfigError, RefusedError) as error:  # that there is no such profile is found early
         return {"refused": str(error)}
     except KvfsError as error:

@@ -140,5 +140,7 @@ class Remote:
             await self.movers.run(asking.alive, place, limiter=lane, patience=ASK_PATIENCE)
             return
         self.bucket.terms = await self.movers.run(
-            asking.check, place, identity, limiter=lane, patience=ASK_PATIENCE
+            *(asking.check, place, identity, self.bucket.exclusive),
+            limiter=lane,
+            patience=ASK_PATIENCE,
         )

@@ -22,12 +22,17 @@ USAGE = 2  # exit code
 SECRET = "aB3" * 14  # nobody's; it must not be repeated
 
 
+def identity(tmp_path: Path) -> str:
+    """Of a kvfs without NVMe."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{runtime.machine()}:{tmp_path / 'kv'}"))
+
+
 def snapshot(tmp_path: Path, server: Server, bucket: str) -> object:
     """All that a mount could have made."""
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     listed = client.list_objects_v2(Bucket=bucket).get("Contents", ())
     # The memory of a mount without NVMe; with it, an identity would be in a directory first.
-    memory = runtime.ram_root() / str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{tmp_path / 'kv'}"))
+    memory = runtime.ram_root() / identity(tmp_path)
     return (
         sorted(str(path) for path in tmp_path.rglob("*") if path.suffix != ".log"),
         sorted(one.path for one in runtime.mounts() if one.path.startswith(str(tmp_path))),
@@ -169,11 +174,31 @@ def test_a_prefix_that_is_not_ours(
     assert refused() == f"{said}{NEWER}or give another prefix"
     mark(s3, bucket, format=FORMAT, owner="c0ffee")
     assert refused() == (
-        f"{said}{TAKEN}{uuid.uuid5(uuid.NAMESPACE_URL, f'kvfs:{tmp_path}/kv')}; give another "
+        f"{said}{TAKEN}{identity(tmp_path)}; give another "
         "prefix, or delete that object if the other one is gone for good"
     )
     mark(s3, bucket, name="somebody else's")
     assert refused() == f"{said}is not what kvfs writes there; give another prefix"
+
+
+def test_a_prefix_of_one_kvfs_alone(mount: Mount, s3: Server, bucket: str) -> None:
+    """
+    A new prefix that is mounted with `s3_exclusive=on` is that kvfs's own: nothing is looked up
+    there, and others are refused. One that others may use stays shared.
+    """
+    where = f"ram=32M,s3_endpoint={s3.endpoint},s3_region=us-east-1,s3_delay=0"
+    kv = mount(f"{where},s3=s3://{bucket}/p,s3_exclusive=on")
+    (kv.path / "a").write_bytes(b"mine")
+    all_uploaded(kv)
+    assert not (kv.path / "b").exists()
+    assert s3_of(kv)["lookups"] == 0
+    with pytest.raises(AssertionError, match=r"the prefix belongs to kvfs .* alone, this one is"):
+        mount(f"{where},s3=s3://{bucket}/p", "other")
+    kv.umount()
+    kv.mount()
+    mount(f"{where},s3=s3://{bucket}/q", "shared")
+    with pytest.raises(AssertionError, match="the prefix is shared with other nodes; give another"):
+        mount(f"{where},s3=s3://{bucket}/q,s3_exclusive=on", "late")
 
 
 def test_a_prefix_that_is_not_ours_is_left_alone(mount: Mount, s3: Server, bucket: str) -> None:
