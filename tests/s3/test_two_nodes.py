@@ -237,8 +237,8 @@ def test_a_bucket_that_is_away_is_a_miss(two: Two, s3: Server) -> None:
     second at most.
     """
     a, b = two()
-    b.allow_log("s3 tier|is tried again")
-    a.allow_log("s3 tier|is tried again")
+    b.allow_log("s3 tier|is tried again|record is not in")
+    a.allow_log("s3 tier|is tried again|record is not in")
     (a.path / "k").write_bytes(OLD)
     all_uploaded(a)
     with away(s3):
