@@ -161,6 +161,12 @@ class Config:
         shown="30",
         hot=True,
     )
+    s3_shared: bool = _option(
+        SWITCH,
+        "look names up in the bucket that are not here; off: nobody else uses its prefix",
+        default=True,
+        hot=True,
+    )
     passthrough: Literal["auto", "on", "off"] = _option(
         choice("auto", "on", "off"),
         "let the kernel move the bytes; on: refuse to mount without it",

@@ -7,6 +7,7 @@ decided here; the commands ask the daemon, or start it.
 
 import contextlib
 import importlib
+import keyword
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ COMMANDS = (
     "umount",
     "status",
     "flush",
+    "import",
     "warm",
     "set",
     "ns",
@@ -85,9 +87,10 @@ class Commands(click.Group):
         """Return the command of that name, from the module of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"kvfs.cli.{cmd_name}").command
+        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = importlib.import_module(f"kvfs.cli.{module}").command
         if not isinstance(command, click.Command):
-            raise TypeError(f"kvfs.cli.{cmd_name}.command is not a command")
+            raise TypeError(f"kvfs.cli.{module}.command is not a command")
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

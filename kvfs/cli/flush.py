@@ -44,7 +44,7 @@ def _wait(mountpoint: Path, found: dict[str, Any]) -> None:
         transient=True,
         disable=not console.is_terminal,
     )
-    least, moved, total = None, time.monotonic(), 0
+    done, moved, total = -1, time.monotonic(), 0  # others may add to what is left
     with bar:
         task = bar.add_task("", total=None)
         while found["objects_left"] or not found["loaded"]:
@@ -53,8 +53,8 @@ def _wait(mountpoint: Path, found: dict[str, Any]) -> None:
                 raise KvfsError(
                     f"{left[0]} objects are not in {found['place']}, which is down: {found['down']}"
                 )
-            if least is None or left < least:
-                least, moved = left, time.monotonic()
+            if found["done"] != done:
+                done, moved = found["done"], time.monotonic()
             elif time.monotonic() - moved > STALLED_S:
                 raise KvfsError(
                     f"{left[0]} objects are not in {found['place']}, and none got there in "

@@ -72,6 +72,11 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     yield "not in s3 yet", waits
     done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
     yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
+    shared = ("lookups", "absent_cached", "found", "imported", "stale", "refused")
+    yield (
+        "names of others",
+        ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in shared),
+    )
     ahead = ("prefetched", "prefetch_used", "prefetch_wasted", "warmed")
     yield "ahead", ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in ahead)
     if bucket["compressed"] or bucket["not_compressed"] or bucket["decompressed"]:

@@ -12,6 +12,7 @@ Not for doing it: `core/flow/spill.py`.
 import heapq
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ class Dirty:
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
         self._hurry_until = 0.0
+        self._watching: list[set[str]] = []
         self.behind = trio.Event()  # what was sealed before is to be looked for
 
     def __len__(self) -> int:
@@ -115,6 +117,22 @@ class Dirty:
                 return False
             name, directory = entry.name, self.catalog.inode(inode.links[0][0])
         return directory is not None and not namespaces.places.is_temporary(directory, name)
+
+    # What others may find there
+
+    def is_ours(self, key: str) -> bool:
+        """Whether what is at a key is about to go from there: nobody means it by its name."""
+        return key in self.deletes or key in self.claims
+
+    @contextmanager
+    def watching(self) -> Iterator[set[str]]:
+        """Gives the keys that were deleted or uploaded meanwhile: what is told of them is old."""
+        gone: set[str] = set()
+        self._watching.append(gone)
+        try:
+            yield gone
+        finally:
+            self._watching = [other for other in self._watching if other is not gone]
 
     # Changes
 
@@ -254,6 +272,8 @@ class Dirty:
         batch.then(partial(self._forget_delete, key))
 
     def _forget_delete(self, key: str) -> None:
+        for gone in self._watching:
+            gone.add(key)
         for number in self.deletes.pop(key, ()):
             self._attempts.pop(number, None)
 

@@ -120,9 +120,14 @@ class Namespaces:
             found = found if entry is None else entry.name
         return found.decode("utf-8", "surrogateescape")
 
-    def bucket_name(self, inode: Inode) -> Name | None:
-        """What a file is called in a bucket, by its first name; None if it has none to be found."""
-        path: list[bytes] = []
+    def bucket_name(self, inode: Inode, name: bytes = b"") -> Name | None:
+        """What a file is called in a bucket, by its first name; None if it has none to be found.
+
+        name: what a file of that name in this directory is, or would be.
+        """
+        path = [name] if name else []
+        if name and inode.ino == ROOT_INO:
+            return Name(b"", 0, name)
         at: Inode | None = inode
         while at is not None and at.links and at.ino not in self.dropped:
             entry = self.catalog.dentry(*at.links[0])

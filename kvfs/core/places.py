@@ -59,6 +59,10 @@ class Places:
         block = layouts.recognise(self._path(directory), name)
         return block is not None and block.temporary
 
+    def is_block(self, directory: Inode, name: bytes) -> bool:
+        """Whether a connector makes files of such names."""
+        return layouts.recognise(self._path(directory), name) is not None
+
     def element_size(self, inode: Inode) -> int | None:
         """Bytes of a number in it, if its first name says that."""
         entry = self.catalog.dentry(*inode.links[0]) if inode.links else None

@@ -425,6 +425,14 @@ class Residency:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 
+    def described(self, before: Inode, inode: Inode) -> None:
+        """More is known of what only the bucket has: its size, for the accounts."""
+        self._held_otherwise(before, inode)
+
+    def let_go(self, inode: Inode) -> None:
+        """What the bucket had of it is not there any more: its names go, nothing else there."""
+        self._drop(inode, "stale", stored=False)
+
     def _held_otherwise(self, before: Inode, inode: Inode) -> None:
         """A sealed object has other copies than before. In orders that both share it stays."""
         if not self._counted(inode.ino):

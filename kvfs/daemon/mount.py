@@ -104,6 +104,7 @@ class Mount:
                 )
             self.movers = movers
             self.room = Room(self.residency)
+            tree = Tree(self.residency, templates=self.templates.for_name)
             self.flow = Flow(
                 self.residency,
                 self.room,
@@ -112,6 +113,7 @@ class Mount:
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
                 remote=remote,
+                tree=tree,
                 notes=self.notes,
                 identity=self.identity,
                 mountpoint=str(config.mountpoint),
@@ -125,7 +127,6 @@ class Mount:
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
             )
-            tree = Tree(self.residency, templates=self.templates.for_name)
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, self.room)
             self.operations = operations.Operations(
@@ -135,6 +136,7 @@ class Mount:
                 self.backings,
                 slots=SLOTS,
                 timeout=config.entry_timeout,
+                presence=self.flow.presence,
             )
             if self.takeover:
                 await self._take_over(objects)

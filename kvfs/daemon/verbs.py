@@ -12,6 +12,7 @@ from typing import Any
 from kvfs import failpoints
 from kvfs.control.server import Handler
 from kvfs.core import administration, claims
+from kvfs.core.flow.importing import Importing
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
 from kvfs.errors import ConfigError, ControlError
@@ -43,6 +44,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
+            mount.bucket.shared = config.s3_shared
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}
@@ -68,10 +70,24 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {
             "bytes_left": spill.dirty.bytes,
             "objects_left": len(spill.dirty),
+            "done": sum(spill.bucket.counters[name] for name in ("uploads", "copies", "conflicts")),
             "loaded": spill.dirty.loaded,
             "down": health.why or "it does not answer" if health.down else "",
             "place": str(spill.bucket.place),
         }
+
+    def importing() -> Importing:
+        found = mount.flow.importing
+        if found is None:
+            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        return found
+
+    async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
+        """Begin to give what the bucket has below these paths names here."""
+        return await importing().start(paths, again=again)
+
+    async def imported() -> dict[str, Any]:
+        return await importing().look()
 
     async def warm(inos: list[int]) -> dict[str, Any]:
         """Bring files, and all below directories, to their fastest tier."""
@@ -114,6 +130,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "set": change,
         "write_back": write_back,
         "flush": flush,
+        "import": import_,
+        "imported": imported,
         "warm": warm,
         "warmed": warmed,
         "bucket_claims": bucket_claims,

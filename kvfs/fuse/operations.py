@@ -24,12 +24,14 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
+from kvfs.core.adoption import is_bare
 from kvfs.core.attributes import Attributes
 from kvfs.core.backings import Backings
+from kvfs.core.flow.presence import Presence
 from kvfs.core.lifecycle import PREFIX, WARM, Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.open_order import caller
-from kvfs.core.renames import Renames
+from kvfs.core.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
@@ -39,7 +41,9 @@ from kvfs.errors import (
     IsADirError,
     KvfsError,
     NoAttributeError,
+    NotFoundError,
     NotPermittedError,
+    OtherNamespaceError,
     UnsupportedError,
 )
 from kvfs.fuse.errnos import errno_of
@@ -121,7 +125,9 @@ class Operations(pyfuse3.Operations):
         *,
         slots: int,
         timeout: float,
+        presence: Presence | None = None,
     ) -> None:
+        """presence: of names in a bucket, if there is one."""
         super().__init__()
         self.tree = tree
         self.renames = Renames(tree)
@@ -134,6 +140,8 @@ class Operations(pyfuse3.Operations):
         self.handles = Handles(slots, kernel)
         self.timeout = timeout
         self.waits = Waits()
+        self.presence = presence
+        self.discovery = None if presence is None else presence.discovery
 
     async def end_takeover(self) -> None:
         """When all that comes again has come, what nobody asked for again is let go of."""
@@ -166,17 +174,38 @@ class Operations(pyfuse3.Operations):
         # Set-id bits go when the file is written: nobody may act on an older mode.
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
         timeout = max(0.0, self.residency.namespaces.of(inode).life(inode, self.timeout))
+        if self.discovery is not None:
+            timeout = self.discovery.life(inode, timeout)
         entry.entry_timeout = timeout if lasting and not hidden else 0
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
 
     @_answer
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        discovery = self.discovery
+        if discovery is None:
+            return self._attributes(self.tree.lookup(parent_inode, name))
+        try:
+            found = self.tree.lookup(parent_inode, name)
+            if not discovery.doubts(found):
+                return self._attributes(found)
+            await discovery.confirm(found)
+        except NotFoundError:
+            await discovery.find(parent_inode, name)
         return self._attributes(self.tree.lookup(parent_inode, name))
+
+    async def _complete(self, ino: int) -> None:
+        """What only a listing told of is to be what it is, before anybody sees it."""
+        if self.discovery is not None:
+            await self.discovery.complete(ino)
 
     @_answer
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._attributes(self.tree.inode(inode))
+        found = self.tree.inode(inode)
+        if is_bare(found):
+            await self._complete(inode)
+            found = self.tree.inode(inode)
+        return self._attributes(found)
 
     @_answer
     async def setattr(
@@ -187,7 +216,10 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
+        await self._complete(inode)
         found = self.tree.inode(inode)
+        if is_bare(found):
+            raise NotFoundError(f"inode {inode}: the bucket has not said yet what it is")
         if fields.update_size:
             if not found.is_file:
                 raise IsADirError(f"inode {inode} has no size to change")
@@ -224,7 +256,10 @@ class Operations(pyfuse3.Operations):
 
     @_answer
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
-        return self.tree.directory(inode).ino
+        found = self.tree.directory(inode).ino
+        if self.presence is not None:
+            await self.presence.show(inode)
+        return found
 
     @_answer
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -294,6 +329,8 @@ class Operations(pyfuse3.Operations):
     @_once
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
+        if self.presence is not None and found.is_dir:  # what others have in it stays
+            await self.presence.show(found.ino)
         for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
             entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
             if entries or ended:
@@ -313,9 +350,23 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        await self._show_below(parent_inode_old, name_old)
+        if flags == RENAME_EXCHANGE:
+            await self._show_below(parent_inode_new, name_new)
         below = await self.renames.weigh(*move)
         await self.objects.room.take_in(partial(self.renames.arrivals, *move, below))
         self.renames.rename(*move)
+
+    async def _show_below(self, parent: int, name: bytes) -> None:
+        """What others have below a directory goes with it. Raises OtherNamespaceError."""
+        if self.presence is None:
+            return
+        found = self.tree.lookup(parent, name)
+        if found.is_dir and not await self.presence.show_below(found.ino):
+            raise OtherNamespaceError(
+                f"directory {found.ino} has more below it in the bucket than can be listed while "
+                "the kernel holds it: it is to be copied"
+            )
 
     # Files
 
@@ -365,6 +416,7 @@ class Operations(pyfuse3.Operations):
             await self.objects.truncate(inode, 0)
         held = None if writable else self.objects.open_at_once(inode)
         if held is None:
+            await self._complete(inode)
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:

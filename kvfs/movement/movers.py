@@ -30,6 +30,7 @@ T = TypeVar("T")
 PATIENCE = 60.0  # s for a job without bytes: they run with little of a CPU, and sync
 SLOWEST = 4 << 20  # bytes/s of a copy on a machine that is busy, to a disk that is slow
 ATTEMPTS = 3  # deaths of workers that one job survives
+GRACE = 5.0  # s that workers have to end with the mount
 IDLE_SECONDS = 600.0  # a worker without work ends after this
 
 
@@ -72,16 +73,19 @@ class Movers:
         kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
         if preloaded:
             multiprocessing.set_forkserver_preload(list(preloaded))
-        async with (
-            trio_parallel.open_worker_context(
-                idle_timeout=IDLE_SECONDS,
-                grace_period=5.0,
-                init=partial(copying.give_way, niceness),
-                worker_type=kind,
-            ) as context,
-            trio.open_nursery() as nursery,
-        ):
-            yield cls(context, nursery, workers, counters)
+        try:
+            async with (
+                trio_parallel.open_worker_context(
+                    idle_timeout=IDLE_SECONDS,
+                    grace_period=GRACE,
+                    init=partial(copying.give_way, niceness),
+                    worker_type=kind,
+                ) as context,
+                trio.open_nursery() as nursery,
+            ):
+                yield cls(context, nursery, workers, counters)
+        except trio_parallel.BrokenWorkerError as error:  # on a busy machine; they had no job left
+            log.info("movers that had not ended within %.0f s were killed: %s", GRACE, error)
 
     async def copy(
         self, source: str, destination: str, size: int, *, sync: bool, cold: bool

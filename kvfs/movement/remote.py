@@ -16,7 +16,8 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, looking, renaming, stores, uploading
+from kvfs.movement import asking, downloading, finding, looking, renaming, stores, uploading
+from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
@@ -27,13 +28,15 @@ from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket
 
 T = TypeVar("T")
-Lane = Literal["up", "down", "ask"]
+Lane = Literal["up", "down", "ask", "look", "list"]
 
 ASK_PATIENCE = 60.0  # s
 NICENESS = 5  # of uploads: they give way, but their bytes must not pile up while CPUs are busy
 GROUP = 4  # small calls that one worker makes at once
 WARMING = 0.1  # s that a worker is kept from its next call, so that all of them are started
 PRELOADED = ("kvfs.movement.preloaded",)
+LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
+LOOKS = 2  # workers that look names up, each many at once
 
 
 class Remote:
@@ -62,6 +65,8 @@ class Remote:
             "up": _Lane(self.movers, workers),
             "down": _Lane(self.urgent, workers),
             "ask": _Lane(self.movers, 2),
+            "look": _Lane(self.urgent, LOOKS, looking=True),
+            "list": _Lane(self.movers, LOOKS),
         }
 
     async def _run(
@@ -124,6 +129,20 @@ class Remote:
             *("down", size, [destination], job, stored, destination, size, digest, touched_ns)
         )
 
+    async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
+        """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""
+        if bulk:
+            return await self._run("list", 0, (), finding.look, asks)
+        return await self._run("look", 0, (), finding.look, asks)
+
+    async def listed(self, prefix: str, after: str, delimiter: str = "") -> Page:
+        """See `finding.page`."""
+        return await self._run("list", 0, (), finding.page, prefix, after, delimiter)
+
+    async def records(self, keys: Sequence[str]) -> list[bytes | StoreError]:
+        """See `finding.records`."""
+        return await self._run("list", 0, (), finding.records, keys)
+
     async def page(self, after: str) -> Page:
         """What is below the prefix, see `Store.list`."""
         prefix = self.bucket.place.prefix
@@ -166,8 +185,10 @@ class _Call:
 class _Lane:
     """Calls that wait for workers of their own, in turn; small ones share the next that is free."""
 
-    def __init__(self, movers: Movers, workers: int) -> None:
+    def __init__(self, movers: Movers, workers: int, *, looking: bool = False) -> None:
+        """looking: small questions, for whose answers nobody waits long."""
         self.movers = movers
+        self._looking = looking
         self.tokens = trio.CapacityLimiter(workers)
         self._turns = trio.CapacityLimiter(workers)
         self._waiting: deque[_Call] = deque()
@@ -203,11 +224,12 @@ class _Lane:
 
     async def _run_together(self, calls: list[_Call], place: Place, terms: Terms) -> None:
         found: Sequence[object] = [TierError("the mount ends")] * len(calls)
+        size = sum(call.size for call in calls)
         try:
             found = await self.movers.run(
-                *(stores.run_all, place, terms, [call.job for call in calls]),
+                *(stores.run_all, place, terms, [call.job for call in calls], self._looking),
                 limiter=self.tokens,
-                patience=patience_for(2 * sum(call.size for call in calls)),
+                patience=LOOK_PATIENCE if self._looking else patience_for(2 * size),
                 destinations=[path for call in calls for path in call.destinations],
             )
         except Exception as error:  # noqa: BLE001 (whoever waits for one of them raises it)

@@ -81,6 +81,15 @@ class Keys:
         within = _tail(Name(namespace, version, path)) + "/" if path else ""
         return self.prefix + (within or f"{_namespace(namespace)}@{version}/")
 
+    def versions(self, namespace: bytes) -> str:
+        """Return what the folders of a namespace begin with, whatever its version."""
+        return f"{self.prefix}{_namespace(namespace)}@"
+
+    def parse_folder(self, folder: str) -> Name | None:
+        """Return which directory the keys that begin so are below; its path may be b""."""
+        below = self.parse(f"{folder}x")
+        return None if below is None else below._replace(path=below.path.rpartition(b"/")[0])
+
     def parse(self, key: str) -> Name | None:
         """Return whose key that is; None for what kvfs did not name, or not in the key itself."""
         name = _parse(key[len(self.prefix) :]) if key.startswith(self.prefix) else None

@@ -32,6 +32,12 @@ COUNTERS = (
     "decompress_cpu_us",
     "failures",
     "waits",
+    "lookups",
+    "found",
+    "absent_cached",
+    "imported",
+    "stale",
+    "refused",
     "prefetched",
     "prefetch_used",
     "prefetch_wasted",
@@ -45,15 +51,26 @@ class Bucket:
     name = "s3"
 
     def __init__(
-        self, place: Place, terms: Terms | None, *, most: int, delay: float, wait: float
+        self,
+        place: Place,
+        terms: Terms | None,
+        *,
+        most: int,
+        delay: float,
+        wait: float,
+        shared: bool = True,
     ) -> None:
-        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`."""
+        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
+
+        shared: others may use the prefix.
+        """
         self.place = place
         self.keys = Keys(place.prefix)
         self.terms = terms
         self.most = most
         self.delay = delay
         self.wait = wait
+        self.shared = shared
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())

@@ -12,6 +12,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.flow import spill
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
+from kvfs.s3.facts import Facts
 from tests.s3.folder import FolderStore
 from tests.unit.world import MIB, World
 
@@ -569,6 +570,10 @@ def and_work_off(act: Step) -> Step:
     return both
 
 
+async def change_mode(made: World) -> None:
+    made.attributes.change(made.find(b"a").ino, mode=0o600)
+
+
 async def move_and_work_off(made: World) -> None:
     await rename(b"d", b"e")(made)
     for ino in list(made.residency.namespaces.unaccounted):
@@ -581,6 +586,17 @@ def contents(made: World) -> State:
     assert isinstance(made.bucket_store, FolderStore)
     found = {key.removeprefix("p/@0/"): one for key, one in made.bucket_store.objects.items()}
     return {key.encode(): one.data for key, one in found.items()}
+
+
+def modes(made: World) -> dict[bytes, int]:
+    """What the bucket says of them."""
+    assert made.bucket_store is not None
+    store = made.bucket_store
+    return {
+        name: Facts.of_head(key, store.head(key)).mode
+        for name in contents(made)
+        for key in [f"p/@0/{name.decode()}"]
+    }
 
 
 SCENARIOS |= {
@@ -605,6 +621,12 @@ SCENARIOS |= {
             [{b"d/": b"", b"d/f": OLD}, {b"e/": b"", b"e/f": OLD}],
         ),
         "unlink in the bucket": Scenario(uploaded(in_both), and_work_off(unlink), GONE),
+        "change a mode in the bucket": Scenario(
+            uploaded(in_ram), and_work_off(change_mode), [A_OLD], ("ram",)
+        ),
+        "change a mode of what is only there": Scenario(
+            only_there, and_work_off(change_mode), [A_OLD]
+        ),
         "leave for the bucket": Scenario(uploaded(in_both), leave, [A_OLD]),
         "come back from the bucket": Scenario(only_there, read, [A_OLD], ("ram",)),
         "rewrite what is only there": Scenario(only_there, and_work_off(rewrite), REWRITTEN),
@@ -687,6 +709,9 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
         await made.upload_all()
         files = {path: content for path, content in state.items() if not path.endswith(b"/")}
         assert contents(made) == files, "the bucket has what is here"
+        assert modes(made) == {
+            path: inode.mode & 0o7777 for path, _, _, inode in _walk(made) if inode.is_file
+        }
     await made.check_at_rest()
     check_all_is_named(made)
     return state

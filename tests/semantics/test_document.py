@@ -13,7 +13,10 @@ from kvfs.core.residency import COUNTERS
 
 HERE = Path(__file__).parent
 FAULTS = HERE.parent / "faults"
-BUCKET = [HERE.parent / "s3" / f"test_{name}.py" for name in ("mounted", "door", "gc", "fsck")]
+BUCKET = [
+    HERE.parent / "s3" / f"test_{name}.py"
+    for name in ("mounted", "door", "gc", "fsck", "warm", "two_nodes")
+]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"
 # Sections that explain and promise nothing. So does what stands before the first section.
 REFERENCE = {"Tenets", "What is not promised", "Limits", "What `kvfs status` counts"}

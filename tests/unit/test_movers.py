@@ -14,6 +14,7 @@ import xxhash
 
 from kvfs.errors import TierError
 from kvfs.movement import copying
+from kvfs.movement import movers as movers_module
 from kvfs.movement.copying import Moved
 from kvfs.movement.movers import (
     ATTEMPTS,
@@ -50,6 +51,18 @@ def run(case: Callable[[Movers], Awaitable[None]], workers: int = 1) -> Counter[
 
     trio.run(opened)
     return counters
+
+
+def test_workers_that_do_not_end_in_time_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(movers_module, "GRACE", 0.0)
+    (tmp_path / "a").write_bytes(b"content")
+
+    async def case(movers: Movers) -> None:
+        await movers.read_through(str(tmp_path / "a"), 7, sync=False)
+
+    run(case)
 
 
 def test_jobs_run_in_other_processes(tmp_path: Path) -> None:

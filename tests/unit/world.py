@@ -209,6 +209,7 @@ class World:
             promote_after=2,
             reclaimable=25,
             remote=self.remote,
+            tree=self.tree,
             notes=str(notes),
             identity="w",
         )

@@ -12,6 +12,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import Inode, Stored, audit, keys
+from kvfs.core.adoption import is_bare
 from kvfs.core.check.survey import Survey
 from kvfs.errors import TierError
 from kvfs.movement import looking
@@ -78,6 +79,8 @@ class Listed:
         """What is to be in the bucket, and where, at this moment."""
         inode = self.survey.inode(ino)
         if inode is None or not inode.is_file or not inode.sealed or not inode.links:
+            return None
+        if is_bare(inode):  # what a listing told is all that is known of it
             return None
         value = self.catalog.record(audit.STORED, audit.number_key(ino))
         stored = None if value is None else audit.stored(value)

@@ -14,15 +14,19 @@ from functools import partial
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.adoption import Adoption
 from kvfs.core.census import Census
 from kvfs.core.check import Background
 from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
+from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.hydration import Hydration
+from kvfs.core.flow.importing import Importing
 from kvfs.core.flow.movement import Movement, Requests
 from kvfs.core.flow.prefetch import Prefetch
+from kvfs.core.flow.presence import Presence
 from kvfs.core.flow.promotion import Promotion
 from kvfs.core.flow.settlement import Settlement
 from kvfs.core.flow.spill import Spill
@@ -33,6 +37,7 @@ from kvfs.core.flow.warm import Warm
 from kvfs.core.flow.write_back import WriteBack
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
+from kvfs.core.tree import Tree
 from kvfs.core.watch import Watch
 from kvfs.errors import KvfsError
 from kvfs.fairness.admission import Admission
@@ -57,11 +62,12 @@ class Flow:
         reclaimable: int,
         nvme_writes: int = 0,
         remote: Remote | None = None,
+        tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
         mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket; the rest is as those say that are given it."""
+        """remote: calls of the bucket, for names in `tree`; the rest is as its users say."""
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -82,13 +88,23 @@ class Flow:
         self.prefetch: Prefetch | None = None
         self.spill: Spill | None = None
         self.availability: Availability | None = None
+        self.presence: Presence | None = None
+        self.importing: Importing | None = None
         self.announcement: Announcement | None = None
-        if remote is not None:
+        if remote is not None and tree is not None:
             bucket = remote.bucket
+            discovery = Discovery(Adoption(tree, bucket), remote, bucket)
+            self.presence = Presence(discovery)
+            self.importing = Importing(self.presence)
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.spill = Spill(
+                *(transfers, room, remote, bucket, self._jobs),
+                notes=notes,
+                complete=discovery.complete,
+            )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
-            self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
+            self.hydration.complete = discovery.complete
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self._jobs)
@@ -123,6 +139,8 @@ class Flow:
                 nursery.start_soon(self.keep_up, self.availability.watch)
                 nursery.start_soon(self.keep_up, self.availability.remote.warm)
                 nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
+            if self.presence is not None:
+                nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
             if self.announcement is not None:
                 nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))

@@ -11,7 +11,7 @@ Not for the choice of a copy that is here: `core/copies.py`; nor for what is wan
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import trio
@@ -19,6 +19,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.budget import Budget, Turn
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
@@ -74,6 +75,10 @@ def _ignore(inode: Inode) -> None:
     """Nobody is told of opens."""
 
 
+async def _nobody(ino: int) -> Inode | None:
+    """Brings no facts."""
+
+
 class Hydration:
     """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
 
@@ -88,6 +93,8 @@ class Hydration:
         self._jobs = jobs
         self._running: dict[int, _Fetch] = {}
         self.opening: Callable[[Inode], None] = _ignore
+        # What brings the facts of an object that only a listing told of; None if they do not come.
+        self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     async def fetch(self, inode: Inode) -> None:
@@ -95,6 +102,8 @@ class Hydration:
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+        if is_bare(inode):
+            raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
             running = self._begin(inode)
@@ -112,7 +121,9 @@ class Hydration:
 
     def ahead(self, inode: Inode, errand: Errand) -> bool:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
-        if inode.ino in self._running or self.bucket.health.down or self.bucket.terms is None:
+        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+            return False
+        if inode.ino in self._running:
             return False
         self._begin(inode, errand)
         return True

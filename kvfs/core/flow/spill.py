@@ -11,12 +11,14 @@ import logging
 import random
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
@@ -65,7 +67,9 @@ class Spill:
         jobs: set[int],
         *,
         notes: str,
+        complete: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
+        """complete: brings the facts of what only a listing told of; None if they do not come."""
         self.residency: Residency = transfers.residency
         self.transfers = transfers
         self.room = room
@@ -75,6 +79,7 @@ class Spill:
         self.running = 0
         self._jobs = jobs
         self._notes = notes
+        self._complete = complete
         self._locked: set[str] = set()  # keys about which a request is under way
         self._failures = 0  # in a row
         self._quiet_until = 0.0
@@ -208,6 +213,8 @@ class Spill:
         return _Later(0.0)
 
     async def _send(self, inode: Inode, stored: Stored | None, target: Target) -> _Later | None:
+        if is_bare(inode):  # it is to get another name with all its facts
+            return _Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
         holders = self.residency.holders(inode)
         copied = inode.in_bucket and stored is not None
         if not copied and not holders:
@@ -347,8 +354,11 @@ class Spill:
         if current is None:
             return _Later(BUSY)
         log.warning("inode %d is not what the bucket has any more: %s", inode.ino, error)
-        if not self.residency.holders(current):  # whoever opens it finds that out
-            self._settle(current, wanted=True)
+        if not self.residency.holders(current):  # and nobody else has its bytes
+            if current.ino in self.residency.busy:
+                return _Later(BUSY)
+            self.residency.let_go(current)
+            self.bucket.counters["stale"] += 1
             return None
         self.residency.take_from_bucket(current, dirty=True, delete=False)
         return _Later(0.0)

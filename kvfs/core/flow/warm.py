@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
@@ -275,6 +276,10 @@ class Warm:
             return ""
         if self.hydration is None or not current.in_bucket:
             return "no tier has its bytes, and no bucket that is mounted"
+        if is_bare(current):
+            current = await self.hydration.complete(current.ino)
+            if current is None:
+                return "the bucket has not said yet what it is, or has it no more"
         wait = _Wait(job)
         if not self.hydration.ahead(current, wait):
             return await self._other(current)

@@ -1,0 +1,356 @@
+"""What other nodes have put into the bucket: it gets a name here, its facts, or loses the name.
+
+Contract: synchronous; each method looks at what is true now, and changes it in one batch. A name
+that is known here is never replaced by what was told of the bucket, and what this mount has
+unlinked, renamed or replaced does not rise again before the bucket has followed: what was asked
+before is too old to be believed (`gone`, see `Dirty.watching`). Nothing is ever deleted there.
+An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
+not known, so that nobody can read it before `renew` has brought its facts.
+Not for asking: `core/flow/discovery.py`.
+"""
+
+import dataclasses
+import logging
+import stat
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Literal, NamedTuple
+
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
+from kvfs.core.tree import NAME_MAX, Tree
+from kvfs.movement.finding import Answer, Ask, Seen
+from kvfs.s3.facts import Facts
+from kvfs.s3.keys import KEY_MAX, Name
+from kvfs.s3.store import Entry
+from kvfs.settings import Settings
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+SECOND = 10**9
+FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # of what a listing tells of
+
+# here: the name is there; absent: it is not, in the bucket neither; hidden: all that is below it in
+# the bucket, as far as was asked, is ours and about to go; unsure: something is under way
+Verdict = Literal["here", "absent", "hidden", "unsure"]
+
+
+class Place(NamedTuple):
+    """A name in a directory."""
+
+    parent: int
+    name: bytes
+
+
+def is_bare(inode: Inode) -> bool:
+    """Whether nothing is known of it but that it is in the bucket."""
+    return inode.in_bucket and not inode.digest
+
+
+class Adoption:
+    """Of one bucket."""
+
+    def __init__(self, tree: Tree, bucket: Bucket) -> None:
+        self.tree = tree
+        self.bucket = bucket
+        self.residency = tree.residency
+        self.namespaces = tree.namespaces
+        self.catalog = tree.catalog
+        self.dirty = tree.residency.dirty
+        self.keys = bucket.keys
+
+    # What to ask
+
+    def directory(self, ino: int) -> Inode | None:
+        """A directory in which names of the bucket may be found."""
+        found = self.residency.inode(ino)
+        if found is None or not found.is_dir or not found.links:
+            return None
+        if self.namespaces.is_dropped(found) or not self.namespaces.of(found).takes(self.bucket):
+            return None
+        return found
+
+    def ask(self, place: Place) -> Ask | None:
+        """What to ask about a name; None if it is in no bucket, or about to leave it."""
+        directory, name = self.directory(place.parent), place.name
+        if directory is None or name in {b".", b".."} or len(name) > NAME_MAX:
+            return None
+        called = self.namespaces.bucket_name(directory, name)
+        if called is None or self.namespaces.places.is_temporary(directory, name):
+            return None
+        key = self.keys.of(called)
+        if self.dirty.is_ours(key):
+            return None
+        folder = self.keys.folder(*called)
+        if len(folder) > KEY_MAX or self.namespaces.places.is_block(directory, name):
+            folder = ""
+        top = directory.ino == ROOT_INO
+        return Ask(key, folder, versions=self.keys.versions(name) if top else "")
+
+    def folder(self, ino: int) -> str:
+        """What the keys of the names in a directory begin with; "" if there can be none."""
+        directory = self.directory(ino)
+        if directory is None:
+            return ""
+        called = self.namespaces.bucket_name(directory, b"x")
+        if called is None:
+            return ""
+        found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
+        return found if len(found) <= KEY_MAX else ""
+
+    def leaving(self, prefix: str) -> set[str]:
+        """The folders right below a prefix in which something of ours is about to go."""
+        ours = [key for key in (*self.dirty.deletes, *self.dirty.claims) if key.startswith(prefix)]
+        return {prefix + key[len(prefix) :].partition("/")[0] + "/" for key in ours}
+
+    # What was told
+
+    def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+        """Let a name that was not known be what the bucket says. Raises CatalogError."""
+        directory = self.directory(place.parent)
+        if directory is None or self.catalog.lookup(*place) is not None:
+            return "here" if directory is not None else "unsure"
+        called = self.namespaces.bucket_name(directory, place.name)
+        moved = called is None or self.keys.of(called) != ask.key
+        if moved or ask.key in gone or self.dirty.is_ours(ask.key) or not self._settled():
+            return "unsure"
+        if answer.seen is not None:
+            return "here" if self.take(place, ask.key, answer.seen) else "absent"
+        if answer.strange:
+            self.refuse(answer.strange)
+        if answer.versions:
+            return self.enter_namespace(place.name, answer.versions)
+        if not answer.below:
+            return "absent"
+        if all(key in gone or self.dirty.is_ours(key) for key in answer.below):
+            return "hidden"
+        return "absent" if self.make_directory(place) is None else "here"
+
+    def renew(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+        """Hold what is known of an object against what the bucket says. Raises CatalogError.
+
+        The name of one that was deleted or replaced there goes, unless somebody has it open; what
+        replaced it takes its place.
+        """
+        inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
+        if inode is None or not inode.in_bucket or not inode.sealed or stored is None:
+            return "unsure"
+        bare, seen = is_bare(inode), answer.seen
+        if stored.key != ask.key or ask.key in gone:
+            return "unsure"
+        if seen is not None and (bare or seen.etag == stored.etag):
+            if bare:
+                self._complete(inode, ask.key, seen)
+            return "here"
+        if ino in self.residency.open or ino in self.residency.busy or not inode.links:
+            return "unsure"
+        if ino in self.dirty and not bare:
+            return "unsure"  # whoever uploads it finds out
+        parent, cookie = inode.links[0]
+        entry = self.catalog.dentry(parent, cookie)
+        log.info("inode %d is not in %s any more: %s", ino, self.bucket.place, ask.key)
+        if answer.strange:
+            self.refuse(answer.strange)
+        self.residency.let_go(inode)
+        self.bucket.counters["stale"] += 1
+        if seen is None or entry is None:
+            return "absent"
+        return self.settle(Place(parent, entry.name), ask, answer, gone)
+
+    def forget_unlisted(
+        self, link: tuple[int, int], ino: int, prefix: str, gone: Collection[str]
+    ) -> None:
+        """A directory was listed, and what only the bucket had of it was not there.
+
+        What has a name too long for a key is never listed there.
+        """
+        residency, inode = self.residency, self.residency.inode(ino)
+        if inode is None or not inode.in_bucket or not inode.sealed or inode.links[:1] != (link,):
+            return
+        if ino in residency.open or ino in residency.busy or ino in self.dirty:
+            return
+        stored = self.dirty.stored(ino)
+        if stored is None or not stored.key.startswith(prefix) or stored.key in gone:
+            return
+        if not residency.holders(inode):
+            residency.let_go(inode)
+            self.bucket.counters["stale"] += 1
+
+    def _settled(self) -> bool:
+        """Whether it is known what in the bucket is ours: a directory that moved is yet walked."""
+        return self.dirty.loaded and not self.namespaces.unaccounted
+
+    def refuse(self, why: str) -> None:
+        """What is in the bucket is nothing that kvfs could serve."""
+        counters = self.bucket.counters
+        counters["refused"] += 1
+        level = logging.WARNING if counters["refused"] == 1 else logging.DEBUG
+        log.log(level, "%s: this is passed over (said once): %s", self.bucket.place, why)
+
+    # Files
+
+    def take(self, place: Place, key: str, seen: Seen) -> bool:
+        """A name for an object. False if it has expired. The name must not be known."""
+        facts = seen.facts
+        stored = Stored(key, seen.etag, facts.stored_size, facts.stored_digest, facts.codec)
+        with self.catalog.batch() as batch:
+            taken = self._enter(place, stored, facts, batch)
+        self.bucket.counters["found"] += taken
+        return taken
+
+    def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
+        """Names for what was listed, those that are not known yet; how many are new."""
+        directory = self.directory(parent)
+        if directory is None or not self._settled():
+            return 0
+        places, new = self.namespaces.places, 0
+        with self.catalog.batch() as batch:
+            for name, entry in entries:
+                if len(name) > NAME_MAX or self.catalog.lookup(parent, name) is not None:
+                    continue
+                if self.dirty.is_ours(entry.key) or places.is_temporary(directory, name):
+                    continue
+                stored = Stored(entry.key, entry.etag, entry.size, b"")
+                new += self._enter(Place(parent, name), stored, _listed(entry, directory), batch)
+        self.bucket.counters["imported"] += new
+        return new
+
+    def take_below(self, entry: Entry) -> None:
+        """A name for what was listed, with the directories above it."""
+        name = self.keys.parse(entry.key)
+        if name is None or self.dirty.is_ours(entry.key):
+            return
+        directory = self.reach(name)
+        if isinstance(directory, Inode):
+            self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
+
+    def _enter(self, place: Place, stored: Stored, facts: Facts, batch: Batch) -> bool:
+        directory = self.directory(place.parent)
+        if directory is None:
+            return False
+        inode = self.tree.new(stat.S_IFREG, 0, 0)
+        inode.ino = self.catalog.next_id()
+        inode.links = ((place.parent, inode.ino),)
+        inode.version = 1
+        inode.session = self.residency.session
+        inode.sealed = inode.in_bucket = True
+        _describe(inode, facts)
+        if self.namespaces.of(directory).expired(inode):
+            return False
+        self._place(inode, directory, place.name, facts, batch)
+        if facts.digest:
+            stored = stored._replace(told=inode.told)
+        batch.put(inode)
+        batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
+        batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+        batch.then(partial(self.residency.admit, inode))
+        return True
+
+    def _place(
+        self, inode: Inode, directory: Inode, name: bytes, facts: Facts, batch: Batch
+    ) -> None:
+        """What its name says here; what its node has learned of its prompt, if they mean the same.
+
+        The key of a file that no layout knows is made of a directory's number, which is another
+        one on each node.
+        """
+        self.namespaces.places.place(inode, directory, name, batch)
+        if inode.model and not inode.parent_key and facts.key == inode.key:
+            inode.parent_key = facts.parent_key
+
+    def _complete(self, inode: Inode, key: str, seen: Seen) -> None:
+        before, facts = inode.copy(), seen.facts
+        _describe(inode, facts)
+        stored = Stored(key, seen.etag, facts.stored_size, facts.stored_digest, facts.codec)
+        stored = stored._replace(told=inode.told)
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+            batch.then(partial(self.residency.described, before, inode))
+
+    # Directories
+
+    def make_directory(self, place: Place) -> Inode | None:
+        """One that is there because something is below it; None where templates say otherwise."""
+        directory = self.directory(place.parent)
+        if directory is None:
+            return None
+        if place.parent == ROOT_INO and self._template(place.name) is not None:
+            return None  # here it would be a namespace, whose objects are elsewhere
+        mode = stat.S_IFDIR | DIRECTORY_MODE
+        return self.tree.make(*place, mode, directory.uid, directory.gid)
+
+    def make_namespace(self, name: bytes, version: int) -> Inode | None:
+        """One of which there is something; None where templates keep it out of the bucket."""
+        settings = dataclasses.replace(self._template(name) or Settings(), version=version)
+        if settings.media and self.bucket.name not in settings.media:
+            return None
+        root = self.tree.directory(ROOT_INO)
+        mode = stat.S_IFDIR | DIRECTORY_MODE
+        return self.tree.make(ROOT_INO, name, mode, root.uid, root.gid, settings=settings)
+
+    def _template(self, name: bytes) -> Settings | None:
+        return self.tree.templates(name.decode("utf-8", "surrogateescape"))
+
+    def enter_namespace(self, name: bytes, folders: Iterable[str]) -> Verdict:
+        """The greatest version of those that are there, and not about to be deleted."""
+        found = [
+            (one.version, folder)
+            for folder in folders
+            if (one := self.keys.parse_folder(folder)) and (one.namespace, one.path) == (name, b"")
+        ]
+        if not found:
+            return "absent"
+        version, folder = max(found)
+        dropped = self.namespaces.last_dropped(name.decode("utf-8", "surrogateescape"))
+        if dropped or any(key.startswith(folder) for key in self.dirty.deletes):
+            return "unsure"
+        return "absent" if self.make_namespace(name, version) is None else "here"
+
+    def reach(self, name: Name) -> Inode | str:
+        """The directory that an object is to be in, made as far as it is not there, or why not."""
+        way = name.path.split(b"/")[:-1]
+        at = ROOT_INO
+        if name.namespace:
+            entry = self.catalog.lookup(ROOT_INO, name.namespace)
+            at = entry.ino if entry else 0
+            own = self.namespaces.own(at)
+            if own is None or own.settings.version != name.version:
+                return "of a namespace, or a version of one, that is not here"
+        elif way and self._is_namespace(way[0]):
+            return "in a directory that is a namespace here"
+        for part in way:
+            entry = self.catalog.lookup(at, part)
+            inode = self.residency.inode(entry.ino) if entry else self._made(Place(at, part))
+            if inode is None or not inode.is_dir:
+                return "below a name that is no directory here"
+            at = inode.ino
+        return self.directory(at) or "in a namespace that is not in the bucket here"
+
+    def _made(self, place: Place) -> Inode | None:
+        return self.make_directory(place) if 0 < len(place.name) <= NAME_MAX else None
+
+    def _is_namespace(self, name: bytes) -> bool:
+        entry = self.catalog.lookup(ROOT_INO, name)
+        return entry is not None and self.namespaces.own(entry.ino) is not None
+
+
+def _describe(inode: Inode, facts: Facts) -> None:
+    inode.mode = stat.S_IFREG | facts.mode
+    inode.uid, inode.gid = facts.uid, facts.gid
+    inode.size, inode.blocks = facts.size, -(-facts.size // 4096) * 8
+    inode.mtime_ns = inode.backing_mtime_ns = facts.mtime_ns
+    inode.digest = facts.digest
+
+
+def _listed(entry: Entry, directory: Inode) -> Facts:
+    return Facts(
+        size=entry.size,
+        digest=b"",
+        mtime_ns=int(entry.modified * SECOND),
+        mode=FILE_MODE,
+        uid=directory.uid,
+        gid=directory.gid,
+        stored_size=entry.size,
+        stored_digest=b"",
+    )

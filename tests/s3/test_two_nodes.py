@@ -1,0 +1,359 @@
+"""Two real mounts on one real bucket: what one of them does the other one sees, and when."""
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+
+from scripts.s3_server import Server
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+from tests.s3.test_mounted import all_uploaded, attribute, keys, s3_of
+
+_dice = random.Random(7)
+OLD, NEW, OTHER = (_dice.randbytes(300_000) for _ in range(3))
+BLOCK = "m@2@1@abc@half"  # of LMCache's fs backend: .tmp, then .data
+
+Two = Callable[..., tuple[Mounted, Mounted]]
+
+
+@pytest.fixture
+def two(s3: Server, bucket: str, mount: Mount) -> Two:
+    """`two(options)`: mounts A and B on the prefix `p` of one bucket."""
+
+    def make(options: str = "", **more: str) -> tuple[Mounted, Mounted]:
+        def one(name: str) -> Mounted:
+            return mount(
+                f"ram=64M,s3=s3://{bucket}/p,s3_endpoint={s3.endpoint},s3_region=us-east-1,"
+                f"s3_delay=0.1{options}{more.get(name, '')}",
+                name,
+            )
+
+        return one("a"), one("b")
+
+    return make
+
+
+def found(path: Path) -> Path:
+    """Once it is there: on a busy machine a look-up may take longer than an operation waits."""
+    wait_for(path.exists, f"{path} is found")
+    return path
+
+
+def gone(s3: Server, bucket: str) -> None:
+    wait_for(lambda: not keys(s3, bucket), "the bucket has followed")
+
+
+def test_what_one_has_uploaded_the_other_finds(two: Two) -> None:
+    """
+    Several mounts, on one machine or on many, may have the same `s3=`, each with tiers and
+    a catalog of its own. What one has sealed and uploaded the others find by its name: it
+    is looked up in the bucket when it is not known here, directories and namespaces too,
+    and is then as what has left the tiers.
+    """
+    a, b = two()
+    (a.path / "d" / "e").mkdir(parents=True)
+    path = a.path / "d" / "e" / "k"
+    path.write_bytes(OLD)
+    path.chmod(0o640)
+    path.write_bytes(OLD)
+    all_uploaded(a)
+    other = found(b.path / "d" / "e" / "k")
+    assert attribute(other, "tier") == "s3"
+    there, here = path.stat(), other.stat()
+    for name in ("st_size", "st_mtime_ns", "st_mode", "st_uid", "st_gid"):
+        assert getattr(here, name) == getattr(there, name), name
+    assert s3_of(b)["downloads"] == 0
+    assert other.read_bytes() == OLD
+    assert attribute(other, "tier") == "ram+s3"
+    assert attribute(other, "dirty") == "0"
+    assert s3_of(b)["found"] == 1
+    b.remount()
+    assert found(other).read_bytes() == OLD
+    for one in (a, b):
+        done = subprocess.run(
+            [*KVFS, "fsck", one.path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_an_absent_name_is_asked_for_once_a_second(two: Two) -> None:
+    """
+    That a name is not there either is believed for a second. Names that a connector is
+    about to rename are not looked for.
+    """
+    _, b = two()
+
+    def believed() -> bool:
+        assert not (b.path / "x").exists()
+        return bool(s3_of(b)["absent_cached"])
+
+    wait_for(believed, "an answer is believed")
+    asked = s3_of(b)["lookups"]
+    (b.path / f"{BLOCK}.tmp").write_bytes(OLD)
+    assert not (b.path / f"{BLOCK}2.tmp").exists()
+    assert s3_of(b)["lookups"] == asked
+
+
+def test_a_listing_shows_what_both_have(two: Two) -> None:
+    """
+    A listing shows what is here together with what the bucket has, as it was within the
+    last 5 seconds; what cannot be listed in 2 seconds is in a later one. Whoever asks for
+    size, times or mode gets the object's own.
+    """
+    a, b = two()
+    (a.path / "d").mkdir()
+    for number in range(50):
+        (a.path / "d" / f"{number}").write_bytes(OLD[: number + 1])
+    (a.path / "d" / "7").chmod(0o600)
+    (a.path / "d" / "7").write_bytes(OLD[:8])
+    (b.path / "own").write_bytes(NEW)
+    all_uploaded(a)
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["d", "own"], "a directory is listed")
+    names = {str(number) for number in range(50)}
+    wait_for(lambda: set(os.listdir(b.path / "d")) == names, "so are names")
+    assert s3_of(b)["imported"] > 0
+    before = (a.path / "d" / "7").stat()
+    facts = (before.st_mtime_ns, before.st_mode)
+
+    def true_ones() -> bool:
+        listed = {entry.name: entry.stat() for entry in os.scandir(b.path / "d")}
+        assert {name: one.st_size for name, one in listed.items()} == {
+            name: int(name) + 1 for name in names
+        }
+        return (listed["7"].st_mtime_ns, listed["7"].st_mode) == facts
+
+    wait_for(true_ones, "they have their own times and modes")
+    for number in range(25):
+        (a.path / "d" / f"{number}").unlink()
+    left = {str(number) for number in range(25, 50)}
+    wait_for(lambda: set(os.listdir(b.path / "d")) == left, "what was unlinked is not listed")
+
+
+def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucket: str) -> None:
+    """
+    What another node has unlinked or replaced is seen at the next look at its name: a
+    second after the last one if only the bucket has it, some 30 seconds if a tier has a
+    copy, which is whole and old until then. Who has it open reads on.
+
+    1. A writes `k`. B opens it and reads the first half.
+    2. A writes `k` anew, and that is in the bucket as well.
+    3. B reads the other half: of the bytes that it has opened.
+    4. B closes `k` and opens it now and then: it reads the old bytes, and within a minute
+       the new ones, never some of both.
+    """
+    a, b = two()
+    for name in ("k", "gone"):
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    assert found(b.path / "gone").stat().st_size == len(OLD)
+    with found(b.path / "k").open("rb", buffering=0) as file:
+        half = len(OLD) // 2
+        assert file.read(half) == OLD[:half]
+        (a.path / "k").write_bytes(NEW + OTHER)
+        (a.path / "gone").unlink()
+        all_uploaded(a)
+        assert file.read() == OLD[half:]
+        wait_for(lambda: not (b.path / "gone").exists(), "what only the bucket had is gone")
+    seen: set[bytes] = set()
+
+    def is_new() -> bool:
+        seen.add((b.path / "k").read_bytes())
+        return NEW + OTHER in seen
+
+    wait_for(is_new, "the new bytes are seen", seconds=90)
+    assert seen <= {OLD, NEW + OTHER}
+    wait_for(lambda: s3_of(a)["to_delete"] == 0, "all is deleted")
+    assert keys(s3, bucket) == {"@0/k": len(NEW + OTHER)}
+
+
+def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: str) -> None:
+    """
+    What is unlinked or renamed here does not come back, however long the bucket takes to
+    follow.
+    """
+    a, b = two()
+    (a.path / "d").mkdir()
+    for name in ("x", "y", "d/z"):
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    found(b.path / "x").unlink()
+    found(b.path / "y").rename(b.path / "y2")
+    found(b.path / "d").rename(b.path / "e")
+    wanted = {"@0/y2", "@0/e/z"}
+
+    def followed() -> bool:
+        for name in ("x", "y", "d"):
+            assert not (b.path / name).exists(), name
+            assert name not in os.listdir(b.path), name
+        return keys(s3, bucket).keys() == wanted
+
+    wait_for(followed, "the bucket has followed")
+    assert followed()
+    assert (b.path / "e" / "z").read_bytes() == OLD
+    wait_for((a.path / "y2").exists, "the other one finds its new name")
+    assert (a.path / "y2").read_bytes() == OLD
+
+
+def test_a_namespace_is_found(two: Two, tmp_path: Path) -> None:
+    """
+    A namespace that is not known here is found in the greatest version that is in the
+    bucket, with the settings that this mount's templates give it, or the defaults.
+    """
+    templates = tmp_path / "namespaces.toml"
+    templates.write_text('[namespace."m-*"]\nweight = 7\n')
+    a, b = two(b=f",namespaces={templates}")
+    for name in ("m-1", "n"):
+        subprocess.run([*KVFS, "ns", "create", a.path / name, "version=4"], check=True)
+        (a.path / name / "k").write_bytes(OLD)
+    all_uploaded(a)
+    for name, weight in (("m-1", "7"), ("n", "")):
+        assert found(b.path / name / "k").read_bytes() == OLD
+        told = {
+            key: os.getxattr(b.path / name, f"user.kvfs.{key}").decode()
+            for key in ("version", "weight")
+        }
+        default = os.getxattr(b.path, "user.kvfs.weight").decode()
+        assert told == {"version": "4", "weight": weight if name == "m-1" else default}
+
+
+@contextmanager
+def away(s3: Server) -> Iterator[None]:
+    s3.kill("rgw")
+    try:
+        yield
+    finally:
+        s3.start()
+
+
+def test_a_bucket_that_is_away_is_a_miss(two: Two, s3: Server) -> None:
+    """
+    While the bucket is away or slow, a name that is not known here is ENOENT, after a
+    second at most.
+    """
+    a, b = two()
+    b.allow_log("s3 tier|is tried again")
+    a.allow_log("s3 tier|is tried again")
+    (a.path / "k").write_bytes(OLD)
+    all_uploaded(a)
+    with away(s3):
+        assert not (b.path / "k").exists()
+        (b.path / "own").write_bytes(NEW)
+        assert (b.path / "own").read_bytes() == NEW
+        assert os.listdir(b.path) == ["own"]
+        wait_for(lambda: (b.path / "k").exists() or s3_of(b)["failures"], "it is noticed")
+        assert not (b.path / "k").exists()
+    wait_for((b.path / "k").exists, "it is back")
+    assert (b.path / "k").read_bytes() == OLD
+    all_uploaded(b)
+
+
+def test_an_import(two: Two, s3: Server, bucket: str) -> None:
+    """
+    `kvfs import MOUNTPOINT [PATH...]` names all that is in the bucket, or below those
+    paths, with its facts, and says what was refused.
+
+    With `s3_shared=off` nothing is looked up or listed but by `kvfs import`.
+    """
+    a, b = two(b=",s3_shared=off")
+    b.expect_log("this is passed over")
+    deep = Path("d", "e" * 250, "f" * 250, "g" * 250, "h" * 250)
+    (a.path / deep).mkdir(parents=True)
+    for name in ("k", "d/k", deep / "k"):
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client.put_object(Bucket=bucket, Key="p/@0/strange", Body=b"x")
+    assert not (b.path / "k").exists()
+    assert os.listdir(b.path) == []
+    assert s3_of(b)["lookups"] == 0
+    asked = [*KVFS, "import", str(b.path)]
+    done = subprocess.run([*asked, "d"], capture_output=True, text=True, check=True)
+    assert ": 2 names came, 0 were known, 0 were refused" in done.stdout
+    assert os.listdir(b.path) == ["d"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert ": 1 names came, 2 were known, 1 were refused" in done.stdout
+    assert "1: no object of this kvfs" in done.stdout
+    assert (b.path / "k").stat().st_mtime_ns == (a.path / "k").stat().st_mtime_ns
+    assert (b.path / deep / "k").read_bytes() == OLD
+    assert s3_of(b)["lookups"] == 0
+    done = subprocess.run([*asked, "/"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected one below" in done.stderr
+
+
+def test_written_on_one_node_read_on_another(two: Two, s3: Server, bucket: str) -> None:
+    """
+    1. B looks for `d/k`: ENOENT, a miss.
+    2. A makes `d`, writes `d/k` and closes it. Seconds later it is in the bucket.
+    3. B looks for `d/k` again: it is there, with A's size and times. B opens it and reads
+       A's bytes.
+    4. A unlinks `d/k`, and the bucket follows.
+    5. B has it open and reads on. Once it has closed it and a while has passed, it is
+       ENOENT for B, too.
+    """
+    a, b = two()
+    path = Path("d", "k")
+    assert not (b.path / path).exists()
+    (a.path / "d").mkdir()
+    (a.path / path).write_bytes(OLD)
+    wait_for((b.path / path).exists, "it is there")
+    assert (b.path / path).stat().st_mtime_ns == (a.path / path).stat().st_mtime_ns
+    with (b.path / path).open("rb", buffering=0) as file:
+        assert file.read(1000) == OLD[:1000]
+        (a.path / path).unlink()
+        gone(s3, bucket)
+        assert file.read() == OLD[1000:]
+    wait_for(lambda: not (b.path / path).exists(), "it is gone", seconds=90)
+
+
+def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> None:
+    """
+    1. A writes `k`. B sees it, and does not open it.
+    2. A unlinks `k`, and the bucket follows.
+    3. A second later B looks for `k`: ENOENT.
+    4. B writes another `k`. When that is in the bucket, A finds it and reads B's bytes.
+    """
+    a, b = two()
+    (a.path / "k").write_bytes(OLD)
+    all_uploaded(a)
+    assert found(b.path / "k").exists()
+    (a.path / "k").unlink()
+    gone(s3, bucket)
+    wait_for(lambda: not (b.path / "k").exists(), "it is gone for the other one")
+    (b.path / "k").write_bytes(NEW)
+    wait_for((a.path / "k").exists, "it is there again")
+    assert (a.path / "k").read_bytes() == NEW
+
+
+def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> None:
+    """
+    1. A and B look for `k`: ENOENT. Both create it, with different bytes.
+    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts.
+    3. A reads its own bytes, B its own, and everybody else A's.
+    4. B unlinks `k`: what it finds by that name from now on is A's.
+
+    Blocks of a cache have names that stand for their bytes: then both are the same object,
+    and no conflict.
+    """
+    a, b = two()
+    b.expect_log("stays on this node only")
+    for one in (a, b):
+        subprocess.run([*KVFS, "set", str(one.path), "s3_delay=1000"], check=True)
+    for one, content in ((a, OLD), (b, NEW)):
+        (one.path / "k").write_bytes(content)
+        (one.path / "block").write_bytes(OTHER)
+    for one in (a, b):
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+    assert (s3_of(a)["conflicts"], s3_of(b)["conflicts"]) == (0, 1)
+    assert keys(s3, bucket).keys() == {"@0/k", "@0/block"}
+    assert [(one.path / "k").read_bytes() for one in (a, b)] == [OLD, NEW]
+    assert attribute(b.path / "block", "tier") == "ram+s3"
+    assert attribute(b.path / "k", "tier") == "ram"
+    (b.path / "k").unlink()
+    assert found(b.path / "k").read_bytes() == OLD
