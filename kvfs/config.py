@@ -161,6 +161,9 @@ class Config:
         shown="30",
         hot=True,
     )
+    s3_exclusive: bool = _option(
+        SWITCH, "have a new prefix for this kvfs alone: others are refused there", default=False
+    )
     s3_shared: bool = _option(
         SWITCH,
         "look names up in the bucket that are not here; off: nobody else uses its prefix",
@@ -282,6 +285,11 @@ class Config:
         return Place.parse(
             self.s3, endpoint=self.s3_endpoint, region=self.s3_region, profile=self.s3_profile
         )
+
+    @property
+    def shared(self) -> bool:
+        """Whether names that are not here are looked up in the bucket."""
+        return self.s3_shared and not self.s3_exclusive
 
     @property
     def dirty_most(self) -> int:

@@ -20,7 +20,7 @@ from kvfs.core import claims
 from kvfs.core.dirty import FACT
 from kvfs.core.namespaces import Namespaces
 from kvfs.errors import ConfigError
-from kvfs.movement import stores, uploading
+from kvfs.movement import publishing, stores
 from kvfs.s3 import marker
 from kvfs.s3.collection import Collector, Report, Tally, Tell
 from kvfs.s3.garbage import Own
@@ -112,7 +112,7 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
         # The strays of a moment ago: what has become one since is kept by this node's record.
         now = request(mountpoint, "bucket_claims", after=0)
         has = frozenset(space for text in now["namespaces"] if (space := Space.parse(text)))
-        ids = uploading.ids_noted(now["notes"])
+        ids = publishing.ids_noted(now["notes"])
         return Own(now["identity"], has, frozenset(strays.union(now["strays"])), ids)
 
     return Place(**first["place"]), look
@@ -134,7 +134,7 @@ def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, 
         strays += more
         if not after:
             break
-    ids = uploading.ids_noted(str(nvme.root / "uploads"))
+    ids = publishing.ids_noted(str(nvme.root / "uploads"))
     own = Own(nvme.identity, has, frozenset(strays), ids)
     return place, lambda: own
 

@@ -1,6 +1,8 @@
 """The real S3 server of tests and benchmarks, as scripts/s3-server.sh runs it, on free ports."""
 
+import os
 import shlex
+import signal
 import socket
 import subprocess
 from dataclasses import dataclass, field
@@ -35,6 +37,17 @@ class Server:
     def kill(self, *daemons: str) -> None:
         """End daemons as kill -9 does: rgw, osd, mon; all if none is named."""
         self._run("kill", *daemons)
+
+    def suspend(self) -> None:
+        """The gateway says nothing from now on, and drops no connection."""
+        os.kill(self._gateway, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._gateway, signal.SIGCONT)
+
+    @property
+    def _gateway(self) -> int:
+        return int((self.folder / "run" / "rgw.pid").read_text())
 
     def stop(self) -> None:
         self._run("stop")

@@ -52,6 +52,7 @@ HURRY = 1.0  # s that all uploads are due after somebody has waited for one
 # (`Attributes`), and what was used within the last minute is likely to be used again.
 LATELY = 120
 BROUGHT_MAX = 65536  # objects fetched ahead of which that is known
+_NEVER = (-1, 0.0)
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -66,6 +67,7 @@ class Room:
         self._lose_dirty = False  # nothing else is left, and the bucket is down
         self._gentle = False  # nobody waits for the room
         self._brought: OrderedDict[int, float] = OrderedDict()  # inode -> when, if fetched ahead
+        self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
         self._said: set[str] = set()
 
     async def choose(
@@ -89,7 +91,7 @@ class Room:
         if not tiers:
             raise self._homeless(namespace)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        if residency.dirty.full and residency.bucket and namespace.takes(residency.bucket):
+        if residency.bucket and namespace.takes(residency.bucket):
             await self._wait_until_not_full(residency.bucket, deadline)
         while True:
             last = not self._uploads_help(deadline)
@@ -161,8 +163,26 @@ class Room:
             self._lose_dirty = False
 
     async def _wait_until_not_full(self, bucket: Bucket, deadline: float) -> None:
-        """So much waits for its upload that writers wait, too. Raises NoSpaceError."""
+        """So much waits for its upload that writers wait, too. Raises NoSpaceError.
+
+        While nothing goes up only the first ones wait: all have one bound, as readers of an object.
+        """
         dirty = self.residency.dirty
+        while dirty.full:
+            self._say_full(bucket)
+            done = bucket.counters["uploads"] + bucket.counters["copies"]
+            if done != self._stalled_at[0]:
+                self._stalled_at = done, trio.current_time()
+            with trio.move_on_at(min(deadline, self._stalled_at[1] + bucket.wait)) as late:
+                bucket.counters["waits"] += 1
+                dirty.hurry(HURRY)
+                await dirty.changed.wait()
+            if late.cancelled_caught:
+                why = f": {bucket.health.why}" if bucket.health.why else ""
+                raise NoSpaceError(f"{dirty.bytes} bytes wait for their upload{why}")
+        self._stalled_at = _NEVER
+
+    def _say_full(self, bucket: Bucket) -> None:
         what = (
             f"{bucket.place}: {bucket.most} bytes wait for their upload, which is the most: "
             "writers wait for it, too"
@@ -170,10 +190,6 @@ class Room:
         if what not in self._said:
             self._said.add(what)
             log.warning("%s (said once)", what)
-        while dirty.full:
-            if not await self._upload(deadline):
-                why = f": {bucket.health.why}" if bucket.health.why else ""
-                raise NoSpaceError(f"{dirty.bytes} bytes wait for their upload{why}")
 
     def _uploads_help(self, deadline: float) -> bool:
         """Whether something may be dropped later that may not now, being dirty."""

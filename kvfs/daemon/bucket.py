@@ -18,7 +18,6 @@ from typing import Any
 from kvfs import runtime
 from kvfs.config import Config
 from kvfs.errors import ConfigError
-from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket
 
@@ -53,7 +52,8 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         most=config.dirty_most,
         delay=config.s3_delay,
         wait=config.s3_wait,
-        shared=config.s3_shared,
+        shared=config.shared,
+        exclusive=config.s3_exclusive,
     )
     kept = directory / "bucket"
     if takeover:
@@ -62,7 +62,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         else:
             bucket.health.unanswered(time.monotonic(), "it could not be used at the mount")
         return bucket
-    found = _ask(place, identity(config))
+    found = _ask(bucket, identity(config))
     if "terms" in found:
         bucket.terms = Terms(**found["terms"])
         kept.write_text(json.dumps(asdict(bucket.terms)))
@@ -77,12 +77,14 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
     return bucket
 
 
-def _ask(place: Place, who: str) -> dict[str, Any]:
+def _ask(bucket: Bucket, who: str) -> dict[str, Any]:
     """By a process that is ended when it takes too long; boto3 is not loaded here."""
+    place = bucket.place
+    question = {"place": asdict(place), "identity": who, "exclusive": bucket.exclusive}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "kvfs.movement.asking"],
-            input=json.dumps({"place": asdict(place), "identity": who}),
+            input=json.dumps(question),
             capture_output=True,
             text=True,
             check=True,

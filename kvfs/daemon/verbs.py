@@ -44,7 +44,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
-            mount.bucket.shared = config.s3_shared
+            mount.bucket.shared = config.shared
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}

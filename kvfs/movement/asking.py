@@ -8,24 +8,27 @@ for what a human must change, StoreError for what may pass. Not for objects.
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement import stores
+from kvfs.s3.errors import RefusedError
 from kvfs.s3.keys import Keys
-from kvfs.s3.marker import claim
+from kvfs.s3.marker import claim, look
 from kvfs.s3.nodes import Node, publish
 from kvfs.s3.place import Place
 from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms, Transfers
 
 
-def check(place: Place, identity: str) -> Terms:
+def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
     """Try what kvfs needs of a bucket, and claim the prefix; what its store honours."""
     keys = Keys(place.prefix)
     plain = stores.transfers(place, Terms())
-    terms = probe(plain.store, keys, plain.terms)
-    claim(stores.transfers(place, terms), keys, identity, exclusive=False)
+    ours = partial(look, plain, keys, identity, exclusive=exclusive)
+    terms = probe(plain.store, keys, plain.terms, look=ours)
+    claim(stores.transfers(place, terms), keys, identity, exclusive=exclusive)
     return terms
 
 
@@ -42,8 +45,9 @@ def announce(transfers: Transfers, prefix: str, node: Node, keep: bool) -> Node:
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"terms": asdict(check(Place(**question["place"]), question["identity"]))}
-    except ConfigError as error:
+        place = Place(**question["place"])
+        return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
+    except (ConfigError, RefusedError) as error:  # that there is no such profile is found early
         return {"refused": str(error)}
     except KvfsError as error:
         return {"failed": str(error)}

@@ -73,6 +73,7 @@ class Movers:
         kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
         if preloaded:
             multiprocessing.set_forkserver_preload(list(preloaded))
+        done = False
         try:
             async with (
                 trio_parallel.open_worker_context(
@@ -84,7 +85,10 @@ class Movers:
                 trio.open_nursery() as nursery,
             ):
                 yield cls(context, nursery, workers, counters)
-        except trio_parallel.BrokenWorkerError as error:  # on a busy machine; they had no job left
+                done = True
+        except trio_parallel.BrokenWorkerError as error:  # a busy machine, or a store that hangs
+            if not done:
+                raise
             log.info("movers that had not ended within %.0f s were killed: %s", GRACE, error)
 
     async def copy(

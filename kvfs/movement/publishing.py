@@ -155,10 +155,12 @@ def as_it_is_now(transfers: Transfers, stored: Stored, digest: bytes) -> Stored:
 
 
 @contextmanager
-def noted(notes: str, key: str) -> Iterator[Callable[[str], None]]:
+def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
     """What to call with an upload's id, before its first part. It is forgotten when all is done."""
     path = Path(notes) / f"{xxh3_64_hexdigest(key.encode())}.json"
-    noted: list[Path] = []
+    if path.exists():  # the abort of the last attempt has failed, and its note is about to go
+        abort_noted(transfers, path)
+    written: list[Path] = []
 
     def note(upload_id: str) -> None:
         fresh = path.with_suffix(".new")
@@ -167,8 +169,32 @@ def noted(notes: str, key: str) -> Iterator[Callable[[str], None]]:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
-        noted.append(path)
+        written.append(path)
 
     yield note
-    for one in noted:  # not after a failure: the abort may have failed as well
+    for one in written:  # not after a failure: the abort may have failed as well
         one.unlink(missing_ok=True)
+
+
+def abort_noted(transfers: Transfers, path: Path) -> bool:
+    """Abort the upload that a note is about, and forget it; whether it was about one."""
+    found = _noted_in(path)
+    if found is not None:
+        transfers.store.abort(*found)
+    path.unlink(missing_ok=True)
+    return found is not None
+
+
+def ids_noted(notes: str) -> frozenset[str]:
+    """The ids of the uploads that are under way, or were cut short."""
+    found = map(_noted_in, Path(notes).glob("*.json"))
+    return frozenset(one[1] for one in found if one is not None)
+
+
+def _noted_in(path: Path) -> tuple[str, str] | None:
+    """Key and id; None if it was cut short itself, before the first part, or is done by now."""
+    try:
+        told = json.loads(path.read_text())
+        return str(told["key"]), str(told["upload_id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

@@ -31,12 +31,12 @@ T = TypeVar("T")
 Lane = Literal["up", "down", "ask", "look", "list"]
 
 ASK_PATIENCE = 60.0  # s
+LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
+LOOKS = 2  # workers that look names up, each many at once
 NICENESS = 5  # of uploads: they give way, but their bytes must not pile up while CPUs are busy
 GROUP = 4  # small calls that one worker makes at once
 WARMING = 0.1  # s that a worker is kept from its next call, so that all of them are started
 PRELOADED = ("kvfs.movement.preloaded",)
-LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
-LOOKS = 2  # workers that look names up, each many at once
 
 
 class Remote:
@@ -65,7 +65,7 @@ class Remote:
             "up": _Lane(self.movers, workers),
             "down": _Lane(self.urgent, workers),
             "ask": _Lane(self.movers, 2),
-            "look": _Lane(self.urgent, LOOKS, looking=True),
+            "look": _Lane(self.urgent, LOOKS),
             "list": _Lane(self.movers, LOOKS),
         }
 
@@ -77,6 +77,10 @@ class Remote:
         terms = self.bucket.terms
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
+        if lane == "look":
+            what = (self.bucket.place, do, *arguments)
+            found = await self._lanes[lane].ask(stores.glance, *what, patience=LOOK_PATIENCE)
+            return cast("T", found)
         call = _Call(size, destinations, stores.Job(do, arguments))
         await self._lanes[lane].run(call, self.bucket.place, terms)
         if isinstance(call.found, Exception):
@@ -131,9 +135,7 @@ class Remote:
 
     async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
         """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""
-        if bulk:
-            return await self._run("list", 0, (), finding.look, asks)
-        return await self._run("look", 0, (), finding.look, asks)
+        return await self._run("list" if bulk else "look", 0, (), finding.look, asks)
 
     async def listed(self, prefix: str, after: str, delimiter: str = "") -> Page:
         """See `finding.page`."""
@@ -167,7 +169,7 @@ class Remote:
         if self.bucket.terms is not None:
             await lane.ask(asking.alive, place)
             return
-        self.bucket.terms = await lane.ask(asking.check, place, identity)
+        self.bucket.terms = await lane.ask(asking.check, place, identity, self.bucket.exclusive)
 
 
 class _Call:
@@ -185,17 +187,17 @@ class _Call:
 class _Lane:
     """Calls that wait for workers of their own, in turn; small ones share the next that is free."""
 
-    def __init__(self, movers: Movers, workers: int, *, looking: bool = False) -> None:
-        """looking: small questions, for whose answers nobody waits long."""
+    def __init__(self, movers: Movers, workers: int) -> None:
         self.movers = movers
-        self._looking = looking
         self.tokens = trio.CapacityLimiter(workers)
         self._turns = trio.CapacityLimiter(workers)
         self._waiting: deque[_Call] = deque()
 
-    async def ask(self, do: Callable[..., T], *arguments: object) -> T:
+    async def ask(
+        self, do: Callable[..., T], *arguments: object, patience: float = ASK_PATIENCE
+    ) -> T:
         """A call that says itself which client it needs."""
-        return await self.movers.run(do, *arguments, limiter=self.tokens, patience=ASK_PATIENCE)
+        return await self.movers.run(do, *arguments, limiter=self.tokens, patience=patience)
 
     async def run(self, call: _Call, place: Place, terms: Terms) -> None:
         """Return when it has ended. Raises nothing but Cancelled."""
@@ -224,12 +226,11 @@ class _Lane:
 
     async def _run_together(self, calls: list[_Call], place: Place, terms: Terms) -> None:
         found: Sequence[object] = [TierError("the mount ends")] * len(calls)
-        size = sum(call.size for call in calls)
         try:
             found = await self.movers.run(
-                *(stores.run_all, place, terms, [call.job for call in calls], self._looking),
+                *(stores.run_all, place, terms, [call.job for call in calls]),
                 limiter=self.tokens,
-                patience=LOOK_PATIENCE if self._looking else patience_for(2 * size),
+                patience=patience_for(2 * sum(call.size for call in calls)),
                 destinations=[path for call in calls for path in call.destinations],
             )
         except Exception as error:  # noqa: BLE001 (whoever waits for one of them raises it)

@@ -42,7 +42,7 @@ def copy(
                 source.key, target.key, metadata | made_by, etag=source.etag
             )
         else:
-            with publishing.noted(notes, target.key) as note:
+            with publishing.noted(transfers, notes, target.key) as note:
                 etag = transfers.copy_in_parts(
                     *(source.key, target.key, source.size, metadata),
                     etag=source.etag,

@@ -18,7 +18,7 @@ PROBE_TIMEOUT = 3.0  # s; a probe asks for little, and once
 CONNECT_TIMEOUT, READ_TIMEOUT, ATTEMPTS = 3.0, 15.0, 3
 
 _kept: dict[tuple[Place, Terms, bool], Transfers] = {}
-_free: dict[tuple[Place, Terms, bool], list[Transfers]] = {}
+_free: dict[tuple[Place, Terms], list[Transfers]] = {}
 
 
 class Job(NamedTuple):
@@ -28,23 +28,16 @@ class Job(NamedTuple):
     arguments: tuple[object, ...]
 
 
-def run_all(place: Place, terms: Terms, jobs: Sequence[Job], probing: bool) -> list[Any]:  # noqa: FBT001 (it is sent by position)
-    """Do them at once, with this process's client; what each returned, or the Exception.
-
-    probing: with the client that does not wait long, whoever asks has a miss otherwise.
-    """
+def run_all(place: Place, terms: Terms, jobs: Sequence[Job]) -> list[Any]:
+    """Do them at once, with this process's client; what each returned, or the Exception."""
     if len(jobs) == 1:
-        return [_run(place, terms, probing, jobs[0])]
-    return list(_threads().map(partial(_run, place, terms, probing), jobs))
+        return [_run(place, terms, jobs[0])]
+    return list(_threads().map(partial(_run, place, terms), jobs))
 
 
-def _run(place: Place, terms: Terms, probing: bool, job: Job) -> Any:  # noqa: ANN401, FBT001 (whatever jobs return)
-    free = _free.setdefault((place, terms, probing), [])
-    if free:
-        mine = free.pop()
-    else:
-        client = transfers(place, Terms() if probing else terms, probing=probing)
-        mine = Transfers(client.store, terms)
+def _run(place: Place, terms: Terms, job: Job) -> Any:  # noqa: ANN401 (whatever jobs return)
+    free = _free.setdefault((place, terms), [])
+    mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
     try:
         return job.do(mine, *job.arguments)
     except Exception as error:  # noqa: BLE001 (it is raised where the job is waited for)
@@ -63,6 +56,11 @@ def ready(place: Place, terms: Terms, seconds: float) -> None:
     began = time.monotonic()
     transfers(place, terms)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
+
+
+def glance(place: Place, do: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+    """Do it with the client that does not wait long: whoever asks has a miss otherwise."""
+    return do(transfers(place, Terms(), probing=True), *arguments)
 
 
 def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers:

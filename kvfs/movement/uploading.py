@@ -6,7 +6,6 @@ not go. Raises StoreError, OSError, SourceChangedError. Not for choosing what go
 names (`publishing`), nor for what is in the bucket already (`renaming`).
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -65,7 +64,7 @@ def upload(
         publishing.publish_name(transfers, target.record)
 
         def send(*, once: bool) -> Stored:
-            with publishing.noted(notes, target.key) as note:
+            with publishing.noted(transfers, notes, target.key) as note:
                 etag = transfers.upload(
                     *(target.key, sent, stored.size, metadata),
                     digest=stored.digest,
@@ -102,29 +101,7 @@ def remove(
 
 def sweep(transfers: Transfers, notes: str) -> int:
     """Abort the uploads that were cut short; how many there were."""
-    found = 0
-    for path in Path(notes).glob("*.json"):
-        noted = _noted_in(path)
-        if noted is not None:
-            transfers.store.abort(*noted)
-            found += 1
-        path.unlink(missing_ok=True)
-    return found
-
-
-def ids_noted(notes: str) -> frozenset[str]:
-    """The ids of the uploads that are under way, or were cut short."""
-    found = map(_noted_in, Path(notes).glob("*.json"))
-    return frozenset(noted[1] for noted in found if noted is not None)
-
-
-def _noted_in(path: Path) -> tuple[str, str] | None:
-    """Key and id; None if it was cut short itself, before the first part, or is done by now."""
-    try:
-        told = json.loads(path.read_text())
-        return str(told["key"]), str(told["upload_id"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+    return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
 
 
 def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:

@@ -5,6 +5,7 @@ ones, so what is not known by its code is told by its HTTP status. Messages have
 store's own text, which may repeat what was sent.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 
+_QUERY = re.compile(r"\?[^\s\"']*")
 _CREDENTIALS = "check the credentials that boto3 finds and what they permit"
 _REGION = "give the bucket's region"
 _CLOCK = "set the clock of this machine, or the store's"
@@ -147,5 +149,5 @@ def translated(
 
 
 def _reason(error: Exception) -> str:
-    """The class, and the text without the query of an URL."""
-    return f"{type(error).__name__}: {str(error).partition('?')[0]}"
+    """The class, and the text without the queries of URLs."""
+    return f"{type(error).__name__}: {_QUERY.sub('', str(error))}"

@@ -27,17 +27,30 @@ class Marker(NamedTuple):
 def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
     """Return what the prefix is for the kvfs of this identity; write it where nothing says so.
 
+    Raises what `look` raises.
+    """
+    found = look(transfers, keys, identity, exclusive=exclusive)
+    if found is not None:
+        return found
+    fresh = Marker(FORMAT, identity if exclusive else "")
+    key, _ = _where(transfers, keys)
+    try:
+        transfers.put(key, json.dumps(fresh._asdict()).encode(), {}, once=True)
+    except ObjectExistsError:
+        return look(transfers, keys, identity, exclusive=exclusive) or fresh
+    return fresh
+
+
+def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
+    """Return what the prefix is, if anything says so; it is for the kvfs of this identity.
+
     Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
     `exclusive`; and what `Transfers` raises.
     """
-    key, where = _where(transfers, keys)
+    _, where = _where(transfers, keys)
     found = read(transfers, keys)
     if found is None:
-        found = Marker(FORMAT, identity if exclusive else "")
-        try:
-            transfers.put(key, json.dumps(found._asdict()).encode(), {}, once=True)
-        except ObjectExistsError:
-            found = read(transfers, keys) or found
+        return None
     if found.owner not in {"", identity}:
         raise ConfigError(
             f"{where}: the prefix belongs to kvfs {found.owner} alone, this one is {identity}; "

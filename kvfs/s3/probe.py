@@ -6,6 +6,7 @@ cure; what may pass is the ThrottledError, OutageError or StoreFullError that it
 """
 
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvfs.errors import ConfigError
@@ -26,11 +27,17 @@ _MAY_PASS = (ThrottledError, OutageError, StoreFullError)
 _BYTES = b"kvfs asks what this store honours; this object may be deleted"
 
 
-def probe(store: Store, keys: Keys, terms: Terms) -> Terms:
-    """Return the terms with what the store honours. Raises ConfigError, or what may pass."""
+def probe(
+    store: Store, keys: Keys, terms: Terms, *, look: Callable[[], object] = lambda: None
+) -> Terms:
+    """Return the terms with what the store honours. Raises ConfigError, or what may pass.
+
+    look: called before anything is written, to raise ConfigError if nothing may be.
+    """
     key = f"{keys.probes}{uuid.uuid4().hex}"
     try:
         store.list(keys.prefix, limit=1)
+        look()
         try:
             once_put = _once_put(store, key)
             _read_back(store, key)

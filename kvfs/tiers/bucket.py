@@ -59,10 +59,11 @@ class Bucket:
         delay: float,
         wait: float,
         shared: bool = True,
+        exclusive: bool = False,
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
-        shared: others may use the prefix.
+        shared: others may use the prefix; exclusive: they are refused there.
         """
         self.place = place
         self.keys = Keys(place.prefix)
@@ -71,6 +72,7 @@ class Bucket:
         self.delay = delay
         self.wait = wait
         self.shared = shared
+        self.exclusive = exclusive
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())

@@ -15,7 +15,9 @@ HERE = Path(__file__).parent
 FAULTS = HERE.parent / "faults"
 BUCKET = [
     HERE.parent / "s3" / f"test_{name}.py"
-    for name in ("mounted", "door", "gc", "fsck", "warm", "two_nodes")
+    for name in (
+        *("mounted", "outage", "lies", "refusals", "door", "gc", "fsck", "warm", "two_nodes"),
+    )
 ]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"
 # Sections that explain and promise nothing. So does what stands before the first section.

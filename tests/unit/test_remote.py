@@ -35,13 +35,12 @@ class Workers(Movers):
         place: Place,
         terms: Terms,
         jobs: Sequence[Job],
-        probing: bool,  # noqa: FBT001 (as it is sent)
         *,
         limiter: trio.CapacityLimiter,
         patience: float,
         destinations: Sequence[str] = (),
     ) -> object:
-        del job, place, terms, probing, patience, destinations
+        del job, place, terms, patience, destinations
         async with limiter:
             self.groups.append([one.arguments[0] for one in jobs])
             await self.go.wait()

@@ -1,7 +1,8 @@
 """Whether the bucket answers: asked now and then, and often while it does not.
 
 Contract: `watch` runs as long as the mount; what it finds is the bucket's health, and who waits for
-that is woken. A bucket that could not be asked at the mount is asked what it honours first.
+that is woken. A bucket that answers, but takes nothing, as one that is full, does not become well
+by that. One that could not be asked at the mount is asked what it honours first.
 Not for what an answer means for objects.
 """
 
@@ -45,7 +46,8 @@ class Availability:
             failure = ""
         except (ConfigError, TierError) as error:  # of which StoreErrors are some
             failure = str(error)
-        health.probed(time.monotonic(), failure)
+        if failure or health.down or not self.spill.failing:
+            health.probed(time.monotonic(), failure)
         if was == "down" and not health.down:
             self.spill.healthy_again()
         if health.state != was:

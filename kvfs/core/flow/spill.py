@@ -82,6 +82,7 @@ class Spill:
         self._complete = complete
         self._locked: set[str] = set()  # keys about which a request is under way
         self._failures = 0  # in a row
+        self._refused = False  # the last upload
         self._quiet_until = 0.0
         self._said = ""
         self._said_packing = False
@@ -108,8 +109,8 @@ class Spill:
         return trio.current_time() >= self._quiet_until
 
     async def _sweep(self) -> None:
-        """Abort what an earlier daemon has begun."""
-        if self._swept:
+        """Abort what was cut short, by an earlier daemon or by a store that went away."""
+        if self._swept or self.running:
             return
         try:
             found = await self.remote.sweep(self._notes)
@@ -138,6 +139,8 @@ class Spill:
             later = await self._upload(ino) or _Later(0.0)
         except (StoreError, TierError) as error:
             self._failed("upload", error)
+            self._refused = True
+            self._swept = False  # it could not be aborted, perhaps
             later = _Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.fit(ino) is not None:
@@ -257,7 +260,7 @@ class Spill:
         if failpoints.active:
             failpoints.reach("flow.uploaded")
         self._enter(inode, uploaded, copied=copied)
-        self._failures, self._said = 0, ""
+        self._worked()
         return None
 
     def _scratch(self, inode: Inode) -> str | None:
@@ -379,9 +382,17 @@ class Spill:
         self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
         return pause
 
+    def _worked(self) -> None:
+        self._failures, self._said, self._refused = 0, "", False
+
+    @property
+    def failing(self) -> bool:
+        """Whether the store has refused the last upload, and something waits for one."""
+        return self._refused and len(self.dirty) > 0
+
     def healthy_again(self) -> None:
         """The store answers: no use in waiting longer."""
-        self._failures, self._quiet_until = 0, 0.0
+        self._failures, self._quiet_until, self._refused = 0, 0.0, False
 
     # Down
 
