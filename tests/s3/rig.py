@@ -17,7 +17,8 @@ def narrow(kv: Mounted, name: str, objects: int = 1) -> Path:
     """A namespace of which so few objects stay in the tiers, the last ones."""
     path = kv.path / name
     path.mkdir()
-    command = [*KVFS, "ns", "set", str(path), f"quota_objects={objects}", "eviction=fifo"]
+    command = [*KVFS, "ns", "set", str(path), f"quota_objects={objects}"]
+    command += ["eviction=fifo", "prefetch=off"]
     subprocess.run(command, check=True, capture_output=True)
     return path
 

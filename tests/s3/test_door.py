@@ -26,7 +26,11 @@ from tests.s3.test_mounted import (  # noqa: F401 (of which `made` is a fixture)
 
 def said(s3: Server, bucket: str, key: str) -> dict[str, str]:
     """The metadata of an object."""
-    answer = boto3.client("s3", endpoint_url=s3.endpoint).head_object(Bucket=bucket, Key=f"p/{key}")
+    answer = (
+        boto3.session.Session()
+        .client("s3", endpoint_url=s3.endpoint)
+        .head_object(Bucket=bucket, Key=f"p/{key}")
+    )
     found: dict[str, str] = answer["Metadata"]
     return found
 

@@ -50,7 +50,7 @@ def test_a_bucket_that_lost_something_gets_it_again(
     for name, data in content.items():
         (kv.path / name).write_bytes(data)
     all_uploaded(kv)
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     client.delete_object(Bucket=bucket, Key="p/@0/gone")
     client.put_object(Bucket=bucket, Key="p/@0/short", Body=b"short")
     exit_code, found = fsck(kv.path)

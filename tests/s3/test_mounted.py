@@ -38,7 +38,7 @@ def made(s3: Server, bucket: str, mount: Mount) -> Make:
 
 def keys(s3: Server, bucket: str) -> dict[str, int]:
     """The objects in the bucket, by key below the prefix, with their sizes."""
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     listed = client.list_objects_v2(Bucket=bucket, Prefix="p/").get("Contents", ())
     found = {one["Key"].removeprefix("p/"): one["Size"] for one in listed}
     return {key: size for key, size in found.items() if not key.startswith(".kvfs/")}
@@ -144,7 +144,7 @@ def test_a_flush_uploads_at_once(made: Make, s3: Server, bucket: str) -> None:
 
 
 def unfinished(s3: Server, bucket: str) -> list[Any]:
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     found: list[Any] = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
     return found
 

@@ -253,7 +253,7 @@ def check(path: Path, data: bytes) -> None:
 
 def has_part(server: Server, bucket: str) -> bool:
     """Whether a part of anything has arrived."""
-    client = boto3.client("s3", endpoint_url=server.endpoint)
+    client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     for one in unfinished(server, bucket):
         try:
             parts = client.list_parts(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])

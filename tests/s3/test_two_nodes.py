@@ -267,7 +267,7 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     for name in ("k", "d/k", deep / "k"):
         (a.path / name).write_bytes(OLD)
     all_uploaded(a)
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     client.put_object(Bucket=bucket, Key="p/@0/strange", Body=b"x")
     assert not (b.path / "k").exists()
     assert os.listdir(b.path) == []

@@ -141,9 +141,13 @@ def test_an_interrupt_ends_what_is_not_begun(made: Make) -> None:
         command.kill()
     assert command.returncode == 130
     assert b"ended: " in told
-    wait_for(lambda: attribute(kv.path / "n" / "d", "warm") == "0", "what was begun is over")
-    here = [path for path in paths if attribute(path, "tier") != "s3"]
-    assert s3_of(kv)["warmed"] == len(here) < 400
+    assert attribute(kv.path / "n" / "d", "warm") == "0"
+
+    def here() -> int:
+        return sum(attribute(path, "tier") != "s3" for path in paths)
+
+    wait_for(lambda: s3_of(kv)["warmed"] == here(), "what was begun is over")
+    assert here() < 400
 
 
 def test_the_attribute_warms(made: Make) -> None:
