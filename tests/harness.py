@@ -170,6 +170,13 @@ def local(status: dict[str, Any]) -> dict[str, Any]:
     return {name: tier for name, tier in status["tiers"].items() if name != "s3"}
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has begun, and those that they have."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for path in lists for child in path.read_text().split()]
+    return children + [one for child in children for one in descendants(child)]
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

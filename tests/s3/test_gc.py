@@ -17,7 +17,7 @@ import pytest
 
 from scripts.s3_server import Server
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, wait_for
+from tests.harness import KVFS, Mounted, descendants, wait_for
 from tests.s3.test_mounted import all_uploaded, keys, unfinished
 
 MIB = 1 << 20
@@ -85,8 +85,7 @@ def recorded(kv: Mounted, *namespaces: str) -> None:
 
 def lose(kv: Mounted) -> None:
     """As with the machine: its movers do not outlive it."""
-    lists = Path(f"/proc/{kv.pid}/task").glob("*/children")
-    movers = [int(pid) for path in lists for pid in path.read_text().split()]
+    movers = descendants(kv.pid)
     kv.kill()
     for pid in movers:
         with suppress(ProcessLookupError):
