@@ -46,7 +46,13 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
     place = config.place
     if place is None:
         return None
-    bucket = Bucket(place, None, most=config.dirty_most, delay=config.s3_delay, wait=config.s3_wait)
+    bucket = Bucket(
+        *(place, None),
+        most=config.dirty_most,
+        delay=config.s3_delay,
+        wait=config.s3_wait,
+        stream=config.s3_stream,
+    )
     kept = directory / "bucket"
     if takeover:
         if kept.exists():

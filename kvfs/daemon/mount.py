@@ -141,6 +141,7 @@ class Mount:
                 slot.writable,
                 slot.tier,
                 slot.state is State.RELEASING,
+                slot.direct,
             )
             for slot in slots
         ]
@@ -174,6 +175,8 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            if self.flow.hydration is not None:
+                self.flow.hydration.stop()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -43,6 +43,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
+            mount.bucket.stream = config.s3_stream
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}

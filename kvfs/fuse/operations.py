@@ -63,6 +63,7 @@ class Kernel(Backings, Table, Protocol):
     """Backings and handles as the kernel is told of them, and what it asks."""
 
     def request(self) -> tuple[int, bool]: ...
+    def requester(self) -> int: ...
     def resends_over(self) -> bool: ...
 
 
@@ -414,10 +415,12 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
-        try:
-            return await self.objects.on_file(held, "read", lambda fd: os.pread(fd, size, off))
-        except OSError as error:
-            raise self.objects.failed("read", held, error) from error
+        if held.direct:
+            with self.waits.unless_killed(self.kernel.requester()) as wait:
+                await self.objects.bytes_here(held, off, size)
+            if wait.cancelled_caught:
+                raise FUSEError(errno.EINTR)
+        return await self.objects.read(held, off, size)
 
     @_answer
     async def write(self, fh: int, off: int, buf: bytes) -> int:

@@ -12,7 +12,7 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, stores, uploading
+from kvfs.movement import asking, downloading, stores, streaming, uploading
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.uploading import About, Target, Uploaded
 from kvfs.s3.errors import StoreError
@@ -86,6 +86,20 @@ class Remote:
         return await self._run(
             *("down", patience, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def stream(
+        self,
+        stored: Stored,
+        destination: str,
+        size: int,
+        digest: bytes,
+        touched_ns: int,
+        ends: streaming.Ends,
+    ) -> Moved:
+        """See `streaming.stream`."""
+        job = streaming.stream
+        wanted = (stored, destination, size, digest, touched_ns, ends)
+        return await self._run("down", patience_for(2 * size), [destination], job, *wanted)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

@@ -18,13 +18,14 @@ from xxhash import xxh3_64_hexdigest
 
 from kvfs import failpoints
 from kvfs.catalog import Stored
-from kvfs.movement import copying
 from kvfs.movement.copying import SourceChangedError
+from kvfs.s3.chunks import LEAST, Chunks, weigh
 from kvfs.s3.errors import (
     MetadataError,
     NoObjectError,
     ObjectChangedError,
     ObjectExistsError,
+    SourceError,
     StoreError,
 )
 from kvfs.s3.facts import Facts
@@ -81,8 +82,14 @@ def upload(
         if failpoints.active:
             failpoints.reach("movement.upload")
         _expect(fd, source, about.size, touched_ns)
-        digest = about.digest or copying.read_through(source, about.size, sync=False).digest
-        facts = _facts(about, digest, about.size, digest, "none")
+        digest, chunks = about.digest, None
+        if not digest or about.size > LEAST:  # what goes beside the bytes goes before them
+            digest, chunks = weigh(fd, about.size)
+        if digest != (about.digest or digest):
+            raise SourceError(
+                f"{source} has xxh3-128 {digest.hex()}, expected {about.digest.hex()}"
+            )
+        facts = _facts(about, digest, about.size, digest, "none", chunks)
         if target.record is not None:
             _publish_name(transfers, target.record)
 
@@ -115,11 +122,13 @@ def copy(transfers: Transfers, source: Stored, about: About, target: Target) -> 
     """Give what is stored another name, in the bucket. Raises ObjectChangedError."""
     if failpoints.active:
         failpoints.reach("movement.upload")
-    facts = _facts(about, about.digest, source.size, source.digest, source.codec)
     if target.record is not None:
         _publish_name(transfers, target.record)
-    if transfers.store.head(source.key).etag != source.etag:  # not every store looks by itself
+    head = transfers.store.head(source.key)
+    if head.etag != source.etag:  # not every store looks by itself
         raise ObjectChangedError(f"{transfers.store.name}/{source.key}: its ETag has changed")
+    chunks = Chunks.of_metadata(source.key, head.metadata, source.size)
+    facts = _facts(about, about.digest, source.size, source.digest, source.codec, chunks)
     try:
         if target.once and not _is_ours(transfers, target.key, target.ours):
             _refuse_existing(transfers, target.key)
@@ -160,7 +169,9 @@ def sweep(transfers: Transfers, notes: str) -> int:
     return found
 
 
-def _facts(about: About, digest: bytes, size: int, stored: bytes, codec: str) -> Facts:
+def _facts(
+    about: About, digest: bytes, size: int, stored: bytes, codec: str, chunks: Chunks | None
+) -> Facts:
     return Facts(
         size=about.size,
         digest=digest,
@@ -174,6 +185,7 @@ def _facts(about: About, digest: bytes, size: int, stored: bytes, codec: str) ->
         codec=codec,
         stored_size=size,
         stored_digest=stored,
+        chunks=chunks,
     )
 
 

@@ -34,15 +34,26 @@ class Bucket:
     name = "s3"
 
     def __init__(
-        self, place: Place, terms: Terms | None, *, most: int, delay: float, wait: float
+        self,
+        place: Place,
+        terms: Terms | None,
+        *,
+        most: int,
+        delay: float,
+        wait: float,
+        stream: int = 0,
     ) -> None:
-        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`."""
+        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
+
+        stream: bytes from which on an object is read while it comes, 0: none is.
+        """
         self.place = place
         self.keys = Keys(place.prefix)
         self.terms = terms
         self.most = most
         self.delay = delay
         self.wait = wait
+        self.stream = stream
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())

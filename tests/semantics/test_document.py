@@ -13,7 +13,7 @@ from kvfs.core.residency import COUNTERS
 
 HERE = Path(__file__).parent
 FAULTS = HERE.parent / "faults"
-BUCKET = HERE.parent / "s3" / "test_mounted.py"
+BUCKET = [HERE.parent / "s3" / name for name in ("test_mounted.py", "test_stream.py")]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"
 # Sections that explain and promise nothing. So does what stands before the first section.
 REFERENCE = {"Tenets", "What is not promised", "Limits", "What `kvfs status` counts"}
@@ -37,7 +37,7 @@ def _tests() -> dict[str, list[str]]:
     The paragraphs of each test's docstring.
     """
     found = {}
-    for path in sorted([*HERE.glob("test_*.py"), *FAULTS.glob("test_*disks.py"), BUCKET]):
+    for path in sorted([*HERE.glob("test_*.py"), *FAULTS.glob("test_*disks.py"), *BUCKET]):
         if path != Path(__file__):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

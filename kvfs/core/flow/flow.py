@@ -79,6 +79,7 @@ class Flow:
             bucket = remote.bucket
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
             self.spill = Spill(transfers, room, remote, bucket, self._jobs, notes=notes)
+            self.spill.reading = self.hydration.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)

@@ -1,26 +1,30 @@
 """From the bucket: what only it has, and somebody opens, comes back into a tier.
 
-Contract: `fetch` returns when the object has a copy here, whose digest was compared. One fetch for
-an object at a time, whoever waits for it; who has waited too long has a miss, the fetch goes on. A
-store that is down is not asked: that is a miss at once. What it cannot give, or gives wrongly, is a
-miss for good, and the name goes. All fetches together have a bound on bytes.
-Not for the choice of a copy that is here: `core/copies.py`.
+Contract: `fetch` returns when the object has a copy here, whose digest was compared, or, if that
+will do, when it can be read while it comes. One fetch for an object at a time, whoever waits for
+it; who has waited too long has a miss, the fetch goes on. A store that is down is not asked: that
+is a miss at once. What it cannot give, or gives wrongly, is a miss for good, and the name goes. All
+fetches together have a bound on bytes.
+Not for the choice of a copy that is here: `core/copies.py`, nor for what comes when: `streaming`.
 """
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 
 import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.flow import streaming
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
+from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
+from kvfs.s3.chunks import LEAST
 from kvfs.s3.errors import (
     MetadataError,
     NoObjectError,
@@ -39,12 +43,33 @@ OURS = (WrongBytesError, MetadataError, DamagedError)  # what is there was made 
 
 
 class _Fetch:
-    """One that runs. `problem`: why there is no copy; None if there is one."""
+    """One that runs. `problem`: why there is no copy; None if there is one.
 
-    def __init__(self, now: float) -> None:
+    streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
+    """
+
+    def __init__(self, now: float, *, streamed: bool) -> None:
         self.began = now
+        self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.problem: KvfsError | OSError | None = None
+        self.ready = trio.Event()
+        self.streamed = streamed
+        self.stream: Stream | None = None
+        self.problem: KvfsError | OSError | None = TierError("it was given up")
+
+    def begin(self, stream: Stream) -> None:
+        """It can be read."""
+        stream.join()
+        self.stream = stream
+        self.ready.set()
+
+    def end(self) -> None:
+        """Tell all who wait."""
+        if self.stream is not None:
+            self.stream.end(self.problem)
+            self.stream.leave()
+        self.ended.set()
+        self.ready.set()
 
 
 class Hydration:
@@ -62,29 +87,65 @@ class Hydration:
         self._running: dict[int, _Fetch] = {}
         self._in_flight = 0
         self._waiting: deque[tuple[int, trio.Event]] = deque()
+        self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
+        self.reading: Counter[str] = Counter()  # keys of what is read while it comes
 
-    async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError. The caller holds the inode's lock."""
+    @property
+    def streaming(self) -> int:
+        """Objects that are read, or could be, while they come."""
+        return sum(one.stream is not None for one in self._running.values())
+
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
+
+        Raises NotFoundError. The caller holds the inode's lock.
+        """
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         running = self._running.get(ino)
         if running is None:
-            running = self._running[ino] = _Fetch(trio.current_time())
+            streamed = not whole and self._may_stream(inode)
+            running = self._running[ino] = _Fetch(trio.current_time(), streamed=streamed)
             trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
-        with trio.move_on_at(running.began + bucket.wait):
-            await running.ended.wait()
-        if not running.ended.is_set():
+        since = running.began if running.stream is None else trio.current_time()
+        enough = running.ended if whole else running.ready
+        with trio.move_on_at(since + bucket.wait):
+            await enough.wait()
+        if not enough.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+        if not running.ended.is_set():
+            bucket.hits += 1
+            return running.stream
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
         bucket.hits += 1
+        return None
+
+    def stop(self) -> None:
+        """Bring nothing more: it was unmounted."""
+        for running in self._running.values():
+            running.scope.cancel()
+
+    def _may_stream(self, inode: Inode) -> bool:
+        stored = self.residency.dirty.stored(inode.ino)
+        return (
+            0 < self.bucket.stream <= inode.size
+            and inode.size > LEAST
+            and stored is not None
+            and stored.codec == "none"
+            and (inode.ino, inode.version) not in self._spoiled
+        )
 
     async def _run(self, inode: Inode, running: _Fetch) -> None:
         try:
-            await self._fetch(inode)
+            with running.scope:
+                await self._fetch(inode, running)
+                running.problem = None
         except FOR_GOOD as error:
             running.problem = error
+            if running.stream is not None:  # its opens are to fail, not its reads
+                self._spoiled.add((inode.ino, inode.version))
             self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
@@ -103,9 +164,9 @@ class Hydration:
             log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
         finally:
             del self._running[inode.ino]
-            running.ended.set()
+            running.end()
 
-    async def _fetch(self, inode: Inode) -> None:
+    async def _fetch(self, inode: Inode, running: _Fetch) -> None:
         ino, version = inode.ino, inode.version
         stored = self.residency.dirty.stored(ino)
         if stored is None:
@@ -120,7 +181,7 @@ class Hydration:
                 tier = self._reserve(inode, cost)
                 try:
                     await self._wait_for_trash(tier, ino, version)
-                    self._enter(inode, tier, await self._download(inode, stored, tier))
+                    self._enter(inode, tier, await self._download(inode, stored, tier, running))
                 finally:
                     tier.reserved -= cost
             finally:
@@ -129,7 +190,13 @@ class Hydration:
         finally:
             self._release(cost)
 
-    async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
+    async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: _Fetch) -> Moved:
+        if running.streamed:
+            self.reading[stored.key] += 1
+            try:
+                return await streaming.bring(self.remote, inode, stored, tier, running.begin)
+            finally:
+                self.reading -= Counter({stored.key: 1})
         path = tier.path(inode.ino, inode.version)
         wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         try:
@@ -143,7 +210,7 @@ class Hydration:
         residency, ino, version = self.residency, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("flow.hydrated")
-        current = self.transfers.fit(ino, version)
+        current = self._fit(ino, version)
         if current is None or tier in residency.holders(current):
             if current is None:
                 residency.throw_away(tier, ino, version)
@@ -156,6 +223,13 @@ class Hydration:
             raise
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
+
+    def _fit(self, ino: int, version: int) -> Inode | None:
+        """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
+        held = self.residency.open.get(ino)
+        if held is not None and held.stream is not None and held.inode.version == version:
+            return None if held.writers else held.inode
+        return self.transfers.fit(ino, version)
 
     def _give_up(self, inode: Inode, error: Exception) -> None:
         """The bucket cannot produce what it should have: a miss, now and later."""
