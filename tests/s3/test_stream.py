@@ -356,7 +356,7 @@ def test_an_unmount_does_not_wait_for_the_rest(spilled: Spilled, valve: Valve) -
     assert path.read_bytes() == LARGE
 
 
-def test_what_is_small_comes_as_a_whole(spilled: Spilled, valve: Valve) -> None:
+def test_what_is_small_comes_as_a_whole(spilled: Spilled) -> None:
     kv, path = spilled()
     subprocess.run([*KVFS, "set", str(kv.path), "s3_stream=1G"], check=True)
     assert path.read_bytes() == LARGE
