@@ -119,15 +119,16 @@ class Objects:
                     held = self._opened_early(inode, found)
                 else:
                     held = self._opened(inode, *found, writable=writable)
-            elif held.direct:
-                await self._have(held, whole=writable)
             held.readers += 1  # keeps it while we wait
-            if writable:
-                try:
+            try:
+                if held.direct:
+                    await self._have(held, whole=writable)
+                if writable:
                     await self.versions.make_writable(held)
-                except BaseException:
-                    await self.release(held, writable=False)
-                    raise
+            except BaseException:
+                await self.release(held, writable=False)
+                raise
+            if writable:
                 held.readers -= 1
                 held.writers += 1
                 if truncate:

@@ -275,10 +275,29 @@ static void answer_init(char *init) {
     }
 }
 
+/* Bytes for one READ, which fill() has copied from a file and reply() sends with what libfuse made of
+ * an empty answer: they are in no object of Python. The answer comes before anything else is read. */
+static struct {
+    uint64_t unique; /* of the READ, 0 for none */
+    size_t length, size;
+    char *bytes;
+} filled;
+
+static ssize_t reply_filled(int fd, const struct fuse_out_header *empty) {
+    struct fuse_out_header out = *empty;
+    struct iovec both[] = {{&out, sizeof out}, {filled.bytes, filled.length}};
+    out.len += filled.length;
+    filled.unique = 0;
+    ssize_t written = writev(fd, both, 2);
+    return written == (ssize_t)out.len ? (ssize_t)empty->len : written;
+}
+
 static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
     (void)userdata;
     struct fuse_out_header *out = iov[0].iov_base;
     struct slot *answered = NULL;
+    if (filled.unique && filled.unique == (out->unique & ~UNIQUE_RESEND) && out->len == sizeof *out && !out->error)
+        return reply_filled(fd, out);
     if (out->unique && out->unique == session.init_unique) {
         session.init_unique = 0;
         if (session.taking_over) { /* the kernel has had this reply from the first daemon */
@@ -432,6 +451,31 @@ static PyObject *py_requester(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLong(session.requester);
 }
 
+/* nowait: what is not in memory is not waited for. Then it is false, as it is for any error, which the
+ * caller's own read will find. */
+static PyObject *py_fill(PyObject *self, PyObject *args) {
+    unsigned long long unique, offset, length;
+    int fd, nowait;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KiKKp", &unique, &fd, &offset, &length, &nowait)) return NULL;
+    filled.unique = filled.length = 0;
+    if (length > filled.size) {
+        char *grown = realloc(filled.bytes, length);
+        if (!grown) return PyErr_NoMemory();
+        filled.bytes = grown;
+        filled.size = length;
+    }
+    while (filled.length < length) {
+        struct iovec rest = {filled.bytes + filled.length, length - filled.length};
+        ssize_t got = preadv2(fd, &rest, 1, offset + filled.length, nowait ? RWF_NOWAIT : 0);
+        if (got < 0) Py_RETURN_FALSE;
+        if (!got) break; /* the file ends */
+        filled.length += got;
+    }
+    filled.unique = unique;
+    Py_RETURN_TRUE;
+}
+
 static PyObject *py_resends_over(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
@@ -583,6 +627,7 @@ static PyMethodDef methods[] = {
     {"state", py_state, METH_NOARGS, "state() -> (INIT was answered, offered by the kernel, engaged)"},
     {"request", py_request, METH_NOARGS, "request() -> (number, resent) of the request just read"},
     {"requester", py_requester, METH_NOARGS, "requester() -> thread whose request was just read"},
+    {"fill", py_fill, METH_VARARGS, "fill(request, fd, offset, length, nowait) -> whether an empty answer will have the bytes"},
     {"resends_over", py_resends_over, METH_NOARGS, "resends_over() -> all resent requests were read"},
     {"open_backing", py_open_backing, METH_VARARGS, "open_backing(fd, entry) -> id > 0. OSError: EPERM, ELOOP"},
     {"close_backing", py_close_backing, METH_VARARGS, "close_backing(id, entry), once no handle uses it"},

@@ -64,6 +64,7 @@ class Kernel(Backings, Table, Protocol):
 
     def request(self) -> tuple[int, bool]: ...
     def requester(self) -> int: ...
+    def fill(self, request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool: ...
     def resends_over(self) -> bool: ...
 
 
@@ -416,10 +417,13 @@ class Operations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
         if held.direct:
+            request, _ = self.kernel.request()
             with self.waits.unless_killed(self.kernel.requester()) as wait:
-                await self.objects.bytes_here(held, off, size)
+                fd = await self.objects.bytes_here(held, off, size)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)
+            if self.kernel.fill(request, fd, off, size, nowait=held.tier.slow):
+                return b""
         return await self.objects.read(held, off, size)
 
     @_answer

@@ -191,6 +191,14 @@ class Passthrough:
         return _passthrough.requester()
 
     @staticmethod
+    def fill(request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool:
+        """Whether the answer to a READ, which is to be empty, will have these bytes of a file.
+
+        Only right before the handler returns. nowait: not if a disk would have to be waited for.
+        """
+        return _passthrough.fill(request, fd, offset, length, nowait)
+
+    @staticmethod
     def resends_over() -> bool:
         """Whether all that the predecessor had left unanswered has been asked again."""
         return _passthrough.resends_over()

@@ -22,6 +22,7 @@ from kvfs.s3.transfer import Transfers
 
 log = logging.getLogger(__name__)
 
+SHORTEST = 1 << 20  # bytes of a request for a chunk that somebody waits for
 TRIES = 2  # of a chunk whose bytes are wrong
 
 
@@ -30,6 +31,7 @@ class _Chunk:
     """One that is not there yet. `ranges`: (start, length), not yet asked for; `running`: asked."""
 
     ranges: deque[tuple[int, int]]
+    begun: bool = False
     running: int = 0
     tries: int = 0
 
@@ -42,13 +44,14 @@ class _Download:
         self.size = size
         self.chunks = chunks
         self.left = {number: _Chunk(self.ranges(number)) for number in range(len(chunks.digests))}
-        self.next = 0  # the chunk from which on is asked for
+        self.next = 0  # the chunk that somebody waits for, at first the one that is read first
         self._piece = memoryview(bytearray(PIECE))
         self._whole = xxhash.xxh3_128()
         self._hashed = 0  # chunks that are in it
 
-    def ranges(self, number: int) -> deque[tuple[int, int]]:
-        start, part = number * self.chunks.size, self.transfers.terms.part
+    def ranges(self, number: int, part: int = 0) -> deque[tuple[int, int]]:
+        """Requests for a chunk, of `part` bytes each, or of the usual size."""
+        start, part = number * self.chunks.size, part or self.transfers.terms.part
         end = min(start + self.chunks.size, self.size)
         return deque((at, min(part, end - at)) for at in range(start, end, part))
 
@@ -60,11 +63,14 @@ class _Download:
 
     def take(self) -> tuple[int, tuple[int, int]] | None:
         """What to ask for now: (chunk, range). None if all is asked for."""
-        count = len(self.chunks.digests)
+        count, terms = len(self.chunks.digests), self.transfers.terms
         for step in range(count):
             number = (self.next + step) % count
             chunk = self.left.get(number)
             if chunk is not None and chunk.ranges:
+                if not step and not chunk.begun:  # somebody waits: all connections are for it
+                    chunk.ranges = self.ranges(number, max(SHORTEST, terms.part // terms.parallel))
+                chunk.begun = True
                 chunk.running += 1
                 return number, chunk.ranges.popleft()
         return None

@@ -22,7 +22,8 @@ from scripts.bench.report import note, number
 from scripts.s3_server import Server
 
 BUCKET = "bench"
-CALL = 1 << 20
+CALL = 1 << 20  # bytes of a read
+PIECE = 64 << 20  # bytes made at once
 WAYS = ("whole", "streamed")
 
 
@@ -66,7 +67,6 @@ def main(text: str, rounds: int, seed: int) -> None:
             client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
             client.create_bucket(Bucket=BUCKET)
             mountpoint = Path(folder) / "kv"
-            mountpoint.mkdir()
             options = (
                 f"ram={3 * bytes_},nvme={folder}/nvme,nvme_size={bytes_},s3=s3://{BUCKET}/p,"
                 f"s3_endpoint={server.endpoint},s3_region=us-east-1"
@@ -82,7 +82,10 @@ def _measure(mounted: Mounted, bytes_: int, rounds: int, seed: int) -> None:
     space.mkdir()
     os.setxattr(space, "user.kvfs.media", b"ram+s3")
     path = space / "object"
-    path.write_bytes(random.Random(seed).randbytes(bytes_))  # noqa: S311 (reproducible bytes)
+    dice = random.Random(seed)  # noqa: S311 (reproducible bytes)
+    with path.open("wb") as file:
+        for start in range(0, bytes_, PIECE):
+            file.write(dice.randbytes(min(PIECE, bytes_ - start)))
     command("flush", str(mounted.path), "--wait")
     first: dict[str, list[float]] = {way: [] for way in WAYS}
     last: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -137,3 +137,16 @@ def test_who_drops_a_directory_has_told_the_kernel() -> None:
         )
         == "(16, 8, 0)"
     )
+
+
+def test_the_bytes_of_a_read_are_in_no_object_of_python() -> None:
+    """What is filled in comes from the file, up to its end; a file that is not there fills none."""
+    code = """
+attach()
+data = tempfile.TemporaryFile()
+data.write(b'0123456789')
+data.flush()
+print(c.fill(7, data.fileno(), 4, 100, False), c.fill(7, 9999, 0, 1, False))
+print(Passthrough.fill(7, data.fileno(), 10, 5, nowait=False))
+"""
+    assert python(code).splitlines() == ["True False", "True"]
