@@ -33,7 +33,6 @@ from kvfs.s3.place import Place
 from kvfs.units import MIB, format_size, parse_size
 
 _RAM_SHARE = 0.25
-_DIRTY_SHARE = 4  # bytes that are not in the bucket, of those that fit the tiers
 
 # What mount(8) and fstab say to themselves; nothing for a file system to act on.
 _IGNORED = re.compile(
@@ -59,9 +58,23 @@ def _default_ram() -> int:
     return max(SMALLEST_TIER, int(runtime.memory() * _RAM_SHARE) // MIB * MIB)
 
 
+def _size_or_share(text: str) -> int | float:
+    """Bytes, or a share of something from above 0 to 1."""
+    share = re.fullmatch(r"([0-9]{1,3})%", text)
+    value = int(share[1]) / 100 if share else parse_size(text)
+    if not value or (share and value > 1):
+        raise ValueError("a size such as 2G, or a share from 1% to 100%")
+    return value
+
+
+def _size_or_share_text(value: float) -> str:
+    return format_size(value) if isinstance(value, int) else f"{round(value * 100)}%"
+
+
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
 _BUCKET = Kind("URL", lambda text: str(Place.parse(text)))
+_DIRTY = Kind("size or share", _size_or_share, _size_or_share_text)
 _ENDPOINT = Kind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
@@ -132,10 +145,10 @@ class Config:
     s3_required: bool = _option(
         SWITCH, "refuse to mount while the bucket cannot be used", default=True
     )
-    s3_dirty: int = _option(
-        SIZE,
-        "bytes that may wait for their upload, then writers wait; 0: a quarter of the other tiers",
-        default=0,
+    s3_dirty: int | float = _option(
+        _DIRTY,
+        "bytes that may wait for their upload, then writers wait; N%: of the other tiers",
+        default=0.25,
         upgrade=True,
     )
     s3_delay: float = _option(
@@ -273,8 +286,9 @@ class Config:
     @property
     def dirty_most(self) -> int:
         """Bytes that may wait for their upload."""
-        local = self.ram + (self.nvme_size if self.nvme is not None else 0)
-        return self.s3_dirty or local // _DIRTY_SHARE
+        if isinstance(self.s3_dirty, int):
+            return self.s3_dirty
+        return int((self.ram + (self.nvme_size if self.nvme is not None else 0)) * self.s3_dirty)
 
     def check(self) -> None:
         """Hold the configuration against this machine; raise ConfigError, change nothing."""

@@ -188,16 +188,16 @@ class Settings:
 
     def check_media(self, mounted: Collection[str]) -> None:
         """Raise ConfigError for a tier that is not mounted, or for no place to write to."""
-        if self.media == ("s3",):
-            raise ConfigError(
-                "setting media=s3: objects are written to another tier first, expected one more, "
-                "such as media=nvme+s3"
-            )
         missing = set(self.media) - set(mounted)
         if missing:
             raise ConfigError(
                 f"setting media={'+'.join(self.media)}: this mount has no {min(missing)} "
                 f"tier, expected some of {'+'.join(sorted(mounted))}, or all"
+            )
+        if self.media == ("s3",):
+            raise ConfigError(
+                "setting media=s3: objects are written to another tier first, expected one more, "
+                "such as media=nvme+s3"
             )
 
     @classmethod

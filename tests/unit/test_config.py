@@ -120,7 +120,16 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
     )
     assert config.place == Place("bucket", "a/b/", "http://[::1]:80", "here", "p")
     assert config.dirty_most == 1 << 30
+
+
+def test_what_may_be_dirty_is_a_size_or_a_share_of_the_other_tiers() -> None:
     assert Config.from_options(KV, "ram=2G").dirty_most == 512 << 20
+    half = Config.from_options(KV, "ram=2G,s3=s3://bucket,s3_dirty=50%")
+    assert half.dirty_most == 1 << 30
+    assert half.as_options()["s3_dirty"] == "50%"
+    assert Config.from_json(half.to_json()) == half
+    all_of_it = Config.from_options(KV, "ram=2G,s3=s3://bucket,s3_dirty=100%")
+    assert Config.from_json(all_of_it.to_json()).dirty_most == 2 << 30
 
 
 def test_defaults_are_fitted_to_the_machine(tmp_path: Path) -> None:
@@ -254,6 +263,8 @@ def test_every_option_is_described() -> None:
         ("s3=s3://bucket,s3_endpoint=ftp://x", "expected an endpoint such as https://"),
         ("s3_region=x", "s3_region is given without s3"),
         ("s3=s3://bucket,s3_region=a b", "expected one word"),
+        ("s3=s3://bucket,s3_dirty=0", "expected a size such as 2G, or a share from 1% to 100%"),
+        ("s3=s3://bucket,s3_dirty=101%", "or a share from 1% to 100%"),
         ("ramm=2G", "unknown option 'ramm'; did you mean ram?"),
         ("nvmesize=2G", "did you mean nvme_size"),
         ("noatim", "did you mean noatime"),
