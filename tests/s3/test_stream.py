@@ -16,6 +16,7 @@ import pytest
 from scripts.s3_server import Server
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
+from tests.mount.test_movement import mover_pids
 from tests.s3.test_mounted import all_uploaded, attribute, keys, s3_of
 from tests.s3.valve import Valve
 
@@ -197,8 +198,8 @@ def test_a_mover_that_dies_begins_anew(spilled: Spilled, valve: Valve) -> None:
     with path.open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
         valve.asked.clear()
-        for mover in Path(f"/proc/{kv.pid}/task/{kv.pid}/children").read_text().split():
-            os.kill(int(mover), signal.SIGKILL)
+        for mover in mover_pids(kv):
+            os.kill(mover, signal.SIGKILL)
         wait_for(lambda: 0 in valve.asked, "it is fetched anew")
         assert os.pread(file.fileno(), MIB, MIB) == LARGE[MIB : 2 * MIB]
         valve.open()
