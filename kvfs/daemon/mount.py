@@ -146,6 +146,7 @@ class Mount:
                 slot.writable,
                 slot.tier,
                 slot.state is State.RELEASING,
+                slot.direct,
             )
             for slot in slots
         ]
@@ -180,6 +181,8 @@ class Mount:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
             self.flow.end_ahead()
+            if self.flow.hydration is not None:
+                self.flow.hydration.stop()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()
