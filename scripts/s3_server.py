@@ -56,6 +56,10 @@ class Server:
         """Stop it and delete what it has."""
         self._run("wipe")
 
+    def pids(self) -> list[int]:
+        """Of its daemons, as they are now."""
+        return [int(path.read_text()) for path in (self.folder / "run").glob("*.pid")]
+
     def place(self, bucket: str, prefix: str = "") -> Place:
         return Place(bucket, prefix, self.endpoint, "us-east-1")
 

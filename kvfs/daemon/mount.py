@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import trio
 
@@ -93,7 +93,15 @@ class Mount:
         config = self.config
         self.notes = bucket.notes(config, self.directory)
         self.identity = bucket.identity(config)
-        async with Movers.open(config.movers, self.residency.counters) as movers:
+        async with AsyncExitStack() as stack:
+            movers = await stack.enter_async_context(
+                Movers.open(config.movers, self.residency.counters)
+            )
+            remote = None
+            if self.bucket is not None:
+                remote = await stack.enter_async_context(
+                    Remote.open(config.movers, self.residency.counters, self.bucket)
+                )
             self.movers = movers
             self.room = Room(self.residency)
             tree = Tree(self.residency, templates=self.templates.for_name)
@@ -104,7 +112,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
-                remote=None if self.bucket is None else Remote(movers, self.bucket),
+                remote=remote,
                 tree=tree,
                 notes=self.notes,
                 identity=self.identity,

@@ -188,7 +188,7 @@ def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str
     return job(*arguments, **options)
 
 
-def give_way() -> bool:
+def give_way(niceness: int) -> bool:
     """Run first in each worker: opens are waited for, copies are not."""
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
     return True

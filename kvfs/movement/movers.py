@@ -9,6 +9,7 @@ to another. Not for deciding what to move.
 """
 
 import logging
+import multiprocessing
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ import trio_parallel  # type: ignore[import-untyped]
 
 from kvfs.errors import TierError
 from kvfs.movement import copying
-from kvfs.movement.copying import LostError, Moved, SourceChangedError
+from kvfs.movement.copying import NICENESS, LostError, Moved, SourceChangedError
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +61,26 @@ class Movers:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, workers: int, counters: Counter[str]) -> AsyncIterator["Movers"]:
+    async def open(
+        cls,
+        workers: int,
+        counters: Counter[str],
+        *,
+        niceness: int = NICENESS,
+        preloaded: Sequence[str] = (),
+    ) -> AsyncIterator["Movers"]:
+        """preloaded: modules that one process loads for all workers, which are its forks."""
+        kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
+        if preloaded:
+            multiprocessing.set_forkserver_preload(list(preloaded))
         done = False
         try:
             async with (
                 trio_parallel.open_worker_context(
-                    idle_timeout=IDLE_SECONDS, grace_period=GRACE, init=copying.give_way
+                    idle_timeout=IDLE_SECONDS,
+                    grace_period=GRACE,
+                    init=partial(copying.give_way, niceness),
+                    worker_type=kind,
                 ) as context,
                 trio.open_nursery() as nursery,
             ):

@@ -33,17 +33,16 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
     if found is not None:
         return found
     fresh = Marker(FORMAT, identity if exclusive else "")
+    key, _ = _where(transfers, keys)
     try:
-        transfers.put(
-            _where(transfers, keys)[0], json.dumps(fresh._asdict()).encode(), {}, once=True
-        )
+        transfers.put(key, json.dumps(fresh._asdict()).encode(), {}, once=True)
     except ObjectExistsError:
         return look(transfers, keys, identity, exclusive=exclusive) or fresh
     return fresh
 
 
 def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
-    """Return what the prefix is, if anything says so.
+    """Return what the prefix is, if anything says so; it is for the kvfs of this identity.
 
     Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
     `exclusive`; and what `Transfers` raises.

@@ -294,7 +294,13 @@ class Transfers:
     def _in_turn(
         self, do: Callable[[int, T], R], items: Iterable[tuple[int, T]]
     ) -> Generator[R, None, None]:
-        """What `do` returns for each item, in their order. At the end nothing is running."""
+        """What `do` returns for each item, in their order. At the end nothing is running.
+
+        A single one of a list is done by this very thread, which would only wait.
+        """
+        if isinstance(items, list) and len(items) == 1:
+            yield do(*items[0])
+            return
         running: deque[Future[R]] = deque()
         try:
             for item in items:

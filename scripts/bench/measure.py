@@ -5,7 +5,7 @@ Pure: no clock, no files, no output. Not for deciding what to measure.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -112,3 +112,9 @@ class Bar:
 def turns(count: int, number: int) -> list[int]:
     """The order of `count` competitors in round `number`: each is first in its turn."""
     return [(index + number) % count for index in range(count)]
+
+
+def against_best(ours: Series, rivals: Mapping[str, Series]) -> tuple[str, dict[str, float | None]]:
+    """Who of the rivals is best in its median round, and our ratios to it."""
+    name = max(rivals, key=lambda rival: rivals[rival].median)
+    return name, ours.against(rivals[name])

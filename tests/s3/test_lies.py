@@ -89,7 +89,7 @@ def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -
     one that is away. `kvfs status` says what it said, as long as it takes nothing.
     """
     kv, proxy, *_ = fronted = front()
-    kv.allow_log("is tried again|stays in the bucket|s3 tier")
+    kv.allow_log("record is not in|is tried again|stays in the bucket|s3 tier")
     away = narrow(kv, "n")
     gone = {f"gone{number}": SMALL + bytes([number]) for number in range(len(REFUSALS))}
     send_away(away, gone)
@@ -118,7 +118,7 @@ def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -
 
 def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:
     kv, proxy, *_ = fronted = front("s3_wait=10,s3_dirty=2M")
-    kv.allow_log("is tried again|s3 tier|is not uploaded")
+    kv.allow_log("record is not in|is tried again|s3 tier|is not uploaded")
     kv.expect_log("2097152 bytes wait for their upload, which is the most: writers wait for it")
     away = narrow(kv, "n")
     send_away(away, {"gone": SMALL})
@@ -281,7 +281,7 @@ def test_listings_that_are_old_hide_nothing(front: Front) -> None:
 
 def test_answers_that_are_lost_store_nothing_twice_and_nothing_less(front: Front) -> None:
     kv, proxy, server, bucket = fronted = front()
-    kv.allow_log("is tried again|s3 tier|not aborted")
+    kv.allow_log("record is not in|is tried again|s3 tier|not aborted")
     lost: dict[str, int] = {}
 
     def lose(request: Request, answer: Answer) -> Answer:
@@ -314,7 +314,7 @@ def test_answers_that_are_lost_store_nothing_twice_and_nothing_less(front: Front
 
 def test_the_stores_own_quota(front: Front, s3: Server, bucket: str) -> None:
     kv, *_ = fronted = front()
-    kv.allow_log("is tried again|s3 tier|is not uploaded")
+    kv.allow_log("record is not in|is tried again|s3 tier|is not uploaded")
     (kv.path / "before").write_bytes(SMALL)
     all_uploaded(kv)
 

@@ -63,7 +63,8 @@ def made(own: Server, own_bucket: str, mount: Mount) -> Iterator[Make]:
             f"{tiers},nvme_size=1G,log_level=debug,s3=s3://{own_bucket}/p,s3_delay=0.1,"
             f"s3_endpoint={own.endpoint},s3_region=us-east-1,{options}"
         )
-        kv.allow_log("s3 tier|is tried again|stays in the bucket|not aborted|a mover has no answer")
+        kv.allow_log("record is not in|s3 tier|is tried again|stays in the bucket|not aborted")
+        kv.allow_log("a mover has no answer")
         mounted.append(kv)
         return kv
 

@@ -23,7 +23,7 @@ SECRET = "aB3" * 14  # nobody's; it must not be repeated
 
 
 def identity(tmp_path: Path) -> str:
-    """Of a kvfs without NVMe."""
+    """Of a kvfs without NVMe, in a bucket."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{runtime.machine()}:{tmp_path / 'kv'}"))
 
 
@@ -32,7 +32,7 @@ def snapshot(tmp_path: Path, server: Server, bucket: str) -> object:
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     listed = client.list_objects_v2(Bucket=bucket).get("Contents", ())
     # The memory of a mount without NVMe; with it, an identity would be in a directory first.
-    memory = runtime.ram_root() / identity(tmp_path)
+    memory = runtime.ram_root() / str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{tmp_path / 'kv'}"))
     return (
         sorted(str(path) for path in tmp_path.rglob("*") if path.suffix != ".log"),
         sorted(one.path for one in runtime.mounts() if one.path.startswith(str(tmp_path))),

@@ -122,3 +122,15 @@ def test_everyone_is_first_in_turn() -> None:
     orders = [measure.turns(3, number) for number in range(3)]
     assert orders == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
     assert measure.turns(1, 7) == [0]
+
+
+def test_the_best_rival_is_the_one_whose_median_is_best() -> None:
+    """One lucky round makes nobody the best; the ratio is that of the rounds' pairs."""
+    ours = measure.Series((9.0, 18.0, 9.0))
+    rivals = {
+        "lucky": measure.Series((50.0, 1.0, 1.0)),
+        "steady": measure.Series((10.0, 20.0, 10.0)),
+    }
+    name, ratios = measure.against_best(ours, rivals)
+    assert name == "steady"
+    assert ratios == {"best": pytest.approx(0.9), "median": pytest.approx(0.9)}

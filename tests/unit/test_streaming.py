@@ -208,13 +208,13 @@ class Threaded(InlineRemote):
     async def _run(
         self,
         lane: Lane,
-        patience: float,
+        size: int,
         destinations: Sequence[str],
         do: Callable[..., T],
         *arguments: object,
     ) -> T:
         if do.__name__ != "stream":
-            return await super()._run(lane, patience, destinations, do, *arguments)
+            return await super()._run(lane, size, destinations, do, *arguments)
         transfers = Transfers(self.store, self.bucket.terms or Terms())
         try:
             return await trio.to_thread.run_sync(lambda: do(transfers, *arguments))

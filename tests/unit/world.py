@@ -91,6 +91,7 @@ class InlineRemote(Remote):
 
     def __init__(self, movers: Movers, bucket: Bucket, store: Store) -> None:
         super().__init__(movers, bucket)
+        self.downloads = 4  # few, so that some have to wait
         self.store = store
         self.before: Callable[[], Awaitable[None]] = nothing
         self.after: Callable[[], Awaitable[None]] = nothing
@@ -98,12 +99,12 @@ class InlineRemote(Remote):
     async def _run(
         self,
         lane: Lane,
-        patience: float,
+        size: int,
         destinations: Sequence[str],
         do: Callable[..., T],
         *arguments: object,
     ) -> T:
-        del lane, patience, destinations
+        del lane, size, destinations
         await self.before()
         transfers = Transfers(self.store, self.bucket.terms or Terms())
         try:

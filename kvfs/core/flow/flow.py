@@ -138,6 +138,7 @@ class Flow:
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)
                 nursery.start_soon(self.keep_up, self.availability.watch)
+                nursery.start_soon(self.keep_up, self.availability.remote.warm)
                 nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
             if self.presence is not None:
                 nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)

@@ -83,6 +83,7 @@ class Spill:
         self._locked: set[str] = set()  # keys about which a request is under way
         self.reading: Container[str] = ()  # keys of what was unlinked, perhaps, and is read yet
         self._failures = 0  # in a row
+        self._refused = False  # the last upload
         self._quiet_until = 0.0
         self._said = ""
         self._said_packing = False
@@ -139,6 +140,7 @@ class Spill:
             later = await self._upload(ino) or _Later(0.0)
         except (StoreError, TierError) as error:
             self._failed("upload", error)
+            self._refused = True
             self._swept = False  # it could not be aborted, perhaps
             later = _Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
@@ -382,16 +384,16 @@ class Spill:
         return pause
 
     def _worked(self) -> None:
-        self._failures, self._said = 0, ""
+        self._failures, self._said, self._refused = 0, "", False
 
     @property
     def failing(self) -> bool:
-        """Whether the store has refused what it was asked last, and that still waits."""
-        return self._failures > 0 and bool(len(self.dirty) or self.dirty.deletes)
+        """Whether the store has refused the last upload, and something waits for one."""
+        return self._refused and len(self.dirty) > 0
 
     def healthy_again(self) -> None:
         """The store answers: no use in waiting longer."""
-        self._failures, self._quiet_until = 0, 0.0
+        self._failures, self._quiet_until, self._refused = 0, 0.0, False
 
     # Down
 
@@ -426,8 +428,6 @@ class Spill:
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())
             if left:
                 self._failed("delete", next(iter(left.values())))
-            else:
-                self._worked()
         except (StoreError, TierError) as error:
             self._failed("delete", error)
         except CatalogError as error:
