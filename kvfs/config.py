@@ -170,6 +170,12 @@ class Config:
         default=True,
         hot=True,
     )
+    s3_stream: int = _option(
+        SIZE,
+        "size from which on an object is read while it comes from the bucket; 0: none is",
+        default=256 << 20,
+        hot=True,
+    )
     passthrough: Literal["auto", "on", "off"] = _option(
         choice("auto", "on", "off"),
         "let the kernel move the bytes; on: refuse to mount without it",

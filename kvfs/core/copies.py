@@ -20,6 +20,7 @@ from typing import Protocol
 from kvfs.catalog import Inode
 from kvfs.core.backings import Io
 from kvfs.core.residency import Residency
+from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
 from kvfs.tiers import Job, Tier
 
@@ -36,8 +37,11 @@ class Verifier(Protocol):
 class Fetcher(Protocol):
     """Who can bring an object here that only the bucket has."""
 
-    async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError, StaleError if it has changed meanwhile."""
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """None: it is here. whole: else it may be a stream of what is on its way.
+
+        Raises NotFoundError, StaleError if it has changed meanwhile.
+        """
 
 
 class Copies:
@@ -72,15 +76,21 @@ class Copies:
             return None
         return ram, fd
 
-    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int, bool]:
+    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int, bool] | Stream:
         """Open the best copy that is what it should be: tier, descriptor, whether it was fetched.
 
-        Raises NotFoundError (a miss), StaleError, CatalogError.
+        Or what comes from the bucket and can be read already. Raises NotFoundError (a miss),
+        StaleError, CatalogError.
         """
-        found, lost = await self._open_here(inode, writable=writable)
-        fetched = found is None and await self._fetched(inode)
-        if fetched:
-            found, lost = await self._open_here(inode, writable=writable)
+        found, lost = await self.open_here(inode, writable=writable)
+        fetched = False
+        if found is None and (spilled := self._spilled(inode)) is not None:
+            stream = await self.fetch(spilled, whole=writable)
+            inode.take(spilled)
+            if stream is not None:
+                return stream
+            fetched = True
+            found, lost = await self.open_here(inode, writable=writable)
         if found is not None:
             return *found, fetched
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
@@ -89,15 +99,22 @@ class Copies:
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
-    async def _fetched(self, inode: Inode) -> bool:
-        """Whether it is in the bucket, and now here as well. Raises NotFoundError, StaleError."""
+    def _spilled(self, inode: Inode) -> Inode | None:
+        """What the catalog has of it, if the bucket has this version."""
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version or not current.in_bucket:
-            return False
+            return None
+        return current
+
+    async def fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
+        """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.
+
+        The record is brought up to date.
+        """
         try:
             if self._fetcher is None:
                 raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
-            await self._fetcher.fetch(current)
+            stream = await self._fetcher.fetch(inode, whole=whole)
         except NotFoundError:
             self.residency.counters["misses"] += 1
             raise
@@ -105,12 +122,12 @@ class Copies:
         if fetched is None or fetched.version != inode.version:
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(fetched)
-        return True
+        return stream
 
-    async def _open_here(
+    async def open_here(
         self, inode: Inode, *, writable: bool
     ) -> tuple[tuple[Tier, int] | None, bool]:
-        """The copy, and whether one was lost."""
+        """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
         lost = False
         for tier in self.residency.holders(inode):
             try:

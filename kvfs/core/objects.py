@@ -34,11 +34,13 @@ from kvfs.core.copies import Copies, Fetcher, Verifier
 from kvfs.core.mappings import Mappings
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.room import Room
+from kvfs.core.stream import Stream
 from kvfs.core.versions import Versions
 from kvfs.errors import (
     CatalogError,
     KvfsError,
     NoSpaceError,
+    NotFoundError,
     StaleError,
     TierError,
     TooLargeError,
@@ -73,6 +75,7 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self.versions = Versions(residency, self._io)
+        self.fetcher = fetcher
         self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
@@ -111,15 +114,22 @@ class Objects:
                     held = await self._replace(inode)
                     held.writers += 1
                     return held
-                tier, fd, fetched = await self.copies.open(inode, writable=writable)
-                held = self._opened(inode, tier, fd, writable=writable, fetched=fetched)
+                found = await self.copies.open(inode, writable=writable)
+                if isinstance(found, Stream):
+                    held = self._opened_early(inode, found)
+                else:
+                    tier, fd, fetched = found
+                    held = self._opened(inode, tier, fd, writable=writable, fetched=fetched)
             held.readers += 1  # keeps it while we wait
-            if writable:
-                try:
+            try:
+                if held.direct:
+                    await self._have(held, whole=writable)
+                if writable:
                     await self.versions.make_writable(held)
-                except BaseException:
-                    await self.release(held, writable=False)
-                    raise
+            except BaseException:
+                await self.release(held, writable=False)
+                raise
+            if writable:
                 held.readers -= 1
                 held.writers += 1
                 if truncate:
@@ -151,6 +161,8 @@ class Objects:
         if ino in residency.busy:
             return None
         held = residency.open.get(ino)
+        if held is not None and not held.readable:
+            return None
         if held is None:
             inode = self.catalog.inode(ino)
             found = None if inode is None else self.copies.open_at_once(inode)
@@ -184,6 +196,97 @@ class Objects:
             os.close(fd)  # the kernel has its own reference
             held.fd = -1
         return held
+
+    def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:
+        """A reader comes before all bytes have; until the last one goes, all are served so.
+
+        Two ways at a time are not taken by the kernel once one of them has it mapped.
+        """
+        held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
+        held.direct = True
+        self._read_from(held, stream)
+        self.residency.open[inode.ino] = held
+        self.residency.counters["opens_served"] += 1
+        where = self.residency.bucket or stream.tier
+        where.hits += 1
+        self.residency.namespaces.read(inode, where)
+        self.promote(inode)
+        return held
+
+    @staticmethod
+    def _read_from(held: OpenObject, stream: Stream | None) -> None:
+        before, held.stream = held.stream, stream
+        if stream is not None:
+            held.tier = stream.tier
+            stream.join()
+        if before is not None:
+            before.leave()
+
+    async def _have(self, held: OpenObject, *, whole: bool) -> None:
+        """Its bytes are here, or come; if what was to bring them has failed, once more.
+
+        whole: all of them, because somebody will write. Raises NotFoundError, StaleError, and
+        TierError if nothing has them. Holds the lock.
+        """
+        inode = held.inode
+        if held.readable and not (whole and held.stream is not None and not held.stream.complete):
+            return
+        if not self.residency.holders(inode):
+            if self.fetcher is None or not inode.in_bucket:
+                raise TierError(f"inode {inode.ino}: its bytes have not all come, and are gone")
+            stream = await self.fetcher.fetch(inode, whole=whole)
+            if stream is not None:
+                if stream is not held.stream:
+                    self._read_from(held, stream)
+                return
+        if held.stream is not None and held.stream.complete:
+            return
+        found, _ = await self.copies.open_here(inode, writable=False)
+        if found is None:
+            raise TierError(f"inode {inode.ino}: no tier can produce its bytes")
+        self._read_from(held, None)
+        held.tier, held.fd = found
+
+    async def bytes_here(self, held: OpenObject, start: int, length: int) -> int:
+        """Wait until these bytes can be read from the descriptor that is returned.
+
+        It is valid until the next await. Raises TierError.
+        """
+        try:
+            if held.fd < 0 and held.stream is None:  # the daemon that began it is dead
+                await self._go_on(held)
+            if held.stream is None:
+                return held.fd
+            patience = 0.0 if self.residency.bucket is None else self.residency.bucket.wait
+            await held.stream.bytes_here(start, length, patience)
+        except TierError as error:
+            log.error("a read fails: %s", error)
+            raise
+        return held.stream.fd
+
+    async def _go_on(self, held: OpenObject) -> None:
+        ino = held.inode.ino
+        await self.residency.lock(ino)
+        try:
+            await self._have(held, whole=False)
+        except (NotFoundError, StaleError) as error:
+            raise TierError(f"inode {ino} cannot be read on: {error}") from error
+        finally:
+            self.residency.unlock(ino)
+
+    async def read(self, held: OpenObject, start: int, length: int) -> bytes:
+        """Less only at the end of the object. Raises TierError."""
+        fd = await self.bytes_here(held, start, length) if held.direct else held.fd
+
+        def do(own: int) -> bytes:
+            return os.pread(own, length, start)
+
+        try:
+            if not held.tier.slow:
+                return do(fd)
+            return await self._io(held.tier, Job.on_file("read", fd, do))
+        except OSError as error:
+            raise self.failed("read", held, error) from error
 
     def register(self, held: OpenObject) -> int:
         """A backing id for its file; 0 if the daemon must serve it."""
@@ -466,6 +569,7 @@ class Objects:
                 await held.tier.calls.wait(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
+        self._read_from(held, None)
         if held.backing_id:
             self.backings.release(held.backing_id)
 

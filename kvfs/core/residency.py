@@ -31,6 +31,7 @@ from kvfs.catalog import Batch, Catalog, Dentry, Inode, Stored
 from kvfs.core.dirty import Dirty
 from kvfs.core.followers import Followers
 from kvfs.core.namespaces import Namespaces
+from kvfs.core.stream import Stream
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,15 @@ class OpenObject:
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
     charged: int = 0  # bytes of it for which a writer has waited: its share of the bandwidth
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
+    direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
+    stream: Stream | None = None  # where its readers have it from, if it is direct
+
+    @property
+    def readable(self) -> bool:
+        """Whether its bytes are here or on their way. A direct one may lack them."""
+        if not self.direct or self.fd >= 0:
+            return True
+        return self.stream is not None and self.stream.problem is None
 
 
 class Trash(NamedTuple):

@@ -26,6 +26,7 @@ class Left(NamedTuple):
     """A handle that the predecessor left; `tier` is the tier's number.
 
     ending: its RELEASE was being carried out. Then the inode may have been opened anew since.
+    direct: it was opened while its bytes came from the bucket.
     """
 
     handle: int
@@ -34,6 +35,7 @@ class Left(NamedTuple):
     writable: bool
     tier: int
     ending: bool
+    direct: bool = False
 
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
@@ -71,7 +73,8 @@ def _give_name_back(residency: Residency, ino: int) -> None:
 def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[Left]:
     """The handles of the inode's latest open object: they share tier and backing id, which rises.
 
-    What has others was settled before that was opened, only its RELEASE was not answered yet.
+    What has others was settled before that was opened, only its RELEASE was not answered yet. But
+    what is direct may have come to another tier when it had to come once more.
     """
     holders = {tier.number for tier in residency.holders(inode)}
     lefts = [left for left in lefts if not left.ending or left.tier in holders]
@@ -80,7 +83,11 @@ def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[
         return []
     last = max(living, key=lambda left: (left.tier in holders, left.backing_id))
     shared = (last.tier, last.backing_id)
-    return [left for left in lefts if (left.tier, left.backing_id) == shared]
+    return [
+        left
+        for left in lefts
+        if (left.tier, left.backing_id) == shared or (last.direct and left.direct)
+    ]
 
 
 def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
@@ -88,8 +95,12 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     ino, backing_id = inode.ino, lefts[0].backing_id
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
-    fd = -1
-    if writers or not backing_id:  # else the kernel has the file, and nobody here needs it
+    fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
+    if direct and tier not in holders and holders:
+        tier = holders[0]
+    if direct and not holders:
+        log.info("inode %d was read while it came; the rest comes anew", ino)
+    elif writers or not backing_id:  # else the kernel has the file, and nobody here needs it
         fd = _file(inode, tier, writable=writers > 0)
     held = OpenObject(
         inode,
@@ -101,6 +112,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         writers=writers,
         accounted=bool(inode.links) and not writers,
         reopened=backing_id > 0,
+        direct=direct,
     )
     if not inode.links:
         held.publish = objects.to_publish(ino)

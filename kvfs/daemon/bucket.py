@@ -54,6 +54,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         wait=config.s3_wait,
         shared=config.shared,
         exclusive=config.s3_exclusive,
+        stream=config.s3_stream,
     )
     kept = directory / "bucket"
     if takeover:

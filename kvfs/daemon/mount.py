@@ -154,6 +154,7 @@ class Mount:
                 slot.writable,
                 slot.tier,
                 slot.state is State.RELEASING,
+                slot.direct,
             )
             for slot in slots
         ]
@@ -188,6 +189,8 @@ class Mount:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
             self.flow.end_ahead()
+            if self.flow.hydration is not None:
+                self.flow.hydration.stop()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -45,6 +45,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
             mount.bucket.shared = config.shared
+            mount.bucket.stream = config.s3_stream
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}

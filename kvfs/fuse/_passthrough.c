@@ -3,7 +3,8 @@
  * Imported with RTLD_GLOBAL before pyfuse3, this module's fuse_session_mount is the one that
  * pyfuse3 calls. It hands libfuse our read and writev through its public custom-io call; all that
  * they change is three replies of the kernel's public ABI (linux/fuse.h):
- *   INIT          asks for FUSE_PASSTHROUGH, FUSE_HANDLE_KILLPRIV_V2 and FUSE_HAS_RESEND, where the kernel offers them
+ *   INIT          asks for FUSE_PASSTHROUGH, FUSE_HANDLE_KILLPRIV_V2, FUSE_HAS_RESEND and FUSE_DIRECT_IO_ALLOW_MMAP,
+ *                 where the kernel offers them
  *   OPEN, CREATE  carry the backing id and flags that bind() gave for the reply's file handle
  *
  * What the next daemon must know if this one dies at any instruction is in the session file, which
@@ -47,7 +48,8 @@ struct backing_map {
 /* kvfs clears set-id bits itself. Without this the kernel asks for security.capability before each
  * write(2): a round trip, measured at half the speed of 1 MiB writes. */
 #define HANDLE_KILLPRIV_V2 (1u << 28)
-#define FLAGS2_PASSTHROUGH (1u << 5) /* flags2, bit 37 of both */
+#define FLAGS2_DIRECT_IO_ALLOW_MMAP (1u << 4) /* flags2, bit 36 of both; Linux 6.6 */
+#define FLAGS2_PASSTHROUGH (1u << 5)
 #define FLAGS2_HAS_RESEND (1u << 7)
 #define UNIQUE_RESEND (1ull << 63)   /* in a request that the predecessor may have carried out */
 #define NOTIFY_RESEND 7
@@ -103,6 +105,7 @@ static struct {
     int resends_over;     /* a request was read that is no resent one */
     uint64_t init_unique; /* of the INIT not yet answered, else 0 */
     uint64_t request;     /* unique of the last request that was read */
+    uint32_t requester;   /* the thread whose request that is */
     struct record *record;
 } session = {.device = -1};
 
@@ -243,6 +246,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     struct fuse_in_header *in = buffer;
     if (got < (ssize_t)sizeof *in) return got;
     session.request = in->unique;
+    session.requester = in->pid;
     if (!(in->unique & UNIQUE_RESEND) && !overtakes(in->opcode)) session.resends_over = 1;
     if (in->opcode == FUSE_INIT) {
         if (got <= (ssize_t)sizeof session.record->init) {
@@ -262,7 +266,7 @@ static void answer_init(char *init) {
     or32(init + OUT_FLAGS, record->offered_flags & HANDLE_KILLPRIV_V2);
     if (!(record->offered_flags & INIT_FLAGS_EXT)) return;
     or32(init + OUT_FLAGS, INIT_FLAGS_EXT);
-    or32(init + OUT_FLAGS2, record->offered_flags2 & FLAGS2_HAS_RESEND);
+    or32(init + OUT_FLAGS2, record->offered_flags2 & (FLAGS2_HAS_RESEND | FLAGS2_DIRECT_IO_ALLOW_MMAP));
     if (session.want_passthrough && (record->offered_flags2 & FLAGS2_PASSTHROUGH)) {
         uint32_t depth = 1; /* backing files on ordinary file systems, not on stacked ones */
         or32(init + OUT_FLAGS2, FLAGS2_PASSTHROUGH);
@@ -271,10 +275,29 @@ static void answer_init(char *init) {
     }
 }
 
+/* Bytes for one READ, which fill() has copied from a file and reply() sends with what libfuse made of
+ * an empty answer: they are in no object of Python. The answer comes before anything else is read. */
+static struct {
+    uint64_t unique; /* of the READ, 0 for none */
+    size_t length, size;
+    char *bytes;
+} filled;
+
+static ssize_t reply_filled(int fd, const struct fuse_out_header *empty) {
+    struct fuse_out_header out = *empty;
+    struct iovec both[] = {{&out, sizeof out}, {filled.bytes, filled.length}};
+    out.len += filled.length;
+    filled.unique = 0;
+    ssize_t written = writev(fd, both, 2);
+    return written == (ssize_t)out.len ? (ssize_t)empty->len : written;
+}
+
 static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
     (void)userdata;
     struct fuse_out_header *out = iov[0].iov_base;
     struct slot *answered = NULL;
+    if (filled.unique && filled.unique == (out->unique & ~UNIQUE_RESEND) && out->len == sizeof *out && !out->error)
+        return reply_filled(fd, out);
     if (out->unique && out->unique == session.init_unique) {
         session.init_unique = 0;
         if (session.taking_over) { /* the kernel has had this reply from the first daemon */
@@ -290,6 +313,7 @@ static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
         if (open->fh < SLOTS) {
             answered = &session.record->slots[open->fh];
             open->open_flags |= answered->open_flags;
+            if (answered->open_flags & REPLY_DIRECT_IO) open->open_flags &= ~REPLY_KEEP_CACHE;
             if (answered->backing_id > 0) {
                 open->open_flags &= ~(REPLY_DIRECT_IO | REPLY_KEEP_CACHE);
                 open->open_flags |= REPLY_PASSTHROUGH;
@@ -421,6 +445,37 @@ static PyObject *py_request(PyObject *self, PyObject *args) {
                          session.request & UNIQUE_RESEND ? Py_True : Py_False);
 }
 
+static PyObject *py_requester(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLong(session.requester);
+}
+
+/* nowait: what is not in memory is not waited for. Then it is false, as it is for any error, which the
+ * caller's own read will find. */
+static PyObject *py_fill(PyObject *self, PyObject *args) {
+    unsigned long long unique, offset, length;
+    int fd, nowait;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KiKKp", &unique, &fd, &offset, &length, &nowait)) return NULL;
+    filled.unique = filled.length = 0;
+    if (length > filled.size) {
+        char *grown = realloc(filled.bytes, length);
+        if (!grown) return PyErr_NoMemory();
+        filled.bytes = grown;
+        filled.size = length;
+    }
+    while (filled.length < length) {
+        struct iovec rest = {filled.bytes + filled.length, length - filled.length};
+        ssize_t got = preadv2(fd, &rest, 1, offset + filled.length, nowait ? RWF_NOWAIT : 0);
+        if (got < 0) Py_RETURN_FALSE;
+        if (!got) break; /* the file ends */
+        filled.length += got;
+    }
+    filled.unique = unique;
+    Py_RETURN_TRUE;
+}
+
 static PyObject *py_resends_over(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
@@ -493,10 +548,10 @@ static PyObject *py_backings(PyObject *self, PyObject *args) {
 
 static PyObject *py_bind(PyObject *self, PyObject *args) {
     unsigned long long handle, inode, request;
-    int id, noflush, writable;
+    int id, noflush, direct, writable;
     unsigned char tier;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKippb", &handle, &inode, &request, &id, &noflush, &writable, &tier) ||
+    if (!PyArg_ParseTuple(args, "KKKipppb", &handle, &inode, &request, &id, &noflush, &direct, &writable, &tier) ||
         !in_range(handle, "file handle"))
         return NULL;
     struct slot *slot = &session.record->slots[handle];
@@ -504,7 +559,7 @@ static PyObject *py_bind(PyObject *self, PyObject *args) {
     slot->inode = inode;
     slot->request = request;
     slot->backing_id = id;
-    slot->open_flags = noflush ? REPLY_NOFLUSH : 0;
+    slot->open_flags = (noflush ? REPLY_NOFLUSH : 0) | (direct ? REPLY_DIRECT_IO : 0);
     slot->writable = writable;
     slot->tier = tier;
     set_state(slot, BOUND);
@@ -527,9 +582,10 @@ static PyObject *py_slots(PyObject *self, PyObject *args) {
     for (uint32_t handle = 0; found && session.record && handle < session.record->slots_end; handle++) {
         struct slot *slot = &session.record->slots[handle];
         if (slot->state == FREE) continue;
-        PyObject *item = Py_BuildValue("(IKKiBOB)", handle, (unsigned long long)slot->inode,
+        PyObject *item = Py_BuildValue("(IKKiBOBO)", handle, (unsigned long long)slot->inode,
                                        (unsigned long long)slot->request, slot->backing_id, slot->state,
-                                       slot->writable ? Py_True : Py_False, slot->tier);
+                                       slot->writable ? Py_True : Py_False, slot->tier,
+                                       slot->open_flags & REPLY_DIRECT_IO ? Py_True : Py_False);
         if (!item || PyList_Append(found, item) < 0) Py_CLEAR(found);
         Py_XDECREF(item);
     }
@@ -570,13 +626,15 @@ static PyMethodDef methods[] = {
     {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough, session_file, takeover)"},
     {"state", py_state, METH_NOARGS, "state() -> (INIT was answered, offered by the kernel, engaged)"},
     {"request", py_request, METH_NOARGS, "request() -> (number, resent) of the request just read"},
+    {"requester", py_requester, METH_NOARGS, "requester() -> thread whose request was just read"},
+    {"fill", py_fill, METH_VARARGS, "fill(request, fd, offset, length, nowait) -> whether an empty answer will have the bytes"},
     {"resends_over", py_resends_over, METH_NOARGS, "resends_over() -> all resent requests were read"},
     {"open_backing", py_open_backing, METH_VARARGS, "open_backing(fd, entry) -> id > 0. OSError: EPERM, ELOOP"},
     {"close_backing", py_close_backing, METH_VARARGS, "close_backing(id, entry), once no handle uses it"},
     {"backings", py_backings, METH_NOARGS, "backings() -> [(entry, id)] of the session file"},
-    {"bind", py_bind, METH_VARARGS, "bind(handle, inode, request, backing_id, noflush, writable, tier)"},
+    {"bind", py_bind, METH_VARARGS, "bind(handle, inode, request, backing_id, noflush, direct, writable, tier)"},
     {"set_state", py_set_state, METH_VARARGS, "set_state(handle, state)"},
-    {"slots", py_slots, METH_NOARGS, "slots() -> [(handle, inode, request, backing_id, state, writable, tier)]"},
+    {"slots", py_slots, METH_NOARGS, "slots() -> [(handle, inode, request, backing_id, state, writable, tier, direct)]"},
     {"slots_end", py_slots_end, METH_NOARGS, "slots_end() -> no slot from here on was ever bound"},
     {"gone", py_gone, METH_VARARGS, "gone(parent, name) -> whether the kernel will be told; never blocks"},
     {NULL, NULL, 0, NULL},

@@ -62,6 +62,7 @@ class Handles:
             State.BOUND,
             writable,
             held.tier.number,
+            held.direct,
         )
         self._table.bind(slot, noflush=not writable)
         if failpoints.active:

@@ -67,6 +67,8 @@ class Kernel(Backings, Table, Protocol):
     """Backings and handles as the kernel is told of them, and what it asks."""
 
     def request(self) -> tuple[int, bool]: ...
+    def requester(self) -> int: ...
+    def fill(self, request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool: ...
     def resends_over(self) -> bool: ...
 
 
@@ -466,10 +468,15 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
-        try:
-            return await self.objects.on_file(held, "read", lambda fd: os.pread(fd, size, off))
-        except OSError as error:
-            raise self.objects.failed("read", held, error) from error
+        if held.direct:
+            request, _ = self.kernel.request()
+            with self.waits.unless_killed(self.kernel.requester()) as wait:
+                fd = await self.objects.bytes_here(held, off, size)
+            if wait.cancelled_caught:
+                raise FUSEError(errno.EINTR)
+            if self.kernel.fill(request, fd, off, size, nowait=held.tier.slow):
+                return b""
+        return await self.objects.read(held, off, size)
 
     @_answer
     async def write(self, fh: int, off: int, buf: bytes) -> int:

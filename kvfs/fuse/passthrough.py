@@ -56,6 +56,7 @@ class Slot(NamedTuple):
     state: State
     writable: bool
     tier: int
+    direct: bool = False  # past the page cache
 
 
 class Passthrough:
@@ -157,8 +158,8 @@ class Passthrough:
 
     def bind(self, slot: Slot, *, noflush: bool) -> None:
         """What the OPEN or CREATE reply with this handle says, and who has asked for it."""
-        handle, inode, request, backing_id, _, writable, tier = slot
-        _passthrough.bind(handle, inode, request, backing_id, noflush, writable, tier)
+        handle, inode, request, backing_id, _, writable, tier, direct = slot
+        _passthrough.bind(handle, inode, request, backing_id, noflush, direct, writable, tier)
 
     @staticmethod
     def set_state(handle: int, state: State) -> None:
@@ -183,6 +184,19 @@ class Passthrough:
         Only right before the handler's first await.
         """
         return _passthrough.request()
+
+    @staticmethod
+    def requester() -> int:
+        """The thread whose request that is, as the kernel knows it. When `request` says so."""
+        return _passthrough.requester()
+
+    @staticmethod
+    def fill(request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool:
+        """Whether the answer to a READ, which is to be empty, will have these bytes of a file.
+
+        Only right before the handler returns. nowait: not if a disk would have to be waited for.
+        """
+        return _passthrough.fill(request, fd, offset, length, nowait)
 
     @staticmethod
     def resends_over() -> bool:

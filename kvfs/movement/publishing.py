@@ -19,6 +19,7 @@ from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
 from kvfs.errors import UnsupportedError
 from kvfs.movement.packing import Packing
+from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import MetadataError, NoObjectError, ObjectChangedError, ObjectExistsError
 from kvfs.s3.facts import Facts
 from kvfs.s3.transfer import ATTEMPT, Transfers
@@ -69,7 +70,7 @@ class Uploaded(NamedTuple):
     packing: Packing | None = None
 
 
-def facts(about: About, stored: Stored, digest: bytes) -> Facts:
+def facts(about: About, stored: Stored, digest: bytes, chunks: Chunks | None) -> Facts:
     """All that is said of an object. `digest` is of the object as its readers see it."""
     return Facts(
         size=about.size,
@@ -84,6 +85,7 @@ def facts(about: About, stored: Stored, digest: bytes) -> Facts:
         codec=stored.codec,
         stored_size=stored.size,
         stored_digest=stored.digest,
+        chunks=chunks,
     )
 
 
@@ -133,14 +135,17 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
     )
 
 
-def as_it_is_now(transfers: Transfers, stored: Stored, digest: bytes) -> Stored:
+def as_it_is_now(
+    transfers: Transfers, stored: Stored, digest: bytes
+) -> tuple[Stored, Chunks | None]:
     """What is stored, with the ETag that it has: another node may have changed its mode.
 
-    Or this one has, and lost the answer. Raises ObjectChangedError if it is another object.
+    Or this one has, and lost the answer. With it the digests of its chunks, if it has any. Raises
+    ObjectChangedError if it is another object, MetadataError.
     """
     head = transfers.store.head(stored.key)
     if head.etag == stored.etag:
-        return stored
+        return stored, Chunks.of_metadata(stored.key, head.metadata, stored.size)
     try:
         found = Facts.of_head(stored.key, head)
     except MetadataError:
@@ -151,7 +156,7 @@ def as_it_is_now(transfers: Transfers, stored: Stored, digest: bytes) -> Stored:
         stored.codec,
     ):
         raise ObjectChangedError(f"{transfers.store.name}/{stored.key}: its ETag has changed")
-    return stored._replace(etag=head.etag)
+    return stored._replace(etag=head.etag), found.chunks
 
 
 @contextmanager

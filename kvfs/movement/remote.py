@@ -16,7 +16,16 @@ import trio
 
 from kvfs.catalog import Stored
 from kvfs.errors import TierError
-from kvfs.movement import asking, downloading, finding, looking, renaming, stores, uploading
+from kvfs.movement import (
+    asking,
+    downloading,
+    finding,
+    looking,
+    renaming,
+    stores,
+    streaming,
+    uploading,
+)
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
@@ -132,6 +141,21 @@ class Remote:
         return await self._run(
             *("down", size, [destination], job, stored, destination, size, digest, touched_ns)
         )
+
+    async def stream(
+        self,
+        stored: Stored,
+        destination: str,
+        size: int,
+        digest: bytes,
+        touched_ns: int,
+        ends: streaming.Ends,
+    ) -> Moved:
+        """See `streaming.stream`. It shares no worker: others would end with it, however small."""
+        job = streaming.stream
+        wanted = (stored, destination, size, digest, touched_ns, ends)
+        alone = max(size, GROUP * (self.bucket.terms or Terms()).part)
+        return await self._run("down", alone, [destination], job, *wanted)
 
     async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
         """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""

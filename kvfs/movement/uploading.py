@@ -13,9 +13,10 @@ from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.catalog import Stored
-from kvfs.movement import copying, packing, publishing
+from kvfs.movement import packing, publishing
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
 from kvfs.s3.transfer import Transfers
 
@@ -41,26 +42,28 @@ def upload(
         if failpoints.active:
             failpoints.reach("movement.upload")
         _expect(fd, source, about.size, touched_ns)
-        packed = result = None
+        packed = result = chunks = None
         if scratch is not None:
             packed, result = stack.enter_context(
                 packing.packed(fd, about.size, scratch, about.element_size)
             )
         if packed is None:
-            digest = about.digest or copying.read_through(source, about.size, sync=False).digest
+            digest = about.digest
+            if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
+                digest, chunks = weigh(fd, about.size)
             sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)
         else:
             digest = packed.content
-            if about.digest not in {b"", digest}:
-                raise SourceError(
-                    f"the file that was to be stored as {target.key} has xxh3-128 {digest.hex()}, "
-                    f"expected {about.digest.hex()}"
-                )
             sent = packed.fd
             stored = Stored(
                 target.key, "", packed.size, packed.digest, packed.codec, told=about.told
             )
-        metadata = publishing.facts(about, stored, digest).metadata()
+        if about.digest not in {b"", digest}:
+            raise SourceError(
+                f"the file that was to be stored as {target.key} has xxh3-128 {digest.hex()}, "
+                f"expected {about.digest.hex()}"
+            )
+        metadata = publishing.facts(about, stored, digest, chunks).metadata()
         publishing.publish_name(transfers, target.record)
 
         def send(*, once: bool) -> Stored:

@@ -7,9 +7,10 @@ have written. Fields that are not known are passed over: within a format they ma
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.keys import escape, unescape
 from kvfs.s3.store import Head
@@ -35,7 +36,8 @@ class Facts:
 
     size, digest: of what users read, in bytes, and its xxh3-128. stored_size, stored_digest: of
     what is in the bucket, which is the same without a codec. key, parent_key, model: its group, the
-    one before it in its prompt (0: not known), and the model, as `kvfs.layouts` says.
+    one before it in its prompt (0: not known), and the model, as `kvfs.layouts` says. chunks: of
+    what is stored, None if nobody computed their digests.
     """
 
     size: int
@@ -50,6 +52,7 @@ class Facts:
     codec: str = "none"
     stored_size: int
     stored_digest: bytes
+    chunks: Chunks | None = None
 
     def metadata(self) -> dict[str, str]:
         """Return it as user metadata of S3."""
@@ -68,6 +71,7 @@ class Facts:
             "kvfs-key": f"{self.key:016x}",
             "kvfs-parent-key": f"{self.parent_key:016x}",
             "kvfs-model": escape(model),
+            **({} if self.chunks is None else self.chunks.metadata()),
         }
 
     @classmethod
@@ -98,6 +102,8 @@ class Facts:
             parent_key=field("parent-key", _number(_KEY, base=16)),
             model=field("model", _model),
         )
+        chunks = Chunks.of_metadata(key, head.metadata, facts.stored_size)
+        facts = replace(facts, chunks=chunks)
         same = (facts.size, facts.digest) == (facts.stored_size, facts.stored_digest)
         if facts.codec == "none" and not same:
             raise MetadataError(f"{key}: stored is not what it means, though without a codec")

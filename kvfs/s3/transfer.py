@@ -233,6 +233,13 @@ class Transfers:
             return made
         raise ObjectExistsError(f"{self.store.name}/{key}: another one has the name")
 
+    def fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> Future[None]:
+        """Begin to write one range into an open file, where it stands in the object.
+
+        The future has what `Store.get` raises, OSError of writing, WrongBytesError.
+        """
+        return self._threads.submit(self._fetch, key, fd, start, length, etag)
+
     def _buffer(self, size: int) -> bytearray:
         buffer = self._free.pop() if self._free else bytearray()
         return buffer if len(buffer) >= size else bytearray(size)

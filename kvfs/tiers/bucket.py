@@ -60,10 +60,12 @@ class Bucket:
         wait: float,
         shared: bool = True,
         exclusive: bool = False,
+        stream: int = 0,
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
         shared: others may use the prefix; exclusive: they are refused there.
+        stream: bytes from which on an object is read while it comes, 0: none is.
         """
         self.place = place
         self.keys = Keys(place.prefix)
@@ -73,6 +75,7 @@ class Bucket:
         self.wait = wait
         self.shared = shared
         self.exclusive = exclusive
+        self.stream = stream
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())

@@ -4,11 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from kvfs.catalog import Stored
 from kvfs.movement import renaming
 from kvfs.movement.downloading import download
 from kvfs.movement.publishing import About, Target, facts
+from kvfs.s3.chunks import LEAST, Chunks
 from kvfs.s3.errors import NoObjectError, ObjectChangedError, ObjectExistsError
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Store
@@ -38,10 +40,15 @@ def transfers(
     return Transfers(store, Terms(once_complete=once))
 
 
+def chunks_of(content: bytes) -> Chunks:
+    pieces = (content[at : at + LEAST] for at in range(0, len(content), LEAST))
+    return Chunks(LEAST, tuple(xxh3_64_intdigest(piece) for piece in pieces))
+
+
 def put(store: Store, key: str = "a", content: bytes = CONTENT) -> Stored:
     stored = Stored(key, "", len(content), digest(content))
     about = ABOUT._replace(size=len(content))
-    metadata = facts(about, stored, digest(content)).metadata()
+    metadata = facts(about, stored, digest(content), chunks_of(content)).metadata()
     return stored._replace(etag=store.put(key, content, metadata, once=True))
 
 
@@ -58,6 +65,7 @@ def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: 
     done = renaming.copy(transfers, source, about, target, str(tmp_path))
     found = Facts.of_head(key, transfers.store.head(key))
     assert (found.mode, found.mtime_ns, found.digest) == (0o600, 7, ABOUT.digest)
+    assert found.chunks == chunks_of(CONTENT)
     assert (done.digest, done.stored.told) == (ABOUT.digest, "0600 1 2 7")
     assert transfers.store.head(key).metadata["kvfs-put"] == "t"
     assert not list(transfers.store.uploads(""))

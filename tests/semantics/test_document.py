@@ -17,6 +17,7 @@ BUCKET = [
     HERE.parent / "s3" / f"test_{name}.py"
     for name in (
         *("mounted", "outage", "lies", "refusals", "door", "gc", "fsck", "warm", "two_nodes"),
+        "stream",
     )
 ]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"

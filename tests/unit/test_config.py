@@ -251,7 +251,7 @@ def test_every_option_is_described() -> None:
     hot = {name for name, row in rows.items() if row.hot}
     assert hot == {
         *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes"),
-        *("s3_delay", "s3_wait", "s3_shared"),
+        *("s3_delay", "s3_wait", "s3_shared", "s3_stream"),
     }
 
 

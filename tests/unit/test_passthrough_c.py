@@ -34,14 +34,14 @@ def test_nothing_is_known_before_a_session() -> None:
 
 
 def test_a_binding_needs_a_session() -> None:
-    call = "c.bind(1, 2, 3, 4, True, True, 1)"
+    call = "c.bind(1, 2, 3, 4, True, False, True, 1)"
     assert "attached session" in python(refused(call, "ValueError"))
 
 
 @pytest.mark.parametrize("handle", ["SLOTS", "SLOTS + 1", "2**64 - 1"])
 def test_a_handle_beyond_the_slots_is_refused(handle: str) -> None:
-    code = "attach()\nc.bind(SLOTS - 1, 2, 3, 5, False, True, 1)\n"
-    said = python(code + refused(f"c.bind({handle}, 2, 3, 1, True, True, 1)", "ValueError"))
+    code = "attach()\nc.bind(SLOTS - 1, 2, 3, 5, False, False, True, 1)\n"
+    said = python(code + refused(f"c.bind({handle}, 2, 3, 1, True, False, True, 1)", "ValueError"))
     assert "expected less than 1048576" in said
 
 
@@ -59,10 +59,10 @@ def test_slots_outlive_the_process() -> None:
     code = """
 if not os.fork():
     attach()
-    c.bind(7, 1 << 40, (1 << 62) + 1, 3, True, True, 2)
-    c.bind(8, 5, 6, 0, False, False, 1)
+    c.bind(7, 1 << 40, (1 << 62) + 1, 3, True, False, True, 2)
+    c.bind(8, 5, 6, 0, False, True, False, 1)
     c.set_state(8, c.OPEN)
-    c.bind(9, 5, 6, 0, False, False, 1)
+    c.bind(9, 5, 6, 0, False, False, False, 1)
     c.set_state(9, c.FREE)
     os._exit(0)
 os.wait()
@@ -70,8 +70,8 @@ attach(takeover=True)
 for slot in Passthrough.slots(): print(*slot[:4], slot.state.name, *slot[5:])
 """
     assert python(code).splitlines() == [
-        f"7 {1 << 40} {(1 << 62) + 1} 3 BOUND True 2",
-        "8 5 6 0 OPEN False 1",
+        f"7 {1 << 40} {(1 << 62) + 1} 3 BOUND True 2 False",
+        "8 5 6 0 OPEN False 1 True",
     ]
 
 
@@ -137,3 +137,16 @@ def test_who_drops_a_directory_has_told_the_kernel() -> None:
         )
         == "(16, 8, 0)"
     )
+
+
+def test_the_bytes_of_a_read_are_in_no_object_of_python() -> None:
+    """What is filled in comes from the file, up to its end; a file that is not there fills none."""
+    code = """
+attach()
+data = tempfile.TemporaryFile()
+data.write(b'0123456789')
+data.flush()
+print(c.fill(7, data.fileno(), 4, 100, False), c.fill(7, 9999, 0, 1, False))
+print(Passthrough.fill(7, data.fileno(), 10, 5, nowait=False))
+"""
+    assert python(code).splitlines() == ["True False", "True"]

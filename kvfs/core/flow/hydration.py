@@ -1,16 +1,19 @@
 """From the bucket: what only it has, and somebody opens, comes back into a tier.
 
-Contract: `fetch` returns when the object has a copy here, whose digest was compared. One fetch for
-an object at a time, whoever waits for it; who has waited too long has a miss, the fetch goes on. A
-store that is down is not asked: that is a miss at once. What it cannot give, or gives wrongly, is a
-miss for good, and the name goes. All fetches together have a bound on bytes (`budget`).
+Contract: `fetch` returns when the object has a copy here, whose digest was compared, or, if that
+will do, when it can be read while it comes. One fetch for an object at a time, whoever waits for
+it; who has waited too long has a miss, the fetch goes on. A store that is down is not asked: that
+is a miss at once. What it cannot give, or gives wrongly, is a miss for good, and the name goes. All
+fetches together have a bound on bytes (`budget`).
 `ahead` has an object fetched for which no open waits, as long as an `Errand` wants it; an open that
 comes makes it its own. It takes no room from what was used lately, and is no miss when it fails.
-Not for the choice of a copy that is here: `core/copies.py`; nor for what is wanted ahead.
+Not for the choice of a copy that is here: `core/copies.py`; nor for what is wanted ahead, nor for
+what comes when: `streaming`.
 """
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -20,12 +23,15 @@ from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.adoption import is_bare
+from kvfs.core.flow import streaming
 from kvfs.core.flow.budget import Budget, Turn
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.room import Room
+from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
+from kvfs.s3.chunks import LEAST
 from kvfs.s3.errors import (
     MetadataError,
     NoObjectError,
@@ -61,14 +67,37 @@ class UnwantedError(NotFoundError):
 
 
 class _Fetch:
-    """One that runs. `problem`: why there is no copy; None if there is one."""
+    """One that runs. `problem`: why there is no copy; None if there is one.
 
-    def __init__(self, now: float, cost: int, errand: Errand | None = None) -> None:
+    streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
+    """
+
+    def __init__(
+        self, now: float, cost: int, errand: Errand | None = None, *, streamed: bool = False
+    ) -> None:
         self.began = now
         self.turn = Turn(cost, urgent=errand is None)
         self.errand = errand
+        self.scope = trio.CancelScope()
         self.ended = trio.Event()
-        self.problem: KvfsError | OSError | None = None
+        self.ready = trio.Event()
+        self.streamed = streamed
+        self.stream: Stream | None = None
+        self.problem: KvfsError | OSError | None = TierError("it was given up")
+
+    def begin(self, stream: Stream) -> None:
+        """It can be read."""
+        stream.join()
+        self.stream = stream
+        self.ready.set()
+
+    def end(self) -> None:
+        """Tell all who wait."""
+        if self.stream is not None:
+            self.stream.end(self.problem)
+            self.stream.leave()
+        self.ended.set()
+        self.ready.set()
 
 
 def _ignore(inode: Inode) -> None:
@@ -92,13 +121,23 @@ class Hydration:
         self.bucket = bucket
         self._jobs = jobs
         self._running: dict[int, _Fetch] = {}
+        self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
+        self.reading: Counter[str] = Counter()  # keys of what is read while it comes
         self.opening: Callable[[Inode], None] = _ignore
         # What brings the facts of an object that only a listing told of; None if they do not come.
         self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
-    async def fetch(self, inode: Inode) -> None:
-        """Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock."""
+    @property
+    def streaming(self) -> int:
+        """Objects that are read, or could be, while they come."""
+        return sum(one.stream is not None for one in self._running.values())
+
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
+
+        Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock.
+        """
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
@@ -106,18 +145,23 @@ class Hydration:
             raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
-            running = self._begin(inode)
+            running = self._begin(inode, streamed=not whole and self._may_stream(inode))
         elif not running.turn.urgent:
             self._join(running)
         self.opening(inode)
-        with trio.move_on_at(running.began + bucket.wait):
-            await running.ended.wait()
-        if not running.ended.is_set():
+        since = running.began if running.stream is None else trio.current_time()
+        enough = running.ended if whole else running.ready
+        with trio.move_on_at(since + bucket.wait):
+            await enough.wait()
+        if not enough.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+        if not running.ended.is_set():
+            return running.stream
         if isinstance(running.problem, StaleError):  # its name may mean another file by now
             raise StaleError(str(running.problem)) from running.problem
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        return None
 
     def ahead(self, inode: Inode, errand: Errand) -> bool:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
@@ -134,10 +178,18 @@ class Hydration:
         if running is not None:
             await running.ended.wait()
 
-    def _begin(self, inode: Inode, errand: Errand | None = None) -> _Fetch:
+    def stop(self) -> None:
+        """Bring nothing more: it was unmounted."""
+        for running in self._running.values():
+            running.scope.cancel()
+
+    def _begin(
+        self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
+    ) -> _Fetch:
         stored = self.residency.dirty.stored(inode.ino)
         packed = stored is not None and stored.codec != "none"
-        running = _Fetch(trio.current_time(), _cost(inode, packed=packed), errand)
+        cost = _cost(inode, packed=packed)
+        running = _Fetch(trio.current_time(), cost, errand, streamed=streamed)
         self._running[inode.ino] = running
         self.budget.ask(running.turn)
         trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
@@ -148,10 +200,24 @@ class Hydration:
         running.began = trio.current_time()
         self.budget.hurry(running.turn)
 
+    def _may_stream(self, inode: Inode) -> bool:
+        stored = self.residency.dirty.stored(inode.ino)
+        return (
+            0 < self.bucket.stream <= inode.size
+            and inode.size > LEAST
+            and stored is not None
+            and stored.codec == "none"
+            and (inode.ino, inode.version) not in self._spoiled
+        )
+
     async def _run(self, inode: Inode, running: _Fetch) -> None:
         try:
-            await self._fetch(inode, running)
+            with running.scope:
+                await self._fetch(inode, running)
+                running.problem = None
         except FOR_GOOD as error:
+            if running.stream is not None:  # its opens are to fail, not its reads
+                self._spoiled.add((inode.ino, inode.version))
             running.problem = self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
@@ -172,7 +238,7 @@ class Hydration:
         finally:
             self.budget.leave(running.turn)
             del self._running[inode.ino]
-            running.ended.set()
+            running.end()
             if running.errand is not None:
                 running.errand.ended(inode, running.problem, joined=running.turn.urgent)
 
@@ -187,7 +253,7 @@ class Hydration:
             try:
                 stored = self._stored(ino)  # a job may have given it another name
                 await self._wait_for_trash(tier, ino, version)
-                self._enter(inode, tier, await self._download(inode, stored, tier))
+                self._enter(inode, tier, await self._download(inode, stored, tier, running))
             finally:
                 tier.reserved -= cost
         finally:
@@ -201,21 +267,32 @@ class Hydration:
             raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
         return found
 
-    async def _download(self, inode: Inode, stored: Stored, tier: Tier) -> Moved:
+    async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: _Fetch) -> Moved:
+        try:
+            return await self._bring(inode, stored, tier, running)
+        except WrongBytesError as error:  # before anything is given up for it
+            if running.stream is not None:  # of that the chunk was fetched once more
+                raise
+            log.warning("inode %d is fetched once more: %s", inode.ino, error)
+            return await self._bring(inode, stored, tier, running)
+
+    async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: _Fetch) -> Moved:
+        if running.streamed:
+            self.reading[stored.key] += 1
+            try:
+                return await streaming.bring(self.remote, inode, stored, tier, running.begin)
+            finally:
+                self.reading -= Counter({stored.key: 1})
         path = tier.path(inode.ino, inode.version)
         wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
-        try:
-            return await self.remote.download(*wanted)
-        except WrongBytesError as error:  # before anything is given up for it
-            log.warning("inode %d is fetched once more: %s", inode.ino, error)
-            return await self.remote.download(*wanted)
+        return await self.remote.download(*wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
         """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         residency, ino, version = self.residency, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("flow.hydrated")
-        current = self.transfers.fit(ino, version)
+        current = self._fit(ino, version)
         if current is None or tier in residency.holders(current):
             if current is None:
                 residency.throw_away(tier, ino, version)
@@ -231,6 +308,13 @@ class Hydration:
         if moved.cpu_seconds:
             self.bucket.counters["decompressed"] += 1
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
+
+    def _fit(self, ino: int, version: int) -> Inode | None:
+        """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
+        held = self.residency.open.get(ino)
+        if held is not None and held.stream is not None and held.inode.version == version:
+            return None if held.writers else held.inode
+        return self.transfers.fit(ino, version)
 
     def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
         """The bucket cannot produce what it should have: a miss, now and later.

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import NamedTuple
 
 import trio
@@ -81,6 +81,7 @@ class Spill:
         self._notes = notes
         self._complete = complete
         self._locked: set[str] = set()  # keys about which a request is under way
+        self.reading: Container[str] = ()  # keys of what was unlinked, perhaps, and is read yet
         self._failures = 0  # in a row
         self._refused = False  # the last upload
         self._quiet_until = 0.0
@@ -408,7 +409,9 @@ class Spill:
 
     async def delete_some(self) -> None:
         """As many keys as one request can have."""
-        keys = [key for key in self.dirty.deletes if key not in self._locked][: LIST_LIMIT // 2]
+        kept = (self._locked, self.reading)
+        keys = [key for key in self.dirty.deletes if not any(key in some for some in kept)]
+        keys = keys[: LIST_LIMIT // 2]
         if not keys:
             await trio.sleep(BUSY)
             return

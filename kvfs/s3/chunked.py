@@ -1,0 +1,188 @@
+"""An object comes down chunk by chunk, each of them proven, in the order in which they are wanted.
+
+Contract: `download` writes into an open file, and says of each chunk that it is there after its
+bytes in the file were compared with its digest; nothing writes to them any more then. What
+somebody waits for comes next, and after it what stands behind it, because files are read forward.
+Returns when all is there and the whole has the digest that it should have. Calls block.
+Not for objects whose chunks have no digests: `Transfers.download`.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+import xxhash
+
+from kvfs.s3.chunks import PIECE, Chunks
+from kvfs.s3.errors import ObjectChangedError, SourceError, WrongBytesError
+from kvfs.s3.transfer import Transfers
+
+log = logging.getLogger(__name__)
+
+SHORTEST = 1 << 20  # bytes of a request for a chunk that somebody waits for
+TRIES = 2  # of a chunk whose bytes are wrong
+
+
+@dataclass
+class _Chunk:
+    """One that is not there yet. `ranges`: (start, length), not yet asked for; `running`: asked."""
+
+    ranges: deque[tuple[int, int]]
+    begun: bool = False
+    running: int = 0
+    tries: int = 0
+
+
+class _Download:
+    def __init__(self, transfers: Transfers, key: str, fd: int, size: int, chunks: Chunks) -> None:
+        self.transfers = transfers
+        self.name = f"{transfers.store.name}/{key}"
+        self.fd = fd
+        self.size = size
+        self.chunks = chunks
+        self.left = {number: _Chunk(self.ranges(number)) for number in range(len(chunks.digests))}
+        self.next = 0  # the chunk that somebody waits for, at first the one that is read first
+        self._piece = memoryview(bytearray(PIECE))
+        self._whole = xxhash.xxh3_128()
+        self._hashed = 0  # chunks that are in it
+
+    def ranges(self, number: int, part: int = 0) -> deque[tuple[int, int]]:
+        """Requests for a chunk, of `part` bytes each, or of the usual size."""
+        start, part = number * self.chunks.size, part or self.transfers.terms.part
+        end = min(start + self.chunks.size, self.size)
+        return deque((at, min(part, end - at)) for at in range(start, end, part))
+
+    def want(self, numbers: Iterable[int]) -> None:
+        """The last of them is what comes next."""
+        for number in numbers:
+            if number in self.left:
+                self.next = number
+
+    def take(self) -> tuple[int, tuple[int, int]] | None:
+        """What to ask for now: (chunk, range). None if all is asked for."""
+        count, terms = len(self.chunks.digests), self.transfers.terms
+        for step in range(count):
+            number = (self.next + step) % count
+            chunk = self.left.get(number)
+            if chunk is not None and chunk.ranges:
+                if not step and not chunk.begun:  # somebody waits: all connections are for it
+                    chunk.ranges = self.ranges(number, max(SHORTEST, terms.part // terms.parallel))
+                chunk.begun = True
+                chunk.running += 1
+                return number, chunk.ranges.popleft()
+        return None
+
+    def again(self, number: int, missed: tuple[int, int]) -> None:
+        """A range has not come, and is asked for once more."""
+        chunk = self.left[number]
+        chunk.running -= 1
+        chunk.ranges.appendleft(missed)
+
+    def came(self, number: int) -> bool:
+        """A range has come; whether its chunk is there now. Raises WrongBytesError."""
+        chunk = self.left[number]
+        chunk.running -= 1
+        if chunk.running or chunk.ranges:
+            return False
+        if self._proven(number):
+            del self.left[number]
+            self._hash_on()
+            return True
+        chunk.tries += 1
+        if chunk.tries == TRIES:
+            raise WrongBytesError(
+                f"{self.name}: chunk {number} of {self.chunks.size} bytes has another xxh3-64 than "
+                "was stored beside it"
+            )
+        log.warning("%s: chunk %d is fetched once more: wrong bytes", self.name, number)
+        chunk.ranges = self.ranges(number)
+        return False
+
+    def _proven(self, number: int) -> bool:
+        """Whether what the file has there is right. What stands next in the whole is hashed."""
+        chunk, whole = xxhash.xxh3_64(), None
+        if number == self._hashed:
+            whole = self._whole.copy()
+        for piece in self._pieces(number):
+            chunk.update(piece)
+            if whole is not None:
+                whole.update(piece)
+        if chunk.intdigest() != self.chunks.digests[number]:
+            return False
+        if whole is not None:
+            self._whole, self._hashed = whole, number + 1
+        return True
+
+    def _hash_on(self) -> None:
+        while self._hashed < len(self.chunks.digests) and self._hashed not in self.left:
+            for piece in self._pieces(self._hashed):
+                self._whole.update(piece)
+            self._hashed += 1
+
+    def _pieces(self, number: int) -> Iterable[memoryview]:
+        position = number * self.chunks.size
+        end = min(position + self.chunks.size, self.size)
+        while position < end:
+            got = os.preadv(self.fd, [self._piece[: min(PIECE, end - position)]], position)
+            if not got:
+                raise SourceError(f"{self.name}: the file that it comes to ends at {position}")
+            yield self._piece[:got]
+            position += got
+
+    def digest(self) -> bytes:
+        """Of the whole, once all is there."""
+        return self._whole.digest()
+
+
+def download(
+    transfers: Transfers,
+    key: str,
+    fd: int,
+    size: int,
+    *,
+    etag: str,
+    digest: bytes,
+    chunks: Chunks,
+    renewed: Callable[[], str],
+    wanted: Callable[[], Iterable[int]],
+    arrived: Callable[[int], None],
+) -> None:
+    """Write an object of `size` bytes into an open file.
+
+    renewed: asked when it has not this ETag any more, returns the one that the same bytes have now,
+    or raises. wanted: asked between two requests, returns numbers of chunks that somebody waits
+    for. arrived: called with the number of each chunk that is there. Raises WrongBytesError if a
+    chunk or the whole has another digest, what the three raise, and what `Store.get` raises.
+    """
+    job = _Download(transfers, key, fd, size, chunks)
+    running: dict[Future[None], tuple[int, tuple[int, int], str]] = {}
+    try:
+        while job.left:
+            job.want(wanted())
+            while len(running) < transfers.terms.parallel and (taken := job.take()):
+                number, (start, length) = taken
+                running[transfers.fetch(key, fd, start, length, etag)] = *taken, etag
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                number, asked, had = running.pop(done)
+                try:
+                    done.result()
+                except ObjectChangedError:
+                    if had == etag:
+                        etag = renewed()
+                        if had == etag:
+                            raise
+                    job.again(number, asked)
+                    continue
+                if job.came(number):
+                    arrived(number)
+    finally:
+        for future in running:
+            future.cancel()
+        wait(running)
+    if job.digest() != digest:
+        raise WrongBytesError(
+            f"{job.name}: the bytes have xxh3-128 {job.digest().hex()}, expected {digest.hex()}"
+        )

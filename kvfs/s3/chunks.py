@@ -1,0 +1,90 @@
+"""Digests of an object's chunks, so that its bytes can be proven before all of them have come.
+
+Contract: pure, but for `weigh`, which reads a file. The text goes beside the object as the metadata
+`kvfs-chunks` (docs/format.md): the chunk's size in bytes, a space, and base64 of the xxh3-64 of
+each chunk, 8 bytes, big-endian, in their order. `MOST` of them fit beside the longest other
+metadata into the 2 KiB that S3 allows, so chunks grow with the object. An object of one chunk has
+none: its own digest says as much. Not for the digest of the whole, which is compared all the same.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import xxhash
+
+from kvfs.s3.errors import MetadataError, SourceError
+
+NAME = "kvfs-chunks"
+LEAST = 8 << 20  # bytes of a chunk: what one request brings
+MOST = 64  # chunks of an object
+PIECE = 256 << 10  # bytes; both digests come from the processor's own cache
+_DIGEST = 8  # bytes
+
+
+def chunk_size(size: int) -> int:
+    """Bytes of each chunk but the last: LEAST times a power of two."""
+    found = LEAST
+    while found * MOST < size:
+        found *= 2
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """`size`: bytes of each but the last; `digests`: xxh3-64 of each."""
+
+    size: int
+    digests: tuple[int, ...]
+
+    def metadata(self) -> dict[str, str]:
+        """Return them as user metadata of S3; nothing for an object of one chunk."""
+        if len(self.digests) <= 1:
+            return {}
+        packed = b"".join(digest.to_bytes(_DIGEST, "big") for digest in self.digests)
+        return {NAME: f"{self.size} {base64.b64encode(packed).decode()}"}
+
+    @classmethod
+    def of_metadata(cls, key: str, metadata: Mapping[str, str], size: int) -> "Chunks | None":
+        """Those of an object of `size` bytes, None if it has none. Raises MetadataError."""
+        text = metadata.get(NAME)
+        if text is None:
+            return None
+        length, _, encoded = text.partition(" ")
+        try:
+            packed = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            packed = b""
+        wanted = chunk_size(size)
+        number = -(-size // wanted)
+        if length != str(wanted) or len(packed) != number * _DIGEST:
+            raise MetadataError(
+                f"{key}: metadata {NAME} is {text[:80]!r}, expected {wanted} and the digests of "
+                f"{number} chunks"
+            )
+        digests = (packed[at : at + _DIGEST] for at in range(0, len(packed), _DIGEST))
+        return cls(wanted, tuple(int.from_bytes(digest, "big") for digest in digests))
+
+
+def weigh(fd: int, size: int) -> tuple[bytes, Chunks]:
+    """The xxh3-128 of an open file's first `size` bytes, and the digests of its chunks.
+
+    Both in one pass. Raises SourceError if the file is shorter, OSError.
+    """
+    whole, length = xxhash.xxh3_128(), chunk_size(size)
+    digests = []
+    piece = memoryview(bytearray(PIECE))
+    for start in range(0, size, length):
+        chunk, end = xxhash.xxh3_64(), min(size, start + length)
+        position = start
+        while position < end:
+            got = os.preadv(fd, [piece[: min(PIECE, end - position)]], position)
+            if not got:
+                raise SourceError(f"the file ends at {position}, expected {size}")
+            chunk.update(piece[:got])
+            whole.update(piece[:got])
+            position += got
+        digests.append(chunk.intdigest())
+    return whole.digest(), Chunks(length, tuple(digests))
