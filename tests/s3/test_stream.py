@@ -15,7 +15,7 @@ import pytest
 
 from scripts.s3_server import Server
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, wait_for
+from tests.harness import KVFS, Mounted, descendants, wait_for
 from tests.s3.test_mounted import all_uploaded, attribute, keys, s3_of
 from tests.s3.valve import Valve
 
@@ -190,19 +190,13 @@ def test_it_goes_on_with_another_daemon(spilled: Spilled, valve: Valve, options:
     kv.check_accounts()
 
 
-def worker_pids(kv: Mounted) -> list[int]:
-    """Those of the bucket: forks of a process that the daemon has."""
-    servers = [
+def at_work(kv: Mounted) -> list[int]:
+    """The movers that bring something: they have a file without a name."""
+    return [
         pid
-        for pid in children(kv.pid)
-        if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in descendants(kv.pid)
+        if any("/#" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
     ]
-    return [worker for server in servers for worker in children(server)]
-
-
-def children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
 
 
 def test_a_mover_that_dies_begins_anew(spilled: Spilled, valve: Valve) -> None:
@@ -212,8 +206,8 @@ def test_a_mover_that_dies_begins_anew(spilled: Spilled, valve: Valve) -> None:
     with path.open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
         valve.asked.clear()
-        for worker in worker_pids(kv):
-            os.kill(worker, signal.SIGKILL)
+        (mover,) = at_work(kv)
+        os.kill(mover, signal.SIGKILL)
         wait_for(lambda: 0 in valve.asked, "it is fetched anew")
         assert os.pread(file.fileno(), MIB, MIB) == LARGE[MIB : 2 * MIB]
         valve.open()
