@@ -170,6 +170,13 @@ class Config:
         default=True,
         hot=True,
     )
+    s3_recheck: float = _option(
+        SECONDS,
+        "how long a copy here is taken for what the bucket has, before that is asked again",
+        default=30.0,
+        shown="30",
+        hot=True,
+    )
     s3_stream: int = _option(
         SIZE,
         "size from which on an object is read while it comes from the bucket; 0: none is",

@@ -55,6 +55,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         shared=config.shared,
         exclusive=config.s3_exclusive,
         stream=config.s3_stream,
+        recheck=config.s3_recheck,
     )
     kept = directory / "bucket"
     if takeover:

@@ -46,6 +46,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
             mount.bucket.shared = config.shared
             mount.bucket.stream = config.s3_stream
+            mount.bucket.recheck = config.s3_recheck
         logging.getLogger().setLevel(config.log_level.upper())
         mount.residency.wake()
         return {}

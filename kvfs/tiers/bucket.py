@@ -58,11 +58,12 @@ class Bucket:
         most: int,
         delay: float,
         wait: float,
+        recheck: float = 30.0,
         shared: bool = True,
         exclusive: bool = False,
         stream: int = 0,
     ) -> None:
-        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
+        """most: bytes that may wait for their upload; delay, wait, recheck: seconds, see `Config`.
 
         shared: others may use the prefix; exclusive: they are refused there.
         stream: bytes from which on an object is read while it comes, 0: none is.
@@ -73,6 +74,7 @@ class Bucket:
         self.most = most
         self.delay = delay
         self.wait = wait
+        self.recheck = recheck
         self.shared = shared
         self.exclusive = exclusive
         self.stream = stream

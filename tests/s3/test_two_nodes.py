@@ -30,7 +30,7 @@ def two(s3: Server, bucket: str, mount: Mount) -> Two:
         def one(name: str) -> Mounted:
             return mount(
                 f"ram=64M,s3=s3://{bucket}/p,s3_endpoint={s3.endpoint},s3_region=us-east-1,"
-                f"s3_delay=0.1{options}{more.get(name, '')}",
+                f"s3_delay=0.1,s3_recheck=2{options}{more.get(name, '')}",
                 name,
             )
 
@@ -138,8 +138,8 @@ def test_a_listing_shows_what_both_have(two: Two) -> None:
 def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucket: str) -> None:
     """
     What another node has unlinked or replaced is seen at the next look at its name: a
-    second after the last one if only the bucket has it, some 30 seconds if a tier has a
-    copy, which is whole and old until then. Who has it open reads on.
+    second after the last one if only the bucket has it, `s3_recheck` seconds (30) if a tier has
+    a copy, which is whole and old until then. Who has it open reads on.
 
     1. A writes `k`. B opens it and reads the first half.
     2. A writes `k` anew, and that is in the bucket as well.
@@ -166,7 +166,7 @@ def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucke
         seen.add((b.path / "k").read_bytes())
         return NEW + OTHER in seen
 
-    wait_for(is_new, "the new bytes are seen", seconds=90)
+    wait_for(is_new, "the new bytes are seen")
     assert seen <= {OLD, NEW + OTHER}
     wait_for(lambda: s3_of(a)["to_delete"] == 0, "all is deleted")
     assert keys(s3, bucket) == {"@0/k": len(NEW + OTHER)}
@@ -309,7 +309,7 @@ def test_written_on_one_node_read_on_another(two: Two, s3: Server, bucket: str) 
         (a.path / path).unlink()
         gone(s3, bucket)
         assert file.read() == OLD[1000:]
-    wait_for(lambda: not (b.path / path).exists(), "it is gone", seconds=90)
+    wait_for(lambda: not (b.path / path).exists(), "it is gone")
 
 
 def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> None:

@@ -92,7 +92,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         f"ram=2G,nvme={tmp_path},nvme_size=100G,passthrough=on,huge=always,allow_other,movers=3,"
         "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime,"
         "s3=s3://bucket/a/b,s3_endpoint=http://[::1]:80,s3_region=here,s3_profile=p,s3_required=off,"
-        "s3_dirty=1G,s3_delay=2,s3_wait=0.5,s3_shared=off,s3_exclusive=on",
+        "s3_dirty=1G,s3_delay=2,s3_wait=0.5,s3_shared=off,s3_exclusive=on,s3_recheck=5",
     )
     assert config == Config(
         mountpoint=KV,
@@ -119,6 +119,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         s3_wait=0.5,
         s3_shared=False,
         s3_exclusive=True,
+        s3_recheck=5.0,
     )
     assert config.place == Place("bucket", "a/b/", "http://[::1]:80", "here", "p")
     assert config.dirty_most == 1 << 30
@@ -251,7 +252,7 @@ def test_every_option_is_described() -> None:
     hot = {name for name, row in rows.items() if row.hot}
     assert hot == {
         *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes"),
-        *("s3_delay", "s3_wait", "s3_shared", "s3_stream"),
+        *("s3_delay", "s3_wait", "s3_shared", "s3_stream", "s3_recheck"),
     }
 
 

@@ -35,6 +35,7 @@ import pyfuse3  # isort: skip
 A, B, C = b"a" * 10_000, b"b" * 20_000, b"c" * 500
 
 
+RECHECK = 30.0  # s, as `Bucket` has it
 IDLE = 0.5  # real s: threads that see to files take some
 
 
@@ -512,7 +513,7 @@ def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
             await one.made.upload_all()
         else:
             await one.store(b"x", B)
-        await later(timing.RECHECK if copy else timing.VALID)
+        await later(RECHECK if copy else timing.VALID)
         if copy:  # the answer is at once, and the question behind
             assert (await other.there(b"x")).ino == found.ino
             await other.behind()
@@ -537,13 +538,13 @@ def test_who_has_it_open_keeps_it(run: Callable[[Case], None]) -> None:
         ino = (await other.there(b"x")).ino
         held = await other.made.objects.open(ino, writable=False)
         await one.store(b"x", B)
-        await later(timing.RECHECK)
+        await later(RECHECK)
         await other.there(b"x")
         await other.behind()
         assert other.made.content(held) == A
         assert (await other.there(b"x")).ino == ino
         await other.made.close(held, writable=False)
-        await later(timing.RECHECK)
+        await later(RECHECK)
         await other.there(b"x")
         await other.behind()
         assert await other.read(b"x") == B
@@ -566,7 +567,7 @@ def test_an_upload_of_its_own_is_not_taken_for_that_of_another(
             await one.store(b"x", B)
 
         remote.after = rewrite
-        await later(timing.RECHECK)
+        await later(RECHECK)
         await one.there(b"x")
         await one.behind()
         assert (await one.there(b"x")).ino == ino
@@ -779,7 +780,7 @@ def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
             ["write", "write", "read", "read", "unlink", "rename", "list", "evict", "sync", "wait"]
         )
         if what == "wait":
-            await later(dice.choice([0.1, timing.VALID, timing.RECHECK]))
+            await later(dice.choice([0.1, timing.VALID, RECHECK]))
         elif what == "sync":
             await node.made.upload_all()
         elif what == "list":
@@ -817,7 +818,7 @@ def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
             for node in nodes:
                 await node.made.upload_all()
         for _ in range(3):
-            await later(timing.RECHECK)
+            await later(RECHECK)
             for node in nodes:
                 for path in paths:
                     await node.find(path)
@@ -840,7 +841,7 @@ def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
 ) -> None:
     async def case(one: Node, other: Node) -> None:
         inode = await one.store(b"x", A)
-        assert one.discovery.life(inode, 3600.0) == timing.RECHECK
+        assert one.discovery.life(inode, 3600.0) == RECHECK
         one.made.residency.evict(inode)
         assert one.discovery.life(inode, 3600.0) == timing.VALID
         assert one.discovery.life(inode, 0.5) == 0.5

@@ -30,7 +30,6 @@ K = TypeVar("K")
 WAIT = 1.0  # s that an operation waits: its directory is locked by the kernel meanwhile
 FIRST_WAIT = 5.0  # s of the first ones: workers are yet to begin, which takes 1 s of a busy machine
 VALID = 1.0  # s that an answer is believed, for what is not here
-RECHECK = 30.0  # s between two looks whether what is here is still there
 QUIET = 3.0  # s without questions after one that was not answered
 AT_ONCE = 64  # questions in one call; one after the other they are some 1 ms of the worker each
 BEHIND = 16  # questions that nobody waits for
@@ -149,7 +148,7 @@ class Discovery:
         return inode.ino in self.residency.open or bool(self.residency.holders(inode))
 
     def _believed(self, inode: Inode) -> float:
-        return RECHECK if not inode.in_bucket or self._is_here(inode) else VALID
+        return self.bucket.recheck if not inode.in_bucket or self._is_here(inode) else VALID
 
     def may_ask(self) -> bool:
         """Whether the bucket is to be asked for anything now."""

@@ -44,7 +44,7 @@ SECOND = 10**9
 LOOK = 1.0  # s between two looks at what nothing tells of
 BUSY = 0.05  # s until an object is looked at again that somebody writes
 AGAIN = 10.0  # s until one is tried again that failed for itself
-LONGEST_PAUSE = 60.0  # s without uploads after many that failed
+LONGEST_PAUSE = 20.0  # s without uploads after many that failed
 GATHERED = 0.1  # s in which keys gather to be deleted by one request
 PATIENCE = 60.0  # s without progress that end a drain
 
