@@ -152,7 +152,7 @@ class Mounted:
         if mount is not None:
             subprocess.run(["umount", "-l", self.path], check=False)
         keeper = getattr(self, "keeper", 0)
-        if keeper and alive(keeper):
+        if keeper and _is_kvfs(keeper) and alive(keeper):
             try:
                 wait_for(lambda: not alive(keeper), "the keeper ends", seconds=20)
             except AssertionError:
@@ -175,6 +175,14 @@ def descendants(pid: int) -> list[int]:
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for path in lists for child in path.read_text().split()]
     return children + [one for child in children for one in descendants(child)]
+
+
+def _is_kvfs(pid: int) -> bool:
+    """Or another process has the number by now."""
+    try:
+        return b"kvfs" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def alive(pid: int) -> bool:
