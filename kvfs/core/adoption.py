@@ -3,7 +3,7 @@
 Contract: synchronous; each method looks at what is true now, and changes it in one batch. A name
 that is known here is never replaced by what was told of the bucket, and what this mount has
 unlinked, renamed or replaced does not rise again before the bucket has followed: what was asked
-before is too old to be believed (`gone`, see `Dirty.watching`). Nothing is ever deleted there.
+before is too old to be believed (`gone`, see `Superseded.watching`). Nothing is ever deleted there.
 An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
 not known, so that nobody can read it before `renew` has brought its facts.
 Not for asking: `core/flow/discovery.py`.
@@ -57,6 +57,7 @@ class Adoption:
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
         self.dirty = tree.residency.dirty
+        self.superseded = self.dirty.superseded
         self.keys = bucket.keys
 
     # What to ask
@@ -79,7 +80,7 @@ class Adoption:
         if called is None or self.namespaces.places.is_temporary(directory, name):
             return None
         key = self.keys.of(called)
-        if self.dirty.is_ours(key):
+        if key in self.superseded:
             return None
         folder = self.keys.folder(*called)
         if len(folder) > KEY_MAX or self.namespaces.places.is_block(directory, name):
@@ -98,11 +99,6 @@ class Adoption:
         found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
         return found if len(found) <= KEY_MAX else ""
 
-    def leaving(self, prefix: str) -> set[str]:
-        """The folders right below a prefix in which something of ours is about to go."""
-        ours = [key for key in (*self.dirty.deletes, *self.dirty.claims) if key.startswith(prefix)]
-        return {prefix + key[len(prefix) :].partition("/")[0] + "/" for key in ours}
-
     # What was told
 
     def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
@@ -112,7 +108,7 @@ class Adoption:
             return "here" if directory is not None else "unsure"
         called = self.namespaces.bucket_name(directory, place.name)
         moved = called is None or self.keys.of(called) != ask.key
-        if moved or ask.key in gone or self.dirty.is_ours(ask.key) or not self._settled():
+        if moved or ask.key in gone or ask.key in self.superseded or not self._settled():
             return "unsure"
         if answer.seen is not None:
             return "here" if self.take(place, ask.key, answer.seen) else "absent"
@@ -122,7 +118,7 @@ class Adoption:
             return self.enter_namespace(place.name, answer.versions)
         if not answer.below:
             return "absent"
-        if all(key in gone or self.dirty.is_ours(key) for key in answer.below):
+        if all(key in gone or key in self.superseded for key in answer.below):
             return "hidden"
         return "absent" if self.make_directory(place) is None else "here"
 
@@ -208,7 +204,7 @@ class Adoption:
             for name, entry in entries:
                 if len(name) > NAME_MAX or self.catalog.lookup(parent, name) is not None:
                     continue
-                if self.dirty.is_ours(entry.key) or places.is_temporary(directory, name):
+                if entry.key in self.superseded or places.is_temporary(directory, name):
                     continue
                 stored = Stored(entry.key, entry.etag, entry.size, b"")
                 new += self._enter(Place(parent, name), stored, _listed(entry, directory), batch)
@@ -218,7 +214,7 @@ class Adoption:
     def take_below(self, entry: Entry) -> None:
         """A name for what was listed, with the directories above it."""
         name = self.keys.parse(entry.key)
-        if name is None or self.dirty.is_ours(entry.key):
+        if name is None or entry.key in self.superseded:
             return
         directory = self.reach(name)
         if isinstance(directory, Inode):
@@ -303,7 +299,7 @@ class Adoption:
             return "absent"
         version, folder = max(found)
         dropped = self.namespaces.last_dropped(name.decode("utf-8", "surrogateescape"))
-        if dropped or any(key.startswith(folder) for key in self.dirty.deletes):
+        if dropped or any(key.startswith(folder) for key in self.superseded.deletes):
             return "unsure"
         return "absent" if self.make_namespace(name, version) is None else "here"
 

@@ -1,18 +1,21 @@
-"""What the bucket lacks, and what it has that nobody means any more.
+"""What the bucket lacks, in the order in which it is due.
 
 Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. That is apart
-from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`) and the
-keys that are to be deleted there (`z`): each mark changes in the batch that changes what it is
-about. All methods but `load` are synchronous. After a start `load` reads the marks, beside the
-first operations; what it has not read is found in the catalog meanwhile.
+from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`): each mark
+changes in the batch that changes what it is about, and so do the keys that are `superseded` by it.
+All methods but `load` are synchronous. After a start `load` reads the marks, beside the first
+operations; what it has not read is found in the catalog meanwhile.
 A catalog that never had a bucket is not asked for anything (`on`).
+
+Invariants, between any two awaits once it is loaded: what is in it has a mark `u`, and the other
+way round; `bytes` are the sizes of those of which the bucket has not even the bytes; one that is
+not due at any time is with whoever took it, and comes back by `give_back`.
 Not for doing it: `core/flow/spill.py`.
 """
 
 import heapq
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +23,7 @@ import trio
 
 from kvfs.catalog import Batch, Catalog, Inode, Stored, keys
 from kvfs.core.namespaces import Namespaces
+from kvfs.core.superseded import Superseded
 from kvfs.tiers import Bucket
 
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
@@ -36,7 +40,7 @@ class _Entry(NamedTuple):
 
 
 class Dirty:
-    """`bytes` are those that are to go up, `deletes` the keys to delete with their marks."""
+    """`bytes` are those that are to go up."""
 
     def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket | None) -> None:
         self.catalog = catalog
@@ -45,18 +49,12 @@ class Dirty:
         self.on = bucket is not None or catalog.fact(FACT) is not None
         self.loaded = bucket is None
         self.bytes = 0
-        self.deletes: dict[str, set[int]] = {}
-        self._attempts: dict[int, str] = {}  # by mark: those that only delete what one has made
         self.changed = trio.Event()  # something came or went; a new one each time
-        # Keys at which the bucket has what is dirty or being written, by another name or in another
-        # version: they are taken until that has gone up.
-        self.claims: dict[str, int] = {}
-        self._claimed: dict[int, str] = {}  # the other way round
         self._entries: dict[int, _Entry] = {}
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
         self._hurry_until = 0.0
-        self._watching: list[set[str]] = []
+        self.superseded = Superseded(catalog, None if bucket is None else self.wake)
         self.behind = trio.Event()  # what was sealed before is to be looked for
 
     def __len__(self) -> int:
@@ -117,22 +115,6 @@ class Dirty:
                 return False
             name, directory = entry.name, self.catalog.inode(inode.links[0][0])
         return directory is not None and not namespaces.places.is_temporary(directory, name)
-
-    # What others may find there
-
-    def is_ours(self, key: str) -> bool:
-        """Whether what is at a key is about to go from there: nobody means it by its name."""
-        return key in self.deletes or key in self.claims
-
-    @contextmanager
-    def watching(self) -> Iterator[set[str]]:
-        """Gives the keys that were deleted or uploaded meanwhile: what is told of them is old."""
-        gone: set[str] = set()
-        self._watching.append(gone)
-        try:
-            yield gone
-        finally:
-            self._watching = [other for other in self._watching if other is not gone]
 
     # Changes
 
@@ -195,7 +177,7 @@ class Dirty:
         if self.on:
             self._unmark(inode.ino, batch)
             if (stored := self.stored(inode.ino)) is not None:
-                batch.then(partial(self._claim, inode.ino, stored.key))
+                batch.then(partial(self.superseded.claim, inode.ino, stored.key))
 
     def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
         """Its last name is. What the bucket has of it goes as well, unless it is not ours."""
@@ -205,77 +187,37 @@ class Dirty:
         if stored is not None:
             batch.unmark(keys.STORED, ino)
             if delete:
-                self.delete(stored.key, batch)
+                self.superseded.delete(stored.key, batch)
         self._unmark(ino, batch)
-        batch.then(partial(self.disclaim, ino))
+        batch.then(partial(self.superseded.disclaim, ino))
 
     def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
         """The bucket has this version. `clean`: under the name that it has now."""
         before = self.stored(inode.ino)
         inode.in_bucket = True
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-        self._undelete(stored.key, batch)
+        self.superseded.settle(stored.key, batch)
         if before is not None and before.key != stored.key:
-            self.delete(before.key, batch)
+            self.superseded.delete(before.key, batch)
         if clean:
             self._unmark(inode.ino, batch)
-            batch.then(partial(self.disclaim, inode.ino))
+            batch.then(partial(self.superseded.disclaim, inode.ino))
         else:
-            batch.then(partial(self._claim, inode.ino, stored.key))
+            batch.then(partial(self.superseded.claim, inode.ino, stored.key))
             batch.then(partial(self._lighten, inode.ino))
 
     def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
         """The bucket has an older version of it, so that the next one may take its place."""
         before = self.stored(ino)
         if before is not None and before.key != stored.key:
-            self.delete(before.key, batch)
+            self.superseded.delete(before.key, batch)
         batch.mark(keys.STORED, ino, keys.stored_value(stored))
-        self._undelete(stored.key, batch)
-        batch.then(partial(self._claim, ino, stored.key))
+        self.superseded.settle(stored.key, batch)
+        batch.then(partial(self.superseded.claim, ino, stored.key))
 
     def settled(self, ino: int, batch: Batch) -> None:
         """There is nothing to upload after all."""
         self._unmark(ino, batch)
-
-    def delete(self, key: str, batch: Batch) -> None:
-        """The bucket has what nobody means any more."""
-        number = self.catalog.next_id()
-        batch.mark(keys.DELETED, number, key.encode())
-        batch.then(partial(self._to_delete, key, number))
-
-    def attempt(self, key: str, token: str, batch: Batch) -> None:
-        """Something is about to go up that nobody may come to mean: then it goes again."""
-        number = self.catalog.next_id()
-        batch.mark(keys.DELETED, number, f"{key}\0{token}".encode())
-        batch.then(partial(self._to_delete, key, number, token))
-
-    def attempts(self, key: str) -> tuple[str, ...]:
-        """Those of a key that is to be deleted only if one of them has made what is there."""
-        numbers = self.deletes.get(key, set())
-        tokens = tuple(self._attempts.get(number, "") for number in numbers)
-        return tokens if all(tokens) else ()
-
-    def _to_delete(self, key: str, number: int, token: str = "") -> None:
-        if self.bucket is not None:
-            self.deletes.setdefault(key, set()).add(number)
-            if token:
-                self._attempts[number] = token
-            self.wake()
-
-    def deleted(self, key: str, batch: Batch) -> None:
-        """It is not there any more."""
-        self._undelete(key, batch)
-
-    def _undelete(self, key: str, batch: Batch) -> None:
-        for number in self.deletes.get(key, ()):
-            batch.unmark(keys.DELETED, number)
-        batch.then(partial(self._forget_delete, key))
-
-    def _forget_delete(self, key: str) -> None:
-        for gone in self._watching:
-            gone.add(key)
-        for number in self.deletes.pop(key, ()):
-            self._attempts.pop(number, None)
 
     def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
         batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
@@ -290,7 +232,7 @@ class Dirty:
         self._discard(inode.ino)
         stored = self.stored(inode.ino)
         if stored is not None:
-            self._claim(inode.ino, stored.key)
+            self.superseded.claim(inode.ino, stored.key)
         size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
         self._entries[inode.ino] = _Entry(sealed_ns, size)
         self.bytes += size
@@ -306,17 +248,6 @@ class Dirty:
             self.bytes -= entry.size
             self._entries[ino] = entry._replace(size=0)
             self.wake()
-
-    def _claim(self, ino: int, key: str) -> None:
-        self.disclaim(ino)
-        self.claims[key] = ino
-        self._claimed[ino] = key
-
-    def disclaim(self, ino: int) -> None:
-        """Nothing of it is at a key that another may want."""
-        key = self._claimed.pop(ino, None)
-        if key is not None and self.claims.get(key) == ino:
-            del self.claims[key]
 
     def _discard(self, ino: int) -> None:
         entry = self._entries.pop(ino, None)
@@ -383,8 +314,7 @@ class Dirty:
             return
         for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
             if self.catalog.mark(keys.DELETED, number) is not None:
-                key, _, token = value.decode().partition("\0")
-                self._to_delete(key, number, token)
+                self.superseded.load(number, value)
             if count % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
         for count, (ino, _) in enumerate(self.catalog.marks(keys.UNSTORED)):
@@ -392,8 +322,8 @@ class Dirty:
             if count % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
         for ino in self.catalog.unfinished():
-            if ino not in self._claimed and (stored := self.stored(ino)) is not None:
-                self._claim(ino, stored.key)
+            if not self.superseded.claimed(ino) and (stored := self.stored(ino)) is not None:
+                self.superseded.claim(ino, stored.key)
         self.loaded = True
         self.wake()
 

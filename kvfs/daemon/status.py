@@ -36,7 +36,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             "dirty_objects": len(dirty),
             "dirty_most_bytes": bucket.most,
             "oldest_dirty_s": round((time.time_ns() - oldest) / 1e9, 3) if oldest else 0.0,
-            "to_delete": len(dirty.deletes),
+            "to_delete": len(dirty.superseded.deletes),
             "loaded": dirty.loaded,
             "streaming": 0 if mount.flow.hydration is None else mount.flow.hydration.streaming,
             **bucket.counters,

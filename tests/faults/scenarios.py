@@ -535,7 +535,7 @@ async def work_off(made: World) -> None:
     for ino in list(flow.dirty):
         if ino in flow.dirty:
             await made.upload(ino)
-    if flow.dirty.deletes:
+    if flow.dirty.superseded.deletes:
         await flow.delete_some()
 
 

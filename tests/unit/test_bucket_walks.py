@@ -76,7 +76,7 @@ class Transport:
     async def delete(self) -> None:
         flow = self.world.flow.spill
         assert flow is not None
-        if flow.dirty.deletes:
+        if flow.dirty.superseded.deletes:
             await flow.delete_some()
 
     async def leave(self) -> None:

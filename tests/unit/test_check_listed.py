@@ -224,16 +224,16 @@ def test_deletions_that_are_done_are_noted_no_more(made: World, store: MemorySto
         await made.upload_all()
         with made.catalog.batch() as batch:
             for key in ("p/@0/gone", "p/@0/there"):
-                made.residency.dirty.delete(key, batch)
-            made.residency.dirty.attempt("p/@0/never", "token", batch)
+                made.residency.dirty.superseded.delete(key, batch)
+            made.residency.dirty.superseded.attempt("p/@0/never", "token", batch)
         store.put("p/@0/there", B, {}, once=True)
         for repair in (False, True):
             found, survey = await look(made, bucket=True, live=False, repair=repair)
             assert (kinds(found), survey.notes["deletes_done"]) == ([], 2)
         assert [value for _, value in made.catalog.marks(keys.DELETED)] == [b"p/@0/there"]
         assert (await look(made, bucket=True, repair=True))[1].notes["deletes_done"] == 0
-        made.residency.dirty.deletes.clear()
-        made.residency.dirty._attempts.clear()
+        made.residency.dirty.superseded.deletes.clear()
+        made.residency.dirty.superseded._attempts.clear()
         made.restart()
         await made.census()
         await made.upload_all()

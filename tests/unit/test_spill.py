@@ -181,10 +181,10 @@ def test_an_unlink_deletes_and_a_new_file_of_the_name_takes_it_back(
         await made.upload_all()
         made.tree.unlink(ROOT_INO, b"a")
         made.tree.unlink(ROOT_INO, b"b")
-        assert made.residency.dirty.deletes.keys() == {"p/@0/a", "p/@0/b"}
+        assert made.residency.dirty.superseded.deletes.keys() == {"p/@0/a", "p/@0/b"}
         await made.store(b"a", B, made.ram)
         await made.upload(made.find(b"a").ino)
-        assert made.residency.dirty.deletes.keys() == {"p/@0/b"}
+        assert made.residency.dirty.superseded.deletes.keys() == {"p/@0/b"}
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
         made.check_accounts()
@@ -327,7 +327,7 @@ def test_mode_owner_and_time_go_up_without_the_bytes(
         assert found.digest == digest(A)
         assert contents(store) == {"@0/a": A}
         assert (calls["put"], calls["get"], calls["copy"]) == (0, 0, 1)
-        assert not made.residency.dirty.deletes
+        assert not made.residency.dirty.superseded.deletes
         assert await made.read(inode.ino) == A
         made.attributes.change(inode.ino, mode=0o600)
         made.attributes.change(inode.ino, mode=0o4600)
@@ -951,6 +951,6 @@ def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
         made.tree.unlink(ROOT_INO, b"a")
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
-        assert not made.residency.dirty.deletes
+        assert not made.residency.dirty.superseded.deletes
 
     trio.run(case)

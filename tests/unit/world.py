@@ -391,7 +391,7 @@ class World:
             for ino in list(spill.dirty):
                 if ino in spill.dirty:
                     await self.upload(ino)
-        while spill.dirty.deletes:
+        while spill.dirty.superseded.deletes:
             await spill.delete_some()
 
     async def job(self, ino: int, movement: Movement) -> None:
@@ -489,7 +489,7 @@ class World:
         deletes: dict[str, set[int]] = {}
         for number, key in self.catalog.marks(keys.DELETED):
             deletes.setdefault(key.decode().partition("\0")[0], set()).add(number)
-        assert dirty.deletes == deletes
+        assert dirty.superseded.deletes == deletes
         sizes = 0
         for inode in self.inodes():
             known = dirty.stored(inode.ino)

@@ -82,10 +82,12 @@ class Announcement:
         if not dirty.loaded or namespaces.unaccounted or namespaces.dropped:
             return has | went
         keys = self.bucket.keys
-        if any(key.startswith(keys.long) for key in dirty.claims):  # it may be of any of them
+        if any(
+            key.startswith(keys.long) for key in dirty.superseded.claims
+        ):  # it may be of any of them
             return has | went
         return has | {
             space
             for space in went
-            if any(key.startswith(keys.folder(*space)) for key in dirty.claims)
+            if any(key.startswith(keys.folder(*space)) for key in dirty.superseded.claims)
         }

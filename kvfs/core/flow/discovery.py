@@ -197,7 +197,7 @@ class Discovery:
 
     async def _ask(self, looks: list[_Look]) -> None:
         answers: list[Answer | StoreError] = []
-        with self.dirty.watching() as gone:
+        with self.dirty.superseded.watching() as gone:
             try:
                 answers = await self.remote.look([look.ask for look in looks])
             except (StoreError, TierError) as error:

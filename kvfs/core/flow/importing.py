@@ -191,7 +191,7 @@ class Importing:
         return []
 
     async def _ask(self, wanted: list[_Wanted]) -> None:
-        with self.adoption.dirty.watching() as gone:
+        with self.adoption.dirty.superseded.watching() as gone:
             asks = [Ask(one.key) for one in wanted]
             answers = await self.remote.look(asks, bulk=True)
             for one, ask, answer in zip(wanted, asks, answers, strict=True):

@@ -99,7 +99,7 @@ class Presence:
         prefix = adoption.folder(ino)
         if not prefix:
             return
-        with self.discovery.dirty.watching() as gone:
+        with self.discovery.dirty.superseded.watching() as gone:
             pages = self.pages(prefix)
             while (page := await pages.read()) is not None:
                 for entries in some(page.entries, STEP):
@@ -133,7 +133,7 @@ class Presence:
         if not prefix:
             return
         before, names = adoption.catalog.counter, set[bytes]()
-        with dirty.watching() as gone:
+        with dirty.superseded.watching() as gone:
             pages = self.pages(prefix, "/")
             while (page := await pages.read()) is not None:
                 for entries in some(page.entries, STEP):
@@ -164,7 +164,7 @@ class Presence:
     async def _directories(self, ino: int, prefix: str, folders: Sequence[str]) -> None:
         """Where something of ours is about to go, it may be all that is there: that is asked."""
         adoption = self.adoption
-        leaving = adoption.leaving(prefix)
+        leaving = adoption.superseded.folders(prefix)
         for step in some(folders, STEP):
             for folder in step:
                 found = adoption.keys.parse_folder(folder)

@@ -167,8 +167,8 @@ class Spill:
             return _Later(BUSY)
         name = residency.namespaces.bucket_name(inode)
         assert name is not None  # it has a key
-        if dirty.claims.get(key, ino) != ino:
-            return await self._make_way(dirty.claims[key])
+        if dirty.superseded.claims.get(key, ino) != ino:
+            return await self._make_way(dirty.superseded.claims[key])
         self._locked.add(key)
         try:
             target = self._target(key, self.bucket.keys.record(name), stored)
@@ -182,11 +182,13 @@ class Spill:
         Or nobody would know of it when its answer is lost, and it is renamed or unlinked.
         """
         dirty, token = self.dirty, uuid.uuid4().hex
-        ours = dirty.attempts(key)
-        if (stored is not None and stored.key == key) or (key in dirty.deletes and not ours):
+        ours = dirty.superseded.attempts(key)
+        if (stored is not None and stored.key == key) or (
+            key in dirty.superseded.deletes and not ours
+        ):
             return Target(key, record, once=False, token=token)
         with self.residency.catalog.batch() as batch:
-            dirty.attempt(key, token, batch)
+            dirty.superseded.attempt(key, token, batch)
         return Target(key, record, once=True, token=token, ours=ours)
 
     async def _make_way(self, ino: int) -> _Later:
@@ -198,12 +200,12 @@ class Spill:
         residency, dirty = self.residency, self.dirty
         other, stored = self.transfers.fit(ino), dirty.stored(ino)
         if stored is None:
-            dirty.disclaim(ino)
+            dirty.superseded.disclaim(ino)
             return _Later(0.0)
         if other is None or ino in self._jobs:
             return _Later(BUSY)
         wanted = dirty.key(other)
-        if ino in dirty and wanted is not None and dirty.claims.get(wanted, ino) == ino:
+        if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
             return _Later(BUSY)
         if residency.holders(other) or not other.in_bucket:  # it can go up anew
             residency.take_from_bucket(other, dirty=ino in dirty)
@@ -309,7 +311,7 @@ class Spill:
             if changed is not None and changed.links and changed.version != inode.version:
                 dirty.replaced(inode.ino, uploaded.stored, batch)
             else:
-                dirty.delete(key, batch)
+                dirty.superseded.delete(key, batch)
 
     def _count(self, inode: Inode, stored: Stored, packing: Packing) -> None:
         """What compressing it came to."""
@@ -348,7 +350,7 @@ class Spill:
             *(inode.ino, error),
         )
         with self.residency.catalog.batch() as batch:
-            self.dirty.deleted(key, batch)  # what is there is not ours
+            self.dirty.superseded.settle(key, batch)  # what is there is not ours
             if self.transfers.fit(inode.ino, inode.version) is not None:
                 self.dirty.settled(inode.ino, batch)
 
@@ -400,7 +402,7 @@ class Spill:
     async def _delete_all(self) -> None:
         while True:
             changed = self.dirty.changed
-            if not self.dirty.deletes or not self._may():
+            if not self.dirty.superseded.deletes or not self._may():
                 with trio.move_on_after(LOOK):
                     await changed.wait()
                 continue
@@ -410,7 +412,9 @@ class Spill:
     async def delete_some(self) -> None:
         """As many keys as one request can have."""
         kept = (self._locked, self.reading)
-        keys = [key for key in self.dirty.deletes if not any(key in some for some in kept)]
+        keys = [
+            key for key in self.dirty.superseded.deletes if not any(key in some for some in kept)
+        ]
         keys = keys[: LIST_LIMIT // 2]
         if not keys:
             await trio.sleep(BUSY)
@@ -418,13 +422,15 @@ class Spill:
         records = [record for key in keys if (record := self.bucket.keys.record_of(key))]
         self._locked.update(keys)
         try:
-            attempts = {key: tokens for key in keys if (tokens := self.dirty.attempts(key))}
+            attempts = {
+                key: tokens for key in keys if (tokens := self.dirty.superseded.attempts(key))
+            }
             left = await self.remote.remove([*keys, *records], attempts)
             if failpoints.active:
                 failpoints.reach("flow.deleted")
             with self.residency.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
-                    self.dirty.deleted(key, batch)
+                    self.dirty.superseded.settle(key, batch)
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())
             if left:
                 self._failed("delete", next(iter(left.values())))
