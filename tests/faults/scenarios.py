@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import spill
+from kvfs.core.flow import deletion
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
 from kvfs.s3.facts import Facts
@@ -524,7 +524,7 @@ SCENARIOS = {
 
 # With a bucket
 
-spill.LOOK = 0.01  # s that a batch is tried again after, which the catalog has refused
+deletion.LOOK = 0.01  # s that a batch is tried again after, which the catalog has refused
 
 
 async def work_off(made: World) -> None:
@@ -536,7 +536,7 @@ async def work_off(made: World) -> None:
         if ino in flow.dirty:
             await made.upload(ino)
     if flow.dirty.superseded.deletes:
-        await flow.delete_some()
+        await flow.deletion.delete_some()
 
 
 def uploaded(before: Step) -> Step:

@@ -77,7 +77,7 @@ class Transport:
         flow = self.world.flow.spill
         assert flow is not None
         if flow.dirty.superseded.deletes:
-            await flow.delete_some()
+            await flow.deletion.delete_some()
 
     async def leave(self) -> None:
         residency = self.world.residency

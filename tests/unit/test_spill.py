@@ -660,12 +660,12 @@ def test_a_store_that_fails_is_asked_ever_less_often(made: World) -> None:
     async def case() -> None:
         spill = made.flow.spill
         assert spill is not None
-        pauses = [spill._failed("upload", OutageError("out")) for _ in range(10)]
+        pauses = [spill.backoff.failed("upload", OutageError("out")) for _ in range(10)]
         assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, (1, 2, 4, 8)))  # noqa: B905
         assert 10 <= pauses[-1] <= 20
-        assert not spill._may()
-        spill.healthy_again()
-        assert spill._may()
+        assert not spill.backoff.ready
+        spill.backoff.reset()
+        assert spill.backoff.ready
 
     trio.run(case)
 

@@ -552,7 +552,7 @@ def test_what_happens_to_its_name_meanwhile_is_no_matter(
         await happening(made, inode)
         spill = made.flow.spill
         assert spill is not None
-        await spill.delete_some()  # not yet: it is read
+        await spill.deletion.delete_some()  # not yet: it is read
         gate.let(lambda _: True)
         found = [await read(made, held, at, MIB) for at in range(0, len(CONTENT), MIB)]
         assert b"".join(found) == CONTENT

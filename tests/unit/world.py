@@ -392,7 +392,7 @@ class World:
                 if ino in spill.dirty:
                     await self.upload(ino)
         while spill.dirty.superseded.deletes:
-            await spill.delete_some()
+            await spill.deletion.delete_some()
 
     async def job(self, ino: int, movement: Movement) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""

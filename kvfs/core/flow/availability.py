@@ -49,7 +49,7 @@ class Availability:
         if failure or health.down or not self.spill.failing:
             health.probed(time.monotonic(), failure)
         if was == "down" and not health.down:
-            self.spill.healthy_again()
+            self.spill.backoff.reset()
         if health.state != was:
             self.spill.dirty.wake()
             self.spill.residency.wake()

@@ -105,7 +105,7 @@ class Flow:
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
             self.hydration.complete = discovery.complete
-            self.spill.reading = self.hydration.reading
+            self.spill.deletion.reading = self.hydration.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self._jobs)

@@ -1,0 +1,239 @@
+"""One object into the bucket, at one key, and what each answer of the store means for it.
+
+Contract: a record says that the bucket has its object after the bucket has it, in one batch with
+all that follows from it. If the object has changed meanwhile, what went up takes an older version's
+place, or goes again. What goes to a key for the first time is noted before, as an attempt; another
+node that was there first keeps the name there, and the object stays on this one.
+Across the upload the object is in `jobs`, and its key is locked or a new one: the caller sees to
+both. All else may have changed, so that the record is looked up anew behind each await.
+Not for what goes up when, nor to which key: `spill`.
+"""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from kvfs import failpoints
+from kvfs.catalog import Inode, Stored
+from kvfs.core.adoption import is_bare
+from kvfs.core.flow.backoff import Backoff
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.residency import Residency
+from kvfs.core.room import Room
+from kvfs.movement.packing import Packing
+from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.movement.remote import Remote
+from kvfs.s3.errors import (
+    NoObjectError,
+    ObjectChangedError,
+    ObjectExistsError,
+    SourceError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+BUSY = 0.05  # s until an object is looked at again that somebody writes
+AGAIN = 10.0  # s until one is tried again that failed for itself
+
+
+class Later(NamedTuple):
+    """It stays dirty, and is looked at again after so many seconds."""
+
+    seconds: float
+
+
+class Uploads:
+    """`notes` is the directory for ids of uploads."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        room: Room,
+        remote: Remote,
+        bucket: Bucket,
+        backoff: Backoff,
+        *,
+        notes: str,
+        complete: Callable[[int], Awaitable[Inode | None]],
+    ) -> None:
+        """complete: brings the facts of what only a listing told of; None if they do not come."""
+        self.residency: Residency = transfers.residency
+        self.transfers = transfers
+        self.room = room
+        self.remote = remote
+        self.bucket = bucket
+        self.backoff = backoff
+        self.dirty = self.residency.dirty
+        self.superseded = self.dirty.superseded
+        self._notes = notes
+        self._complete = complete
+        self._said_packing = False
+
+    def target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
+        """Where it goes; what goes there for the first time is noted before. CatalogError.
+
+        Or nobody would know of it when its answer is lost, and it is renamed or unlinked.
+        """
+        superseded, token = self.superseded, uuid.uuid4().hex
+        ours = superseded.attempts(key)
+        if (stored is not None and stored.key == key) or (key in superseded.deletes and not ours):
+            return Target(key, record, once=False, token=token)
+        with self.residency.catalog.batch() as batch:
+            superseded.attempt(key, token, batch)
+        return Target(key, record, once=True, token=token, ours=ours)
+
+    async def send(self, inode: Inode, stored: Stored | None, target: Target) -> Later | None:
+        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
+        if is_bare(inode):  # it is to get another name with all its facts
+            return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
+        holders = self.residency.holders(inode)
+        copied = inode.in_bucket and stored is not None
+        if not copied and not holders:
+            self.settle(inode, wanted=True)
+            return None
+        try:
+            if copied and stored is not None:
+                about = self._about(inode)
+                uploaded = await self.remote.copy(stored, about, target, self._notes)
+            else:
+                path = holders[0].path(inode.ino, inode.version)
+                about, scratch = self._about(inode), self._scratch(inode)
+                uploaded = await self.remote.upload(
+                    path, inode.backing_mtime_ns, about, target, self._notes, scratch
+                )
+        except ObjectExistsError as error:
+            if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
+                return Later(AGAIN)
+            self._conflict(inode, target.key, error)
+            return None
+        except (NoObjectError, ObjectChangedError) as error:
+            if not copied:
+                raise
+            return self._vanished(inode, error)
+        except WrongBytesError as error:  # damaged on its way, more often than it may be
+            log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
+            return Later(AGAIN)
+        except SourceError as error:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and holders[0] in self.residency.holders(current):
+                log.error("inode %d is not uploaded: %s", inode.ino, error)
+                self.transfers.rotten(current, holders[0])
+                return Later(BUSY)
+            return Later(AGAIN)
+        except FileNotFoundError:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and holders[0] in self.residency.holders(current):
+                raise
+            return Later(BUSY)  # its room was needed, and another tier has it
+        if failpoints.active:
+            failpoints.reach("flow.uploaded")
+        self._enter(inode, uploaded, copied=copied)
+        self.backoff.worked()
+        return None
+
+    def _scratch(self, inode: Inode) -> str | None:
+        """Where it is compressed, "" for in memory only; None if its namespace does not want that.
+
+        Without NVMe the notes are in memory, which large objects must not fill.
+        """
+        if self.residency.namespaces.of(inode).settings.compression == "off":
+            return None
+        return self._notes if self.residency.nvme is not None else ""
+
+    def _about(self, inode: Inode) -> About:
+        models = self.residency.namespaces.places.models
+        engine_and_model = models.get(inode.model, ("", ""))
+        return About(
+            inode.size,
+            inode.digest,
+            inode.mtime_ns,
+            inode.mode,
+            inode.uid,
+            inode.gid,
+            inode.key,
+            inode.parent_key,
+            engine_and_model[1],
+            inode.told,
+            self.residency.namespaces.places.element_size(inode),
+        )
+
+    def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
+        """It is there: say so. Raises CatalogError; then it goes up again."""
+        residency, dirty, key = self.residency, self.dirty, uploaded.stored.key
+        counters = self.bucket.counters
+        counters["copies" if copied else "uploads"] += 1
+        counters["upload_bytes"] += 0 if copied else uploaded.stored.size
+        if uploaded.packing is not None:
+            self._count(inode, uploaded.stored, uploaded.packing)
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None:
+            clean = dirty.key(current) == key and uploaded.stored.told == current.told
+            residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
+            self.room.trim(residency.namespaces.of(current))  # it may go now
+            return
+        changed = residency.inode(inode.ino)
+        with residency.catalog.batch() as batch:
+            if changed is not None and changed.links and changed.version != inode.version:
+                dirty.replaced(inode.ino, uploaded.stored, batch)
+            else:
+                self.superseded.delete(key, batch)
+
+    def _count(self, inode: Inode, stored: Stored, packing: Packing) -> None:
+        """What compressing it came to."""
+        counters = self.bucket.counters
+        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
+        if packing.smaller:
+            counters["compressed"] += 1
+            counters["compressed_bytes"] += inode.size
+            counters["compressed_to_bytes"] += stored.size
+            return
+        counters["not_compressed"] += 1
+        if packing.failure:
+            log.log(
+                logging.DEBUG if self._said_packing else logging.WARNING,
+                "inode %d is not compressed (said once): %s",
+                *(inode.ino, packing.failure),
+            )
+            self._said_packing = True
+
+    def settle(self, inode: Inode, *, wanted: bool) -> None:
+        """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
+        residency = self.residency
+        if wanted or self.dirty.stored(inode.ino) is None or not residency.holders(inode):
+            with residency.catalog.batch() as batch:
+                self.dirty.settled(inode.ino, batch)
+        else:
+            residency.take_from_bucket(inode)
+
+    def _conflict(self, inode: Inode, key: str, error: ObjectExistsError) -> None:
+        """Another node was the first to publish the name: this version is for this mount only."""
+        counters = self.bucket.counters
+        counters["conflicts"] += 1
+        log.log(
+            logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
+            "inode %d stays on this node only: %s (said once)",
+            *(inode.ino, error),
+        )
+        with self.residency.catalog.batch() as batch:
+            self.superseded.settle(key, batch)  # what is there is not ours
+            if self.transfers.fit(inode.ino, inode.version) is not None:
+                self.dirty.settled(inode.ino, batch)
+
+    def _vanished(self, inode: Inode, error: StoreError) -> Later | None:
+        """Somebody else has taken from the bucket what was to get another name there."""
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None:
+            return Later(BUSY)
+        log.warning("inode %d is not what the bucket has any more: %s", inode.ino, error)
+        if not self.residency.holders(current):  # and nobody else has its bytes
+            if current.ino in self.residency.busy:
+                return Later(BUSY)
+            self.residency.let_go(current)
+            self.bucket.counters["stale"] += 1
+            return None
+        self.residency.take_from_bucket(current, dirty=True, delete=False)
+        return Later(0.0)
