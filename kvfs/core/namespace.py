@@ -3,7 +3,7 @@
 Contract: synchronous, no I/O. Bytes are physical, each object counted once. Orders are by what may
 become of an object: lost, left by RAM only, dropped for a quota; each object is in those that
 `order` names, and in `whole`. What a policy needs to see of accesses it is shown here, once for all
-orders. Not for finding the namespace of an object (`Namespaces`), nor for victims (`Room`).
+orders. Not for finding the namespace of an object (`Namespaces`), nor for victims (`Victims`).
 """
 
 import time

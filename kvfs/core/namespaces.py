@@ -5,7 +5,7 @@ for everything else. An inode says to which one it is accounted (`Inode.namespac
 the directory); what is made below a directory is accounted to the directory's. Settings are in the
 catalog; what a namespace holds is counted from the inodes. Dropped trees are here until nothing
 of them is left: whatever is accounted to one is not there any more for anybody who asks.
-All methods are synchronous. Not for walking trees (`Walks`), nor for choosing victims (`Room`).
+All methods are synchronous. Not for walking trees (`Walks`), nor for choosing victims (`Victims`).
 """
 
 import logging

@@ -32,8 +32,8 @@ from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
 from kvfs.core.copies import Copies, Fetcher, Verifier
 from kvfs.core.mappings import Mappings
+from kvfs.core.placement import Placement
 from kvfs.core.residency import OpenObject, Residency
-from kvfs.core.room import Room
 from kvfs.core.stream import Stream
 from kvfs.core.versions import Versions
 from kvfs.errors import (
@@ -60,7 +60,7 @@ class Objects:
     def __init__(
         self,
         residency: Residency,
-        room: Room,
+        placement: Placement,
         backings: Backings,
         verifier: Verifier,
         *,
@@ -69,7 +69,9 @@ class Objects:
         fetcher: Fetcher | None = None,
     ) -> None:
         self.residency = residency
-        self.room = room
+        self.placement = placement
+        self.room = placement.room
+        self.quota = placement.quota
         self.catalog = residency.catalog
         self.backings = backings
         self.promote = promote
@@ -306,7 +308,7 @@ class Objects:
         ino = catalog.next_id()
         namespace = residency.namespaces.of(self._directory(parent))
         publish = (parent, name) if namespace.settings.publish == "close" else None
-        tier, reserved = await self.room.choose(parent, name, namespace)
+        tier, reserved = await self.placement.choose(parent, name, namespace)
         try:
             try:
                 fd = await self._make(tier, ino, 1)
@@ -345,7 +347,7 @@ class Objects:
         held = OpenObject(
             inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
         )
-        held.expected = self.room.sizes.expect(parent, name) or 0
+        held.expected = self.placement.sizes.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
@@ -397,7 +399,7 @@ class Objects:
         parent, name = self._some_name(inode)
         namespace = residency.namespaces.of(inode)
         had = Tier.cost(inode.blocks)
-        tier, reserved = await self.room.choose(parent, name, namespace, replaces=had)
+        tier, reserved = await self.placement.choose(parent, name, namespace, replaces=had)
         version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
         try:
             fd = await self._make(tier, inode.ino, version)
@@ -419,7 +421,7 @@ class Objects:
             raise
         self._taken_back.pop(inode.ino, None)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.expected = self.room.sizes.expect(parent, name) or 0
+        held.expected = self.placement.sizes.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
@@ -518,7 +520,7 @@ class Objects:
         if not held.inode.links and held.publish is None:
             return None
         self.measure(held)
-        return self.room.too_large(held.inode, self.residency.namespaces.of(held.inode))
+        return self.placement.too_large(held.inode, self.residency.namespaces.of(held.inode))
 
     def _called(self, held: OpenObject) -> str:
         parent, name = held.publish or self._some_name(held.inode)
@@ -543,7 +545,7 @@ class Objects:
             self.residency.dirty.sealed(inode, batch)
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
-        self.room.sizes.learn(*self._some_name(inode), inode.blocks * 512)
+        self.placement.sizes.learn(*self._some_name(inode), inode.blocks * 512)
         return True
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
@@ -595,7 +597,7 @@ class Objects:
         if written:
             residency.staging.pop(inode.ino, None)
             if inode.links and not lost:  # counted once from here; open yet: not itself dropped
-                self.room.trim(residency.namespaces.of(inode))
+                self.quota.trim(residency.namespaces.of(inode))
         if writable:
             held.writers -= 1
         else:
@@ -605,7 +607,7 @@ class Objects:
         if lost and inode.links:
             residency.drop(inode, "too_large")
         elif written and inode.links:
-            self.room.trim(residency.namespaces.of(inode))
+            self.quota.trim(residency.namespaces.of(inode))
         return last
 
     def _end_of_writing(self, held: OpenObject) -> None:

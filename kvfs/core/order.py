@@ -6,7 +6,7 @@ dropped and is made anew. Objects of one key are a group: shards of one block, t
 was there before the daemon started comes in by `add_past`, oldest first within the hour of its last
 use, at 8 bytes each until it is touched, and goes before all that was. About 320 bytes for a member
 that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
-Not for saying whether an object may go now: that is `Room`.
+Not for saying whether an object may go now: that is `Victims`.
 """
 
 from array import array

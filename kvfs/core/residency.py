@@ -15,10 +15,11 @@ Invariants, between any two awaits of the daemon:
   it: somebody may have looked it up and be about to open it, and must not be told ESTALE. So is a
   removed directory or another inode without bytes: whoever has it open may ask for its attributes.
 - What the census has not yet reached is neither accounted nor a victim.
-Not for opening files, nor for moving bytes, nor for choosing what goes (that is `Room`).
+Not for opening files, nor for moving bytes, nor for choosing what goes (that is `Victims`).
 """
 
 import logging
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ class OpenObject:
         if not self.direct or self.fd >= 0:
             return True
         return self.stream is not None and self.stream.problem is None
+
+    @property
+    def taken(self) -> int:
+        """Bytes that it takes by now, being written: less than was set aside for it."""
+        return 0 if self.fd < 0 else os.fstat(self.fd).st_blocks * 512
 
 
 class Trash(NamedTuple):

@@ -3,7 +3,7 @@
 Contract: a step of a walk is synchronous, one batch and less than 1 ms long, and the loop has its
 turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it
 has done is not there to be done again. What somebody has open goes when it is closed.
-Not for choosing what goes for a quota (`Room`).
+Not for choosing what goes for a quota (`Quota`).
 """
 
 import logging
@@ -15,8 +15,8 @@ import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
-from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.errors import CatalogError
 
@@ -44,9 +44,9 @@ class _Place:
 class Walks:
     """Call `run` once."""
 
-    def __init__(self, tree: Tree, room: Room) -> None:
+    def __init__(self, tree: Tree, quota: Quota) -> None:
         self.tree = tree
-        self.room = room
+        self.quota = quota
         self.residency: Residency = tree.residency
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
@@ -183,7 +183,7 @@ class Walks:
             if failpoints.active:
                 failpoints.reach("walks.accounted")
             if space := self.namespaces.own(directory.namespace):
-                await self.room.bring_within(space)
+                await self.quota.bring_within(space)
             await self._pause()
         if self.namespaces.unaccounted[top] == asked:  # else it moved again meanwhile
             with self.catalog.batch() as batch:

@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import TierError
@@ -26,11 +27,16 @@ class Watch:
     """No task ends by itself."""
 
     def __init__(
-        self, residency: Residency, room: Room, spent: Callable[[], tuple[int, int]]
+        self,
+        residency: Residency,
+        room: Room,
+        quota: Quota,
+        spent: Callable[[], tuple[int, int]],
     ) -> None:
         """`spent`: the day, and what was written to NVMe on it."""
         self.residency = residency
         self.room = room
+        self.quota = quota
         self.spent = spent
         self.tasks = (self.growth, self.space, self.quotas, self.health, self.cool)
 
@@ -87,7 +93,7 @@ class Watch:
         while True:
             changed = namespaces.changed
             for namespace in list(namespaces):
-                await self.room.bring_within(namespace)
+                await self.quota.bring_within(namespace)
             await changed.wait()
 
     async def health(self) -> None:

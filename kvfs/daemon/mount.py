@@ -20,6 +20,8 @@ from kvfs.core import takeover
 from kvfs.core.flow import Flow
 from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.objects import Objects
+from kvfs.core.placement import Placement
+from kvfs.core.quota import Quota
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
@@ -104,10 +106,12 @@ class Mount:
                 )
             self.movers = movers
             self.room = Room(self.residency)
+            quota = Quota(self.residency, self.room.victims)
             tree = Tree(self.residency, templates=self.templates.for_name)
             self.flow = Flow(
                 self.residency,
                 self.room,
+                quota,
                 movers,
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
@@ -120,7 +124,7 @@ class Mount:
             )
             objects = Objects(
                 self.residency,
-                self.room,
+                Placement(self.room, quota),
                 self.backings,
                 self.flow.settlement,
                 promote=self.flow.opened,
@@ -128,7 +132,7 @@ class Mount:
                 fetcher=self.flow.hydration,
             )
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
-            self.walks = Walks(tree, self.room)
+            self.walks = Walks(tree, quota)
             self.operations = operations.Operations(
                 tree,
                 objects,

@@ -390,7 +390,7 @@ async def expire(made: World) -> None:
 async def trim(made: World) -> None:
     space = made.tell("n", quota_objects="1", eviction="fifo")
     await walk(made)
-    made.room.keep_quota(space, 0)
+    made.quota.keep(space, 0)
     await made.flow.trash.empty()
 
 

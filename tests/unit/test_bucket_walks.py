@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.core import walks
-from kvfs.core.flow import spill
+from kvfs.core.flow import deletion
 from kvfs.s3.errors import OutageError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -22,7 +22,7 @@ from tests.unit.world import World, world
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "STEP", 2)
-    monkeypatch.setattr(spill, "LOOK", 0.01)
+    monkeypatch.setattr(deletion, "LOOK", 0.01)
 
 
 @pytest.fixture

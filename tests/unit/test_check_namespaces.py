@@ -282,7 +282,7 @@ def test_a_damage_is_found_mended_and_gone(name: str, tmp_path: Path, *, live: b
 async def walk(made: World) -> None:
     """Follow all marks to their end."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Walks(made.tree, made.room).run)
+        nursery.start_soon(Walks(made.tree, made.quota).run)
         namespaces = made.residency.namespaces
         with trio.fail_after(20):
             while namespaces.dropped or namespaces.unaccounted:
@@ -351,7 +351,7 @@ def test_a_dropped_tree_is_right_at_every_step_of_its_walk(tmp_path: Path, *, li
             await trio.lowlevel.checkpoint()
             assert (await look(made, live=live))[0] == []
 
-        walks = Walks(made.tree, made.room)
+        walks = Walks(made.tree, made.quota)
         walks._pause = pause  # type: ignore[method-assign]
         await walks._clear(was)
         await walks._clear(there.gone.ino)

@@ -36,7 +36,7 @@ def test_a_dropped_tree_is_cleared_but_for_what_is_in_use(tmp_path: Path) -> Non
         await made.residency.lock(inos[-1])  # its backing is being opened, say
         lifecycle.drop(lifecycle.directory("kv"))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Walks(made.tree, made.room).run)
+            nursery.start_soon(Walks(made.tree, made.quota).run)
             while space.objects > len(inos) - FILES + 1:  # the rest of its directory goes
                 await trio.lowlevel.checkpoint()
             made.residency.unlock(inos[-1])

@@ -558,7 +558,9 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
 
     async def case(made: World) -> None:
         async with Movers.open(2, made.residency.counters) as movers:
-            made.flow = Flow(made.residency, made.room, movers, promote_after=1, reclaimable=25)
+            made.flow = Flow(
+                *(made.residency, made.room, made.quota, movers), promote_after=1, reclaimable=25
+            )
             made.objects.promote = made.flow.promotion.opened
             made.objects.settle = made.flow.settlement.written
             made.objects.copies.verifier = made.flow.settlement

@@ -15,8 +15,8 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import administration, renames
 from kvfs.core.attributes import ATIME_STEP
 from kvfs.core.namespace import SMALLEST, USES_NOTED
+from kvfs.core.quota import AT_ONCE
 from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
-from kvfs.core.room import AT_ONCE
 from kvfs.core.walks import STEP
 from kvfs.errors import (
     ExistsError,
@@ -54,7 +54,7 @@ async def fill(made: World, count: int, path: bytes = b"a", first: int = 0) -> l
 def in_ram(made: World, path: bytes) -> bytes:
     """A file of this path will begin there: its size is known."""
     above, _, name = path.rpartition(b"/")
-    made.room.sizes.learn(made.at(above).ino, name, len(BYTES))
+    made.placement.sizes.learn(made.at(above).ino, name, len(BYTES))
     return path
 
 
@@ -347,7 +347,7 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
     move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
     below = await made.renames.weigh(*move)
-    await made.room.take_in(partial(made.renames.arrivals, *move, below))
+    await made.quota.take_in(partial(made.renames.arrivals, *move, below))
     made.renames.rename(*move)
 
 
@@ -530,11 +530,11 @@ def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", quota_hard=str(5 * COST))
         await fill(made, 4)
-        made.room.sizes.learn(space.ino, b"x", 10 * COST)
+        made.placement.sizes.learn(space.ino, b"x", 10 * COST)
         await made.make_file(b"a/x", BYTES)
         assert len(names(made, b"a")) == 5
-        made.room.sizes._seen.clear()
-        made.room.sizes.learn(space.ino, b"x", 2 * COST)
+        made.placement.sizes._seen.clear()
+        made.placement.sizes.learn(space.ino, b"x", 2 * COST)
         held = await made.create(b"y", b"", space.ino)
         assert len(names(made, b"a")) == 4, "room for two was made, of which one is begun"
         await made.close(held, writable=True)
@@ -591,12 +591,12 @@ def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
         for path in (b"light", b"heavy"):
             await fill(made, 4, path)
         await fill(made, 2, b"heavy", first=4)
-        assert made.room.by_urgency()[0] is light
+        assert made.room.victims.by_urgency()[0] is light
         made.tell("heavy", quota_soft=str(COST))
-        assert made.room.by_urgency()[0] is heavy
+        assert made.room.victims.by_urgency()[0] is heavy
         made.tell("heavy", quota_soft="0")
         made.drop("heavy")
-        assert made.room.by_urgency()[0] is heavy, "what was dropped goes before all"
+        assert made.room.victims.by_urgency()[0] is heavy, "what was dropped goes before all"
         await made.walk()
 
     run(case, tmp_path)
@@ -644,7 +644,7 @@ def test_another_policy_has_what_is_there(tmp_path: Path, before: list[str]) -> 
         await made.make_file(b"a/004", BYTES)
         made.check()
         made.tell("a", quota_objects="3")
-        made.room.keep_quota(space, 0)
+        made.quota.keep(space, 0)
         assert names(made, b"a") == [b"008", b"009", b"004"]
         await made.check_at_rest()
 
@@ -675,13 +675,13 @@ def test_a_connectors_own_files_are_kept_unless_an_eviction_is_chosen(tmp_path: 
         await made.make_file(b"a/other", BYTES)
         made.tell("a", quota_objects="1")
         with pytest.raises(QuotaError):
-            made.room.keep_quota(space, 0)
+            made.quota.keep(space, 0)
         assert names(made, b"a") == [kept_name(number) for number in range(3)]
         made.check()
         made.tell("a", eviction="lru")
         await made.walk()
         made.check()
-        made.room.keep_quota(space, 0)
+        made.quota.keep(space, 0)
         assert names(made, b"a") == [kept_name(2)]
         made.tell("a", eviction="adaptive")
         await made.walk()
@@ -733,7 +733,7 @@ def test_a_group_lives_and_dies_together(tmp_path: Path) -> None:
         await made.make_file(b"a/m@3@0@ac@half.data", BYTES)
         made.tell("a", quota_objects="3")
         space = made.residency.namespaces.of(made.find(b"a"))
-        made.room.keep_quota(space, 0)
+        made.quota.keep(space, 0)
         assert names(made, b"a") == [b"m@3@0@ac@half.data"]
         for rank in range(1, 3):
             await made.make_file(b"a/m@3@%d@ac@half.data" % rank, BYTES)
@@ -767,7 +767,7 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
         made.namespace("ram", media="ram")
         made.namespace("nvme", media="nvme")
         for path, tier in ((b"ram", made.ram), (b"nvme", made.nvme)):
-            made.room.sizes._seen.clear()
+            made.placement.sizes._seen.clear()
             for number in range(2):  # of a size that is not known, and of one that is
                 inode = await made.make_file(b"%b/%d" % (path, number), BYTES)
                 assert made.residency.holders(inode) == [tier]
@@ -1169,7 +1169,7 @@ def test_a_tier_is_not_a_namespaces_because_its_first_choice_fails(
     async def case(made: World) -> None:
         made.namespace("nvme", media="nvme")
         made.namespace("all")
-        made.room.sizes._seen.clear()
+        made.placement.sizes._seen.clear()
 
         def fail(ino: int, version: int) -> int:
             raise TierError(f"no file {ino} of version {version}")

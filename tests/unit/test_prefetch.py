@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import room
+from kvfs.core import victims
 from kvfs.core.flow import prefetch
 from kvfs.layouts import prefix
 from kvfs.s3.errors import StoreError
@@ -345,7 +345,7 @@ def test_what_was_used_lately_does_not_go_for_it(
         await read(made, inodes[0])
         await read(made, inodes[1])
         assert here(made, inodes) == [0, 1], "all that is here was used lately"
-        monkeypatch.setattr(room, "LATELY", 0)
+        monkeypatch.setattr(victims, "LATELY", 0)
         await read(made, inodes[2])
         await read(made, inodes[3])
         assert {2, 3, 6, 7} <= set(here(made, inodes))
@@ -361,7 +361,7 @@ def test_what_only_the_tiers_have_does_not_go_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(made: World) -> None:
-        monkeypatch.setattr(room, "LATELY", 0)
+        monkeypatch.setattr(victims, "LATELY", 0)
         made.namespace("local", media="ram")
         inodes = await spilled(made, flat(6), MIB // 90)
         for number in range(6):

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from kvfs.core.order import Victim
-from kvfs.core.room import PASSED_MAX
+from kvfs.core.victims import PASSED_MAX
 from kvfs.settings import EVICTIONS, Settings
 from tests.unit.world import World, world
 
@@ -170,7 +170,7 @@ def test_a_quota_that_is_given_later_is_about_what_is_there(tmp_path: Path) -> N
         limited(made, "lru")
         space = made.residency.namespaces.default
         before = space.whole_filled
-        await made.room.bring_within(space)
+        await made.quota.bring_within(space)
         assert (before, space.whole_filled) == (False, True)
         assert space.objects == QUOTA
         assert listed(made) == {block(10 * n) for n in range(FILES - 2 * QUOTA + 2, FILES + 1, 2)}

@@ -811,8 +811,8 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
 
         async def fill() -> None:
             for count in range(20):
-                made.room.sizes._seen.clear()
-                made.room.sizes.learn(top, b"f0", 2 * MIB)
+                made.placement.sizes._seen.clear()
+                made.placement.sizes.learn(top, b"f0", 2 * MIB)
                 await made.make_file(b"n/f%d" % count, bytes([count]) * 2 * MIB)
 
         with pytest.raises(NoSpaceError):

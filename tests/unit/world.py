@@ -19,6 +19,8 @@ from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.namespace import Namespace
 from kvfs.core.objects import Objects
+from kvfs.core.placement import Placement
+from kvfs.core.quota import Quota
 from kvfs.core.renames import Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.room import Room
@@ -195,9 +197,11 @@ class World:
         self.residency.gone = self._gone
         self.residency.estimate()
         self.room = Room(self.residency)
+        self.quota = Quota(self.residency, self.room.victims)
+        self.placement = Placement(self.room, self.quota)
         self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
         self.renames, self.attributes = Renames(self.tree), Attributes(self.tree)
-        self.walks = Walks(self.tree, self.room)
+        self.walks = Walks(self.tree, self.quota)
         self.movers = Inline()
         self.movers.counters = self.residency.counters
         self.remote: InlineRemote | None = None
@@ -206,7 +210,7 @@ class World:
         notes = self.tmp / "uploads"
         notes.mkdir(exist_ok=True)
         self.flow = Flow(
-            *(self.residency, self.room, self.movers),
+            *(self.residency, self.room, self.quota, self.movers),
             promote_after=2,
             reclaimable=25,
             remote=self.remote,
@@ -219,7 +223,7 @@ class World:
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
             self.residency,
-            self.room,
+            self.placement,
             self.backings,
             self.flow.settlement,
             promote=self.flow.opened,
@@ -303,7 +307,7 @@ class World:
 
     def expect(self, name: bytes, size: int | None) -> None:
         """Let files like this begin in RAM, if a size is known, or on NVMe."""
-        sizes = self.room.sizes
+        sizes = self.placement.sizes
         sizes._seen.clear()
         if size is not None:
             sizes.learn(ROOT_INO, name, size)

@@ -54,7 +54,7 @@ class Demotion:
         """What is to be copied to NVMe next: what goes first of who has most, or at once."""
         if self.residency.ram is None or self.trouble.pausing:
             return []
-        spaces = self.room.by_urgency(demotable(self.residency))
+        spaces = self.room.victims.by_urgency(demotable(self.residency))
         # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)

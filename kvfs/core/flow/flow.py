@@ -35,6 +35,7 @@ from kvfs.core.flow.trash import TrashBin
 from kvfs.core.flow.trouble import Trouble
 from kvfs.core.flow.warm import Warm
 from kvfs.core.flow.write_back import WriteBack
+from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
@@ -56,6 +57,7 @@ class Flow:
         self,
         residency: Residency,
         room: Room,
+        quota: Quota,
         movers: Movers,
         *,
         promote_after: int,
@@ -98,7 +100,7 @@ class Flow:
             self.importing = Importing(self.presence)
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
             self.spill = Spill(
-                *(transfers, room, remote, bucket, self._jobs),
+                *(transfers, quota, remote, bucket, self._jobs),
                 notes=notes,
                 complete=discovery.complete,
             )
@@ -111,7 +113,7 @@ class Flow:
         self.warm = Warm(transfers, room, self.hydration, self._jobs)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
-        self.watch = Watch(residency, room, lambda: self.admission.spent)
+        self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
         self.checks = Background(residency, movers, self._jobs, remote)
 
     @property

@@ -351,8 +351,7 @@ class Hydration:
             if errand is None:
                 if self.room.reserve(tier, cost):
                     return tier
-            elif errand.take(inode, tier, cost) and self.room.reserve_gently(tier, cost):
-                self.room.brought(inode.ino)
+            elif errand.take(inode, tier, cost) and self.room.reserve_gently(tier, cost, inode.ino):
                 return tier
         if errand is not None:
             raise UnwantedError("no tier has room that is free, or was not used lately")

@@ -25,8 +25,8 @@ from kvfs.core.flow.backoff import Backoff
 from kvfs.core.flow.deletion import Deletion
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.upload import AGAIN, BUSY, Later, Uploads
+from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
-from kvfs.core.room import Room
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.remote import Remote
@@ -46,7 +46,7 @@ class Spill:
     def __init__(
         self,
         transfers: Transfers,
-        room: Room,
+        quota: Quota,
         remote: Remote,
         bucket: Bucket,
         jobs: set[int],
@@ -68,7 +68,7 @@ class Spill:
         self.backoff = backoff = Backoff(bucket, transfers.trouble)
         self.deletion = Deletion(self.residency, remote, bucket, backoff, self._locked)
         self.uploads = Uploads(
-            *(transfers, room, remote, bucket, backoff), notes=notes, complete=complete
+            *(transfers, quota, remote, bucket, backoff), notes=notes, complete=complete
         )
 
     async def run(self) -> None:

@@ -19,8 +19,8 @@ from kvfs.catalog import Inode, Stored
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow.backoff import Backoff
 from kvfs.core.flow.transfers import Transfers
+from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
-from kvfs.core.room import Room
 from kvfs.movement.packing import Packing
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
@@ -52,7 +52,7 @@ class Uploads:
     def __init__(
         self,
         transfers: Transfers,
-        room: Room,
+        quota: Quota,
         remote: Remote,
         bucket: Bucket,
         backoff: Backoff,
@@ -63,7 +63,7 @@ class Uploads:
         """complete: brings the facts of what only a listing told of; None if they do not come."""
         self.residency: Residency = transfers.residency
         self.transfers = transfers
-        self.room = room
+        self.quota = quota
         self.remote = remote
         self.bucket = bucket
         self.backoff = backoff
@@ -173,7 +173,7 @@ class Uploads:
         if current is not None:
             clean = dirty.key(current) == key and uploaded.stored.told == current.told
             residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
-            self.room.trim(residency.namespaces.of(current))  # it may go now
+            self.quota.trim(residency.namespaces.of(current))  # it may go now
             return
         changed = residency.inode(inode.ino)
         with residency.catalog.batch() as batch:

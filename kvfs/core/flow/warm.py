@@ -309,10 +309,9 @@ class Warm:
         namespace = residency.namespaces.of(inode)
         if not namespace.takes(ram) or cost > ram.capacity // 2:
             return
-        if not self.room.reserve_gently(ram, cost):
+        if not self.room.reserve_gently(ram, cost, inode.ino):
             return
         self._busy.add(inode.ino)
-        self.room.brought(inode.ino)
         try:
             await self.transfers.copy([inode], nvme, ram, "promoted")
         finally:

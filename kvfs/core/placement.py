@@ -1,0 +1,148 @@
+"""Where a new file begins, and whether one that was written can stay.
+
+Contract: `choose` returns with bytes of a tier reserved, which are the caller's to give back, or
+raises; between its last look at the accounts and the reservation nothing else happens. Before that
+it has the namespace's quotas kept, and waits where only uploads would help, up to its deadline.
+After each such await it begins its search anew. A tier that is down takes no new file.
+Not for how room is made in a tier: `Room`.
+"""
+
+import logging
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.backpressure import Backpressure
+from kvfs.core.namespace import Namespace
+from kvfs.core.quota import AT_ONCE, Quota
+from kvfs.core.room import Room
+from kvfs.core.sizes import ExpectedSizes
+from kvfs.errors import KvfsError, NoSpaceError, QuotaError, TierError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+
+
+class Placement:
+    """`sizes` is to be told how large files have become."""
+
+    def __init__(self, room: Room, quota: Quota) -> None:
+        self.residency = room.residency
+        self.ram = room.ram
+        self.room = room
+        self.quota = quota
+        self.backpressure = Backpressure(room.residency)
+        self.sizes = ExpectedSizes()
+        self._said: set[str] = set()
+
+    async def choose(
+        self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
+    ) -> tuple[Tier, int]:
+        """The tier for a new file, with the bytes reserved there.
+
+        replaces: bytes of the object that it is a new version of, if it is one.
+        Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that
+        outgrows the RAM tier would get ENOSPC from the kernel, where kvfs cannot help it any more.
+        """
+        residency = self.residency
+        namespace = namespace or residency.namespaces.default
+        expected = self.sizes.expect(parent, name)
+        more = max(0, (expected or 0) - replaces)
+        if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
+            more = 0
+        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
+        await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
+        tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        if not tiers:
+            raise self._homeless(namespace)
+        wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        if residency.bucket and namespace.takes(residency.bucket):
+            await self.backpressure.until_not_full(residency.bucket, deadline)
+        while True:
+            last = not self.backpressure.helps(deadline)
+            found = await self._choose_now(tiers, wanted, known=expected is not None, last=last)
+            if found is not None:
+                return found
+            if last:
+                break
+            await self.backpressure.upload(deadline)
+        raise NoSpaceError(
+            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
+            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
+        )
+
+    async def _make_quota(
+        self, namespace: Namespace, more: int, objects: int, deadline: float
+    ) -> None:
+        """Have its quotas allow so much more, with what may go after an upload. QuotaError."""
+        while True:
+            try:
+                while not self.quota.keep(namespace, more, objects=objects, most=AT_ONCE):
+                    await trio.lowlevel.checkpoint()
+            except QuotaError:
+                if not self.backpressure.helps(deadline):
+                    raise
+                await self.backpressure.upload(deadline)
+            else:
+                return
+
+    async def _choose_now(
+        self, tiers: list[Tier], wanted: int, *, known: bool, last: bool
+    ) -> tuple[Tier, int] | None:
+        """One of these tiers, and what is reserved there; None if nothing may be dropped for it.
+
+        last: nothing will be different later, so that less than wanted has to do.
+        """
+        residency = self.residency
+        ram = self.ram if self.ram in tiers else None
+        while True:
+            order = tiers if known else tiers[::-1]
+            order = [tier for tier in order if not tier.health.down]
+            if not order:
+                raise TierError(
+                    "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
+                )
+            for tier in order:
+                least = wanted if known else min(wanted, tier.capacity // 4)
+                if self.room.reserve(tier, least):
+                    return tier, least
+            if residency.census_done.is_set():
+                break
+            await residency.census_step.wait()  # the estimate leaves no room, what is counted may
+        if ram is not None and self.room.lose_for(wanted):
+            return ram, wanted
+        if not last:
+            return None
+        for tier in order:  # others may expect too much as well: begin, and see how it grows
+            if self.room.reserve(tier, Tier.cost(0)):
+                return tier, Tier.cost(0)
+        if ram is not None and self.room.lose_for(Tier.cost(0)):
+            return ram, Tier.cost(0)
+        bucket = residency.bucket
+        if bucket is None or not bucket.health.down:
+            return None
+        with self.room.victims.losing_dirty():
+            return next(((tier, wanted) for tier in order if self.room.reserve(tier, wanted)), None)
+
+    def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
+        """Why an object that was written cannot stay, whatever makes room for it."""
+        cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
+        tiers = [tier for tier in self.residency.tiers if namespace.takes(tier)]
+        if tiers and all(cost > tier.configured for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+            return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
+        if 0 < quota < cost:
+            return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
+        return None
+
+    def _homeless(self, namespace: Namespace) -> NoSpaceError:
+        """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
+        why = namespace.homeless(self.residency.tiers)
+        name = self.residency.namespaces.name(namespace.ino)
+        what = f"namespace {name} takes no new file: {why}"
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what)
+        return NoSpaceError(what)
