@@ -279,7 +279,7 @@ def begin(made: World) -> None:
     made.bucket.stream = 1
     made.bucket.terms = Terms()
     made.remote = Threaded(made.movers, made.bucket, made.bucket_store)
-    made.flow.hydration.remote = made.remote
+    made.flow.hydration.downloads.remote = made.remote
 
 
 async def spilled(made: World) -> Inode:

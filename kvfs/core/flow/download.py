@@ -1,0 +1,291 @@
+"""One object from the bucket into a tier, and what each failure means for it.
+
+Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
+the store cannot give, or gives wrongly, is a miss for good, and the name goes; any other failure is
+one for those who wait only. What is fetched for an `Errand` takes no room from what was used
+lately, and is given up when nobody wants it any more.
+
+Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
+earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
+looked at in the step in which the copy is entered; if not, the file goes again. While it is read as
+it comes its key is in `reading`, and must not be deleted.
+Not for who waits, how long, nor in which turn: `hydration`; nor for what comes when: `streaming`.
+"""
+
+import logging
+import time
+from collections import Counter
+from typing import Protocol
+
+import trio
+
+from kvfs import failpoints
+from kvfs.catalog import Inode, Stored
+from kvfs.compression.container import DamagedError
+from kvfs.core.flow import streaming
+from kvfs.core.flow.budget import Turn
+from kvfs.core.flow.transfers import Transfers
+from kvfs.core.room import Room
+from kvfs.core.stream import Stream
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.movement.movers import Moved
+from kvfs.movement.remote import Remote
+from kvfs.s3.chunks import LEAST
+from kvfs.s3.errors import (
+    MetadataError,
+    NoObjectError,
+    ObjectChangedError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.tiers import Bucket, Tier
+
+log = logging.getLogger(__name__)
+
+PERIOD = 0.002  # s between two looks at what nothing tells of
+FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
+OURS = (WrongBytesError, MetadataError, DamagedError)  # what is there was made by this node
+
+
+class Errand(Protocol):
+    """Who wants objects here that nobody has opened."""
+
+    def wanted(self, inode: Inode) -> bool:
+        """Whether still; asked before anything is done for it."""
+
+    def take(self, inode: Inode, tier: Tier, cost: int) -> bool:
+        """Whether it may have so many bytes of a tier. It has them when `ended` says so."""
+
+    def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
+        """It is here, or why not; `joined`: an open has come to wait for it meanwhile."""
+
+
+class UnwantedError(NotFoundError):
+    """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
+
+
+class Fetch:
+    """One that runs. `problem`: why there is no copy; None if there is one.
+
+    streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
+    """
+
+    def __init__(
+        self, now: float, cost: int, errand: Errand | None = None, *, streamed: bool = False
+    ) -> None:
+        self.began = now
+        self.turn = Turn(cost, urgent=errand is None)
+        self.errand = errand
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.ready = trio.Event()
+        self.streamed = streamed
+        self.stream: Stream | None = None
+        self.problem: KvfsError | OSError | None = TierError("it was given up")
+
+    def begin(self, stream: Stream) -> None:
+        """It can be read."""
+        stream.join()
+        self.stream = stream
+        self.ready.set()
+
+    def end(self) -> None:
+        """Tell all who wait."""
+        if self.stream is not None:
+            self.stream.end(self.problem)
+            self.stream.leave()
+        self.ended.set()
+        self.ready.set()
+
+
+class Downloads:
+    """`jobs` are inodes that movers work on."""
+
+    def __init__(
+        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+    ) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.room = room
+        self.remote = remote
+        self.bucket = bucket
+        self.reading: Counter[str] = Counter()  # keys of what is read while it comes
+        self._jobs = jobs
+        self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
+
+    def cost(self, inode: Inode) -> int:
+        """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
+        stored = self.residency.dirty.stored(inode.ino)
+        cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
+        return cost if stored is None or stored.codec == "none" else cost * 2
+
+    def may_stream(self, inode: Inode) -> bool:
+        """Whether it can be read while it comes."""
+        stored = self.residency.dirty.stored(inode.ino)
+        return (
+            0 < self.bucket.stream <= inode.size
+            and inode.size > LEAST
+            and stored is not None
+            and stored.codec == "none"
+            and (inode.ino, inode.version) not in self._spoiled
+        )
+
+    async def run(self, inode: Inode, running: Fetch) -> None:
+        """Bring it, when its turn has come. Raises nothing."""
+        try:
+            await self._fetch(inode, running)
+            running.problem = None
+        except FOR_GOOD as error:
+            if running.stream is not None:  # its opens are to fail, not its reads
+                self._spoiled.add((inode.ino, inode.version))
+            running.problem = self._give_up(inode, error)
+        except (StoreError, TierError) as error:
+            running.problem = error
+            self.bucket.counters["failures"] += 1
+            self.bucket.health.failed(time.monotonic(), f"download: {error}")
+            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+        except (KvfsError, OSError) as error:
+            running.problem = error
+            expected = isinstance(error, StaleError) or not running.turn.urgent
+            log.log(
+                logging.DEBUG if expected else logging.WARNING,
+                "inode %d stays in the bucket: %s",
+                *(inode.ino, error),
+            )
+        except Exception as error:
+            running.problem = TierError(f"a defect of kvfs: {error!r}")
+            log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
+
+    async def _fetch(self, inode: Inode, running: Fetch) -> None:
+        ino, version, cost = inode.ino, inode.version, running.turn.cost
+        await running.turn.come.wait()
+        while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
+            await trio.sleep(PERIOD)
+        self._jobs.add(ino)
+        try:
+            tier = self._reserve(inode, running)
+            try:
+                stored = self._stored(ino)  # a job may have given it another name
+                await self._wait_for_trash(tier, ino, version)
+                self._enter(inode, tier, await self._download(inode, stored, tier, running))
+            finally:
+                tier.reserved -= cost
+        finally:
+            self._jobs.discard(ino)
+            self.residency.wake()
+
+    def _stored(self, ino: int) -> Stored:
+        """Where it is. Raises NoObjectError."""
+        found = self.residency.dirty.stored(ino)
+        if found is None:
+            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
+        return found
+
+    async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
+        try:
+            return await self._bring(inode, stored, tier, running)
+        except WrongBytesError as error:  # before anything is given up for it
+            if running.stream is not None:  # of that the chunk was fetched once more
+                raise
+            log.warning("inode %d is fetched once more: %s", inode.ino, error)
+            return await self._bring(inode, stored, tier, running)
+
+    async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
+        if running.streamed:
+            self.reading[stored.key] += 1
+            try:
+                return await streaming.bring(self.remote, inode, stored, tier, running.begin)
+            finally:
+                self.reading -= Counter({stored.key: 1})
+        path = tier.path(inode.ino, inode.version)
+        wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
+        return await self.remote.download(*wanted)
+
+    def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
+        """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
+        residency, ino, version = self.residency, inode.ino, inode.version
+        if failpoints.active:
+            failpoints.reach("flow.hydrated")
+        current = self._fit(ino, version)
+        if current is None or tier in residency.holders(current):
+            if current is None:
+                residency.throw_away(tier, ino, version)
+            raise StaleError(f"inode {ino} has changed while it was fetched")
+        current.session = residency.session  # it is not synced: after a crash its digest tells
+        try:
+            residency.add_copy(current, tier, moved.blocks, moved.digest)
+        except KvfsError:
+            residency.throw_away(tier, ino, version)
+            raise
+        self.bucket.counters["downloads"] += 1
+        self.bucket.counters["download_bytes"] += inode.size
+        if moved.cpu_seconds:
+            self.bucket.counters["decompressed"] += 1
+            self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
+
+    def _fit(self, ino: int, version: int) -> Inode | None:
+        """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
+        held = self.residency.open.get(ino)
+        if held is not None and held.stream is not None and held.inode.version == version:
+            return None if held.writers else held.inode
+        return self.transfers.fit(ino, version)
+
+    def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
+        """The bucket cannot produce what it should have: a miss, now and later.
+
+        Unless nobody means that any more; what it comes to for those who wait.
+        """
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None:
+            return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
+        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
+        if self.residency.holders(current) or inode.ino in self.residency.open:
+            return error
+        try:
+            self.residency.drop(current, "lost", stored=isinstance(error, OURS))
+        except KvfsError as refused:
+            log.error("inode %d keeps its name for now: %s", inode.ino, refused)
+        return error
+
+    # Room
+
+    def _reserve(self, inode: Inode, running: Fetch) -> Tier:
+        """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
+        residency, cost = self.residency, running.turn.cost
+        errand = None if running.turn.urgent else running.errand
+        if errand is not None:
+            self._check_wanted(inode, errand)
+        namespace = residency.namespaces.of(inode)
+        for tier in residency.tiers:
+            last = tier is residency.tiers[-1]
+            if not namespace.takes(tier) or tier.health.down:
+                continue
+            if not last and cost > tier.capacity // 2:
+                continue
+            if errand is None:
+                if self.room.reserve(tier, cost):
+                    return tier
+            elif errand.take(inode, tier, cost) and self.room.reserve_gently(tier, cost, inode.ino):
+                return tier
+        if errand is not None:
+            raise UnwantedError("no tier has room that is free, or was not used lately")
+        raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+    def _check_wanted(self, inode: Inode, errand: Errand) -> None:
+        """Raises UnwantedError for what it would be useless to fetch ahead."""
+        residency, bucket = self.residency, self.bucket
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None or residency.is_gone(current):
+            raise UnwantedError("it was unlinked or written meanwhile")
+        if residency.holders(current) or not current.in_bucket:
+            raise UnwantedError("it is not in the bucket only any more")
+        if bucket.health.down:
+            raise UnwantedError(f"{bucket.place} is down: {bucket.health.why}")
+        if not errand.wanted(inode):
+            raise UnwantedError("it is not wanted any more")
+
+    async def _wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
+        """A copy that was evicted has the same name, and may yet be unlinked by it."""
+        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
+            self.residency.wake()
+            await trio.sleep(PERIOD)
