@@ -6,40 +6,27 @@ unlinked, renamed or replaced does not rise again before the bucket has followed
 before is too old to be believed (`gone`, see `Superseded.watching`). Nothing is ever deleted there.
 An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
 not known, so that nobody can read it before `renew` has brought its facts.
-Not for asking: `core/flow/discovery.py`.
+Not for asking: `core/flow/discovery.py`; nor for directories: `core/folders.py`.
 """
 
-import dataclasses
 import logging
 import stat
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Literal, NamedTuple
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
+from kvfs.core.folders import Folders, Place, Verdict
 from kvfs.core.tree import NAME_MAX, Tree
 from kvfs.movement.finding import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import KEY_MAX, Name
+from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Entry
-from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
 SECOND = 10**9
-FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # of what a listing tells of
-
-# here: the name is there; absent: it is not, in the bucket neither; hidden: all that is below it in
-# the bucket, as far as was asked, is ours and about to go; unsure: something is under way
-Verdict = Literal["here", "absent", "hidden", "unsure"]
-
-
-class Place(NamedTuple):
-    """A name in a directory."""
-
-    parent: int
-    name: bytes
+FILE_MODE = 0o644  # of what a listing tells of
 
 
 def is_bare(inode: Inode) -> bool:
@@ -59,21 +46,13 @@ class Adoption:
         self.dirty = tree.residency.dirty
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
+        self.folders = Folders(tree, bucket)
 
     # What to ask
 
-    def directory(self, ino: int) -> Inode | None:
-        """A directory in which names of the bucket may be found."""
-        found = self.residency.inode(ino)
-        if found is None or not found.is_dir or not found.links:
-            return None
-        if self.namespaces.is_dropped(found) or not self.namespaces.of(found).takes(self.bucket):
-            return None
-        return found
-
     def ask(self, place: Place) -> Ask | None:
         """What to ask about a name; None if it is in no bucket, or about to leave it."""
-        directory, name = self.directory(place.parent), place.name
+        directory, name = self.folders.directory(place.parent), place.name
         if directory is None or name in {b".", b".."} or len(name) > NAME_MAX:
             return None
         called = self.namespaces.bucket_name(directory, name)
@@ -88,22 +67,11 @@ class Adoption:
         top = directory.ino == ROOT_INO
         return Ask(key, folder, versions=self.keys.versions(name) if top else "")
 
-    def folder(self, ino: int) -> str:
-        """What the keys of the names in a directory begin with; "" if there can be none."""
-        directory = self.directory(ino)
-        if directory is None:
-            return ""
-        called = self.namespaces.bucket_name(directory, b"x")
-        if called is None:
-            return ""
-        found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
-        return found if len(found) <= KEY_MAX else ""
-
     # What was told
 
     def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
         """Let a name that was not known be what the bucket says. Raises CatalogError."""
-        directory = self.directory(place.parent)
+        directory = self.folders.directory(place.parent)
         if directory is None or self.catalog.lookup(*place) is not None:
             return "here" if directory is not None else "unsure"
         called = self.namespaces.bucket_name(directory, place.name)
@@ -115,12 +83,12 @@ class Adoption:
         if answer.strange:
             self.refuse(answer.strange)
         if answer.versions:
-            return self.enter_namespace(place.name, answer.versions)
+            return self.folders.enter_namespace(place.name, answer.versions)
         if not answer.below:
             return "absent"
         if all(key in gone or key in self.superseded for key in answer.below):
             return "hidden"
-        return "absent" if self.make_directory(place) is None else "here"
+        return "absent" if self.folders.make_directory(place) is None else "here"
 
     def renew(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
         """Hold what is known of an object against what the bucket says. Raises CatalogError.
@@ -196,7 +164,7 @@ class Adoption:
 
     def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
         """Names for what was listed, those that are not known yet; how many are new."""
-        directory = self.directory(parent)
+        directory = self.folders.directory(parent)
         if directory is None or not self._settled():
             return 0
         places, new = self.namespaces.places, 0
@@ -216,12 +184,12 @@ class Adoption:
         name = self.keys.parse(entry.key)
         if name is None or entry.key in self.superseded:
             return
-        directory = self.reach(name)
+        directory = self.folders.reach(name)
         if isinstance(directory, Inode):
             self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
 
     def _enter(self, place: Place, stored: Stored, facts: Facts, batch: Batch) -> bool:
-        directory = self.directory(place.parent)
+        directory = self.folders.directory(place.parent)
         if directory is None:
             return False
         inode = self.tree.new(stat.S_IFREG, 0, 0)
@@ -263,72 +231,6 @@ class Adoption:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
             batch.then(partial(self.residency.described, before, inode))
-
-    # Directories
-
-    def make_directory(self, place: Place) -> Inode | None:
-        """One that is there because something is below it; None where templates say otherwise."""
-        directory = self.directory(place.parent)
-        if directory is None:
-            return None
-        if place.parent == ROOT_INO and self._template(place.name) is not None:
-            return None  # here it would be a namespace, whose objects are elsewhere
-        mode = stat.S_IFDIR | DIRECTORY_MODE
-        return self.tree.make(*place, mode, directory.uid, directory.gid)
-
-    def make_namespace(self, name: bytes, version: int) -> Inode | None:
-        """One of which there is something; None where templates keep it out of the bucket."""
-        settings = dataclasses.replace(self._template(name) or Settings(), version=version)
-        if settings.media and self.bucket.name not in settings.media:
-            return None
-        root = self.tree.directory(ROOT_INO)
-        mode = stat.S_IFDIR | DIRECTORY_MODE
-        return self.tree.make(ROOT_INO, name, mode, root.uid, root.gid, settings=settings)
-
-    def _template(self, name: bytes) -> Settings | None:
-        return self.tree.templates(name.decode("utf-8", "surrogateescape"))
-
-    def enter_namespace(self, name: bytes, folders: Iterable[str]) -> Verdict:
-        """The greatest version of those that are there, and not about to be deleted."""
-        found = [
-            (one.version, folder)
-            for folder in folders
-            if (one := self.keys.parse_folder(folder)) and (one.namespace, one.path) == (name, b"")
-        ]
-        if not found:
-            return "absent"
-        version, folder = max(found)
-        dropped = self.namespaces.last_dropped(name.decode("utf-8", "surrogateescape"))
-        if dropped or any(key.startswith(folder) for key in self.superseded.deletes):
-            return "unsure"
-        return "absent" if self.make_namespace(name, version) is None else "here"
-
-    def reach(self, name: Name) -> Inode | str:
-        """The directory that an object is to be in, made as far as it is not there, or why not."""
-        way = name.path.split(b"/")[:-1]
-        at = ROOT_INO
-        if name.namespace:
-            entry = self.catalog.lookup(ROOT_INO, name.namespace)
-            at = entry.ino if entry else 0
-            own = self.namespaces.own(at)
-            if own is None or own.settings.version != name.version:
-                return "of a namespace, or a version of one, that is not here"
-        elif way and self._is_namespace(way[0]):
-            return "in a directory that is a namespace here"
-        for part in way:
-            entry = self.catalog.lookup(at, part)
-            inode = self.residency.inode(entry.ino) if entry else self._made(Place(at, part))
-            if inode is None or not inode.is_dir:
-                return "below a name that is no directory here"
-            at = inode.ino
-        return self.directory(at) or "in a namespace that is not in the bucket here"
-
-    def _made(self, place: Place) -> Inode | None:
-        return self.make_directory(place) if 0 < len(place.name) <= NAME_MAX else None
-
-    def _is_namespace(self, name: bytes) -> bool:
-        entry = self.catalog.lookup(ROOT_INO, name)
-        return entry is not None and self.namespaces.own(entry.ino) is not None
 
 
 def _describe(inode: Inode, facts: Facts) -> None:

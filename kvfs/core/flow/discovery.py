@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.adoption import Adoption, Place, Verdict, is_bare
+from kvfs.core.adoption import Adoption, is_bare
+from kvfs.core.folders import Place, Verdict
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote

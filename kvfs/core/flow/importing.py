@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.adoption import Place, is_bare
+from kvfs.core.adoption import is_bare
 from kvfs.core.flow.presence import STEP, Presence, some
+from kvfs.core.folders import Place
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS
@@ -176,7 +177,7 @@ class Importing:
 
     def _wanted(self, name: Name, key: str) -> list[_Wanted]:
         """None for what is known, or cannot be."""
-        directory = self.adoption.reach(name)
+        directory = self.adoption.folders.reach(name)
         if not isinstance(directory, Inode):
             self._refused[directory] += 1
             return []

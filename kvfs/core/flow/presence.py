@@ -15,8 +15,8 @@ from typing import TypeVar
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.adoption import Place
 from kvfs.core.flow.discovery import Discovery
+from kvfs.core.folders import Place
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.remote import Remote
 from kvfs.s3.store import Entry, Page
@@ -69,7 +69,7 @@ class Presence:
             return
         ended = self._running.get(ino)
         if ended is None:
-            if self.adoption.directory(ino) is None:
+            if self.adoption.folders.directory(ino) is None:
                 return
             ended = self._running[ino] = trio.Event()
             trio.lowlevel.spawn_system_task(self._list, ino)
@@ -96,7 +96,7 @@ class Presence:
         adoption = self.adoption
         while not self.discovery.dirty.loaded:
             await self.discovery.dirty.changed.wait()
-        prefix = adoption.folder(ino)
+        prefix = adoption.folders.prefix(ino)
         if not prefix:
             return
         with self.discovery.dirty.superseded.watching() as gone:
@@ -129,7 +129,7 @@ class Presence:
         dirty, adoption = self.discovery.dirty, self.adoption
         while not dirty.loaded:
             await dirty.changed.wait()
-        prefix = adoption.folder(ino)
+        prefix = adoption.folders.prefix(ino)
         if not prefix:
             return
         before, names = adoption.catalog.counter, set[bytes]()
@@ -137,7 +137,7 @@ class Presence:
             pages = self.pages(prefix, "/")
             while (page := await pages.read()) is not None:
                 for entries in some(page.entries, STEP):
-                    if adoption.folder(ino) != prefix:
+                    if adoption.folders.prefix(ino) != prefix:
                         return  # it has another name now
                     named = [(name, entry) for entry in entries if (name := self._name(entry))]
                     adoption.take_listed(ino, [one for one in named if one[1].key not in gone])
@@ -146,7 +146,7 @@ class Presence:
                 await self._directories(ino, prefix, page.folders)
             if ino == ROOT_INO:
                 await self.namespaces()
-            if adoption.folder(ino) == prefix:
+            if adoption.folders.prefix(ino) == prefix:
                 await self._forget(ino, prefix, before, names, gone)
 
     def pages(self, prefix: str, delimiter: str = "") -> "Pages":
@@ -173,8 +173,8 @@ class Presence:
                     continue
                 if folder in leaving:
                     await self.discovery.find(ino, name)
-                elif adoption.folder(ino) == prefix:
-                    adoption.make_directory(Place(ino, name))
+                elif adoption.folders.prefix(ino) == prefix:
+                    adoption.folders.make_directory(Place(ino, name))
             await trio.lowlevel.checkpoint()
 
     async def namespaces(self) -> None:
@@ -188,7 +188,7 @@ class Presence:
                     versions.setdefault(found.namespace, []).append(folder)
         for name, told in versions.items():
             if self.adoption.catalog.lookup(ROOT_INO, name) is None:
-                self.adoption.enter_namespace(name, told)
+                self.adoption.folders.enter_namespace(name, told)
             await trio.lowlevel.checkpoint()
 
     async def _forget(
