@@ -15,8 +15,9 @@ Concurrency: a backing file is opened or replaced under the inode's lock, the on
 is; it is held across awaits of worker threads, never across another inode's lock. Names may
 change meanwhile, so what an await may have made untrue is looked at again after it. Everything
 else is synchronous.
-Not for names, nor for choosing victims. Which copy an open is served from is found by `copies`, and
-mappings that outlive their descriptor are watched by `mappings`.
+Not for names, nor for choosing victims. Which copy an open is served from is found by `copies`,
+what is read while it comes has its bytes from `incoming`, and mappings that outlive their
+descriptor are watched by `mappings`.
 """
 
 import errno
@@ -31,6 +32,7 @@ from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
 from kvfs.core.copies import Copies, Fetcher, Verifier
+from kvfs.core.incoming import Incoming
 from kvfs.core.mappings import Mappings
 from kvfs.core.placement import Placement
 from kvfs.core.residency import OpenObject, Residency
@@ -40,7 +42,6 @@ from kvfs.errors import (
     CatalogError,
     KvfsError,
     NoSpaceError,
-    NotFoundError,
     StaleError,
     TierError,
     TooLargeError,
@@ -77,8 +78,8 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self.versions = Versions(residency, self._io)
-        self.fetcher = fetcher
         self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
+        self.incoming = Incoming(residency, self.copies, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
@@ -125,7 +126,7 @@ class Objects:
             held.readers += 1  # keeps it while we wait
             try:
                 if held.direct:
-                    await self._have(held, whole=writable)
+                    await self.incoming.have(held, whole=writable)
                 if writable:
                     await self.versions.make_writable(held)
             except BaseException:
@@ -206,7 +207,7 @@ class Objects:
         """
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
         held.direct = True
-        self._read_from(held, stream)
+        self.incoming.read_from(held, stream)
         self.residency.open[inode.ino] = held
         self.residency.counters["opens_served"] += 1
         where = self.residency.bucket or stream.tier
@@ -215,70 +216,9 @@ class Objects:
         self.promote(inode)
         return held
 
-    @staticmethod
-    def _read_from(held: OpenObject, stream: Stream | None) -> None:
-        before, held.stream = held.stream, stream
-        if stream is not None:
-            held.tier = stream.tier
-            stream.join()
-        if before is not None:
-            before.leave()
-
-    async def _have(self, held: OpenObject, *, whole: bool) -> None:
-        """Its bytes are here, or come; if what was to bring them has failed, once more.
-
-        whole: all of them, because somebody will write. Raises NotFoundError, StaleError, and
-        TierError if nothing has them. Holds the lock.
-        """
-        inode = held.inode
-        if held.readable and not (whole and held.stream is not None and not held.stream.complete):
-            return
-        if not self.residency.holders(inode):
-            if self.fetcher is None or not inode.in_bucket:
-                raise TierError(f"inode {inode.ino}: its bytes have not all come, and are gone")
-            stream = await self.fetcher.fetch(inode, whole=whole)
-            if stream is not None:
-                if stream is not held.stream:
-                    self._read_from(held, stream)
-                return
-        if held.stream is not None and held.stream.complete:
-            return
-        found, _ = await self.copies.open_here(inode, writable=False)
-        if found is None:
-            raise TierError(f"inode {inode.ino}: no tier can produce its bytes")
-        self._read_from(held, None)
-        held.tier, held.fd = found
-
-    async def bytes_here(self, held: OpenObject, start: int, length: int) -> int:
-        """Wait until these bytes can be read from the descriptor that is returned.
-
-        It is valid until the next await. Raises TierError.
-        """
-        try:
-            if held.fd < 0 and held.stream is None:  # the daemon that began it is dead
-                await self._go_on(held)
-            if held.stream is None:
-                return held.fd
-            patience = 0.0 if self.residency.bucket is None else self.residency.bucket.wait
-            await held.stream.bytes_here(start, length, patience)
-        except TierError as error:
-            log.error("a read fails: %s", error)
-            raise
-        return held.stream.fd
-
-    async def _go_on(self, held: OpenObject) -> None:
-        ino = held.inode.ino
-        await self.residency.lock(ino)
-        try:
-            await self._have(held, whole=False)
-        except (NotFoundError, StaleError) as error:
-            raise TierError(f"inode {ino} cannot be read on: {error}") from error
-        finally:
-            self.residency.unlock(ino)
-
     async def read(self, held: OpenObject, start: int, length: int) -> bytes:
         """Less only at the end of the object. Raises TierError."""
-        fd = await self.bytes_here(held, start, length) if held.direct else held.fd
+        fd = await self.incoming.bytes_here(held, start, length) if held.direct else held.fd
 
         def do(own: int) -> bytes:
             return os.pread(own, length, start)
@@ -571,7 +511,7 @@ class Objects:
                 await held.tier.calls.wait(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
-        self._read_from(held, None)
+        self.incoming.read_from(held, None)
         if held.backing_id:
             self.backings.release(held.backing_id)
 

@@ -471,7 +471,7 @@ class Operations(pyfuse3.Operations):
         if held.direct:
             request, _ = self.kernel.request()
             with self.waits.unless_killed(self.kernel.requester()) as wait:
-                fd = await self.objects.bytes_here(held, off, size)
+                fd = await self.objects.incoming.bytes_here(held, off, size)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)
             if self.kernel.fill(request, fd, off, size, nowait=held.tier.slow):
