@@ -225,9 +225,15 @@ def judged(
 
 
 def opens_meanwhile(
-    folder: Path, place: Place, seconds: float, rounds: int
+    folder: Path, memory: Path, place: Place, seconds: float, rounds: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """open+close of objects in RAM, idle, and while 8 threads read what is cold and 8 write."""
+    """open+close of objects in RAM, idle, and while 8 threads read what is cold and 8 write.
+
+    Beside it that of a plain file on tmpfs in the same moments: who opens anything waits for a CPU
+    that others have, and no file system is to blame for that.
+    """
+    plain = memory / "plain"
+    plain.write_bytes(b"")
     options = f"ram={COLD * COLD_SIZE // 3},s3_delay=0,s3_dirty=256M,{bucket_options(place)}"
     rows, bars = [], []
     with kvfs(folder / "opens", options) as mounted:
@@ -241,17 +247,20 @@ def opens_meanwhile(
         flush(mounted)
         mounted.settle()
         for round_ in range(rounds):
-            idle = opens(paths, seconds)
+            idle, plain_idle = opens(paths, seconds), opens([str(plain)], seconds)
             before = tier(mounted)
             with moving(mounted.path, data):
                 until(lambda: tier(mounted)["downloads"] >= before["downloads"] + 8, "they move")  # noqa: B023 (called at once)
                 before = tier(mounted)
-                busy = opens(paths, seconds)
+                busy, plain_busy = opens(paths, seconds), opens([str(plain)], seconds)
                 after = tier(mounted)
             flush(mounted)
             mounted.settle()
             row: dict[str, Any] = {"round": round_}
-            for name, spent in (("idle", idle), ("busy", busy)):
+            for name, spent in (
+                *(("idle", idle), ("busy", busy)),
+                *(("plain_idle", plain_idle), ("plain_busy", plain_busy)),
+            ):
                 row[f"{name}_p50_us"] = percentile(spent, 0.5) * 1e6
                 row[f"{name}_p99_us"] = percentile(spent, 0.99) * 1e6
             row |= {name: after[name] - before[name] for name in ("uploads", "downloads")}
@@ -368,7 +377,7 @@ def main(
                 if part == "transfers":
                     found = compare(Path(memory), Path(disk), server, place, sizes, rounds, seed)
                 elif part == "opens":
-                    found = opens_meanwhile(Path(disk), place, seconds, rounds)
+                    found = opens_meanwhile(Path(disk), Path(memory), place, seconds, rounds)
                 elif part == "restart":
                     found = restart(Path(disk), Path(disk), place, objects)
                 else:
