@@ -1,12 +1,12 @@
 """Keys at which the bucket has what nobody means by them: to be deleted, or still to be copied.
 
-Contract: a key is superseded when what is there is no more, or is an older version, or has another
-name by now. If nobody needs it for that other name it is one of `deletes`, by a mark (`z`) that
+Contract: a key is superseded when the object that it was for is gone, has another version, or has
+another name by now. If nobody needs what is there it is one of `deletes`, by a mark (`z`) that
 changes in the batch that supersedes it; what goes up there anew settles it. If it is one of
-`claims`, an object that is dirty or being written still has its only name there: nothing else may
-go to that key before that one has gone elsewhere. Claims are not stored: they follow from the marks
-of what is dirty. Whoever asked the bucket meanwhile learns of each key that was settled
-(`watching`).
+`claims`, an object that is dirty or being written is in the bucket there and nowhere else: nothing
+else may go to that key before that one has gone elsewhere. Claims are not stored: they follow from
+the marks of what is dirty or unfinished. Whoever asked the bucket meanwhile learns of each key that
+was settled (`watching`).
 All of it is synchronous; memory follows the commit, so that between any two awaits, once all is
 loaded, `deletes` is what the marks say.
 Not for deleting: `core/flow/deletion.py`; nor for what is dirty: `core/dirty.py`.
