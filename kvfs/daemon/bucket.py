@@ -27,9 +27,13 @@ PATIENCE = 30.0  # s; the keeper waits for twice as long until a mount is prepar
 
 
 def identity(config: Config) -> str:
-    """Of this kvfs, as its NVMe directory has it; without one, by its machine and mount point."""
-    if config.nvme is not None and (path := config.nvme / "identity").exists():
-        return path.read_text().strip()
+    """Of this kvfs, as its NVMe directory has it; without one, by its machine and mount point.
+
+    A directory that is new is to get the one that it is asked for with: the prefix has it by then.
+    """
+    if config.nvme is not None:
+        path = config.nvme / "identity"
+        return path.read_text().strip() if path.exists() else str(uuid.uuid4())
     where = f"kvfs:{runtime.machine()}:{config.mountpoint}"
     return str(uuid.uuid5(uuid.NAMESPACE_URL, where))
 
@@ -54,6 +58,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         wait=config.s3_wait,
         shared=config.shared,
         exclusive=config.s3_exclusive,
+        identity=identity(config),
         stream=config.s3_stream,
         recheck=config.s3_recheck,
     )
@@ -64,7 +69,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         else:
             bucket.health.unanswered(time.monotonic(), "it could not be used at the mount")
         return bucket
-    found = _ask(bucket, identity(config))
+    found = _ask(bucket)
     if "terms" in found:
         bucket.terms = Terms(**found["terms"])
         kept.write_text(json.dumps(asdict(bucket.terms)))
@@ -79,10 +84,10 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
     return bucket
 
 
-def _ask(bucket: Bucket, who: str) -> dict[str, Any]:
+def _ask(bucket: Bucket) -> dict[str, Any]:
     """By a process that is ended when it takes too long; boto3 is not loaded here."""
     place = bucket.place
-    question = {"place": asdict(place), "identity": who, "exclusive": bucket.exclusive}
+    question = {"place": asdict(place), "identity": bucket.identity, "exclusive": bucket.exclusive}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "kvfs.movement.asking"],

@@ -62,7 +62,12 @@ class Storage:
         config = self.config
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
-            self._nvme = NvmeTier(config.nvme, config.nvme_size, expected=self._identity_before())
+            self._nvme = NvmeTier(
+                config.nvme,
+                config.nvme_size,
+                expected=self._identity_before(),
+                fresh="" if self.bucket is None else self.bucket.identity,
+            )
             self._nvme.grows = "nvme_size" in config.fitted
             self._nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self._nvme.identity

@@ -61,11 +61,13 @@ class Bucket:
         recheck: float = 30.0,
         shared: bool = True,
         exclusive: bool = False,
+        identity: str = "",
         stream: int = 0,
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait, recheck: seconds, see `Config`.
 
         shared: others may use the prefix; exclusive: they are refused there.
+        identity: of the kvfs that uses it.
         stream: bytes from which on an object is read while it comes, 0: none is.
         """
         self.place = place
@@ -77,6 +79,7 @@ class Bucket:
         self.recheck = recheck
         self.shared = shared
         self.exclusive = exclusive
+        self.identity = identity
         self.stream = stream
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))

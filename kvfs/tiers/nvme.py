@@ -26,13 +26,16 @@ DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
 class NvmeTier(Tier):
     """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else.
 
-    expected: the identity that it must have. Else a directory without one gets it.
+    expected: the identity that it must have. Else a directory without one gets it, `fresh` if that
+    is given.
     """
 
     name = "nvme"
     number = 2
 
-    def __init__(self, root: Path, capacity: int, *, expected: str | None = None) -> None:
+    def __init__(
+        self, root: Path, capacity: int, *, expected: str | None = None, fresh: str = ""
+    ) -> None:
         super().__init__(root, capacity)
         self.measured = 0.0  # when, on the monotonic clock
         self.grows = False  # the size is a share of what is free, to which its objects are added
@@ -55,7 +58,7 @@ class NvmeTier(Tier):
             ) from error
         try:
             self.make_folders()
-            self.identity = self._identity(root / "identity")
+            self.identity = self._identity(root / "identity", fresh)
         except OSError as error:
             os.close(self._lock)
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
@@ -75,7 +78,7 @@ class NvmeTier(Tier):
             )
 
     @staticmethod
-    def _identity(path: Path) -> str:
+    def _identity(path: Path, wanted: str) -> str:
         """What tells this directory from others; a copy of one gets another identity.
 
         Two with the same one would share a RAM tier, and each take the other's bytes for its own.
@@ -86,7 +89,7 @@ class NvmeTier(Tier):
             log.warning("%s is a copy: it begins without what the other has in RAM", path.parent)
         if copied or not path.exists():
             fresh = path.with_suffix(".new")
-            fresh.write_text(f"{uuid.uuid4()}\n")
+            fresh.write_text(f"{uuid.uuid4() if copied or not wanted else wanted}\n")
             inode.unlink(missing_ok=True)
             fresh.rename(path)
         if not inode.exists():
