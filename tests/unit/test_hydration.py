@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.errors import NotFoundError, StaleError
@@ -244,6 +244,29 @@ def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: Worl
         assert not calls
 
     trio.run(case)
+
+
+def test_who_waits_has_a_miss_as_soon_as_the_store_is_found_down(made: World) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        assert made.remote is not None
+        inode = await spilled(made)
+        go = trio.Event()
+        made.remote.before = go.wait
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def goes_down() -> None:
+                await wait_all_tasks_blocked()
+                assert made.bucket is not None
+                made.bucket.health.unanswered(0.0, "it hangs")
+
+            with pytest.raises(NotFoundError, match=r"is in .* only: it hangs"):
+                await made.read(inode.ino)
+        go.set()
+        await wait_all_tasks_blocked()
+
+    trio.run(case, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("happening", ["unlink", "rename", "replace"])

@@ -27,6 +27,7 @@ from kvfs.errors import NotFoundError, StaleError
 from kvfs.movement.remote import Remote
 from kvfs.tiers import Bucket
 
+GLANCE = 0.5  # s between two looks whether the store that an open waits for is down
 IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
 
 
@@ -77,7 +78,11 @@ class Hydration:
         since = running.began if running.stream is None else trio.current_time()
         enough = running.ended if whole else running.ready
         with trio.move_on_at(since + bucket.wait):
-            await enough.wait()
+            while not enough.is_set() and not bucket.health.down:
+                with trio.move_on_after(GLANCE):
+                    await enough.wait()
+        if not enough.is_set() and bucket.health.down:
+            raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         if not enough.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
         if not running.ended.is_set():
