@@ -238,9 +238,9 @@ class _Lane:
     def _with_others(self, call: _Call, terms: Terms) -> list[_Call]:
         """It, and the first that wait, as many as one worker can have on their way at once."""
         self._waiting.remove(call)
-        calls, room = [call], GROUP * terms.part - max(terms.part, call.size)
+        calls, room = [call], terms.part - max(terms.part // GROUP, call.size)
         while self._waiting and len(calls) < GROUP:
-            room -= max(terms.part, self._waiting[0].size)
+            room -= max(terms.part // GROUP, self._waiting[0].size)
             if room < 0:
                 break
             calls.append(self._waiting.popleft())
