@@ -34,7 +34,7 @@ def _show(status: dict[str, Any]) -> None:
     facts = [*_facts(status), *_bucket(status["tiers"])]
     console.print(pairs(facts), _tiers(status["tiers"]), table(spaces), *problems(spaces))
     console.print(*models(status["models"]))
-    console.print(pairs((name.replace("_", " "), str(n)) for name, n in _counted(status)))
+    console.print(pairs((name, str(n)) for name, n in _counted(status)))
 
 
 def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,7 +96,8 @@ def _compression(bucket: dict[str, Any]) -> str:
 
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
     yield "jobs", status["jobs"]
-    yield from status["counters"].items()
+    for name, count in status["counters"].items():
+        yield name.replace("_", " "), count
     for one in status["hot"]:
         yield f"opens of {one['path']}", one["opens"]
 

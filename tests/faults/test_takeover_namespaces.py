@@ -121,6 +121,7 @@ def die_at(kv: Mounted, faults: str, act: Callable[[], object]) -> None:
     daemon = kv.pid
     os.kill(kv.keeper, signal.SIGKILL)
     wait_for(lambda: not alive(kv.keeper), "the keeper is gone")
+    kv.idle()  # what it commits next is asked for
     request(kv.path, "arm", faults=faults)
     with suppress(ControlError, OSError):
         act()

@@ -80,7 +80,7 @@ STATUS: dict[str, Any] = {
         {"engine": "lmcache", "model": f"[m{n}]\udcff", "objects": 9, "bytes": 1 << 20}
         for n in range(12)
     ],
-    "hot": [{"path": "[ns]/a.kv", "opens": 6}, {"path": "two\nlines\udcff", "opens": 5}],
+    "hot": [{"path": "[ns]/a_b.kv", "opens": 6}, {"path": "two\nlines\udcff", "opens": 5}],
     "options": {"ram": "2G", "log_level": "info"},
 }
 
@@ -359,7 +359,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "namespace [ns]: no place" in shown
     assert "lmcache [m9]\\udcff 9 1.0 MiB" in shown
     assert "and 2 models more, which --json has" in shown
-    assert "opens of [ns]/a.kv 6" in shown
+    assert "opens of [ns]/a_b.kv 6" in shown
     assert "opens of two\\nlines\\udcff 5" in shown
 
 
