@@ -532,7 +532,8 @@ def test_publish_at_close(here: Path) -> None:
     With `publish=close` a new file has no name before its writer has closed it: nobody else finds
     or lists it, and to rename it is ENOENT. Each who makes the name meanwhile has a file of his
     own, with `O_EXCL` as well. The first that is closed gets the name; who is later is told
-    nothing, and his bytes go. A file that has its name already is written as ever.
+    nothing, and his bytes go. An empty file gets it a moment after its last descriptor is closed.
+    A file that has its name already is written as ever.
     """
     tell(here, publish="close")
     flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.conftest import Mount
-from tests.harness import Mounted
+from tests.harness import Mounted, wait_for
 from tests.semantics.syscalls import (
     NOBODY,
     as_nobody,
@@ -105,13 +105,24 @@ def test_handles(here: Path, shared: Mounted) -> None:
 
 def test_stale_handles(here: Path, shared: Mounted) -> None:
     """
-    When the last name of a file is gone its handle is ESTALE, though a file of the same name is
-    made again: inode numbers are never given out twice.
+    When the last name of a file is gone, and the last that had it open, its handle is ESTALE,
+    though a file of the same name is made again: inode numbers are never given out twice.
     """
     (here / "a").write_bytes(b"old")
     handle, old = name_to_handle(here / "a"), os.stat(here / "a").st_ino
     os.unlink(here / "a")
     (here / "a").write_bytes(b"new")
+
+    def stale() -> bool:
+        try:
+            file = open_by_handle(shared.path, handle)
+        except OSError as error:
+            return error.errno == errno.ESTALE
+        with os.fdopen(file, "rb") as still:
+            assert still.read() == b"old"
+        return False
+
+    wait_for(stale, "the release of the old file, which close(2) does not wait for, is over")
     for _ in range(2):
         with refused(errno.ESTALE):
             open_by_handle(shared.path, handle)
