@@ -191,7 +191,7 @@ class Operations(pyfuse3.Operations):
             found = self.tree.lookup(parent_inode, name)
             if not discovery.doubts(found):
                 return self._attributes(found)
-            await discovery.confirm(found)
+            await discovery.confirm(found, ctx.pid)
         except NotFoundError:
             await discovery.find(parent_inode, name)
         return self._attributes(self.tree.lookup(parent_inode, name))
@@ -406,6 +406,8 @@ class Operations(pyfuse3.Operations):
 
     async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
         caller.set(ctx.pid)
+        if self.discovery is not None:
+            self.discovery.openers.opened(ctx.pid, inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if self.residency.namespaces.limited and not writable:

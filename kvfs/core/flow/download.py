@@ -15,6 +15,7 @@ Not for who waits, how long, nor in which turn: `hydration`; nor for what comes 
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -64,6 +65,10 @@ class UnwantedError(NotFoundError):
     """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
 
 
+def _ignore(ino: int) -> None:
+    """Nobody is told that the bucket has it still."""
+
+
 class Fetch:
     """One that runs. `problem`: why there is no copy; None if there is one.
 
@@ -110,6 +115,7 @@ class Downloads:
         self.remote = remote
         self.bucket = bucket
         self.reading: Counter[str] = Counter()  # keys of what is read while it comes
+        self.matched: Callable[[int], None] = _ignore  # told of what the bucket has as it is known
         self._jobs = jobs
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
 
@@ -217,6 +223,7 @@ class Downloads:
         except KvfsError:
             residency.throw_away(tier, ino, version)
             raise
+        self.matched(ino)
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
         if moved.cpu_seconds:

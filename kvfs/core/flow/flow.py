@@ -107,6 +107,7 @@ class Flow:
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
             self.hydration.complete = discovery.complete
+            self.hydration.downloads.matched = discovery.matched
             self.spill.deletion.reading = self.hydration.downloads.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
