@@ -172,6 +172,56 @@ def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucke
     assert keys(s3, bucket) == {"@0/k": len(NEW + OTHER)}
 
 
+def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
+    """
+    A listing tells as much: what is here is held against it once in `s3_recheck` seconds,
+    and nothing is believed for longer because it was listed.
+
+    1. A writes `d/k`, `d/m` and `d/n`. B opens all of them, and has copies.
+    2. B lists `d` every second, as `ls -l` does, and opens nothing.
+    3. A unlinks `d/k`, writes `d/m` anew, and the bucket follows.
+    4. Within `s3_recheck` seconds and a few more B's listing lacks `k`, and has the new
+       size of `m`.
+    5. `n` is as it was, and its copy stays where it is.
+    """
+    a, b = two()
+    (a.path / "d").mkdir()
+    for name in ("k", "m", "n"):
+        (a.path / "d" / name).write_bytes(OLD)
+    all_uploaded(a)
+    for name in ("k", "m", "n"):
+        assert found(b.path / "d" / name).read_bytes() == OLD
+    inode = (b.path / "d" / "n").stat().st_ino
+
+    def listed() -> dict[str, int]:
+        return {entry.name: entry.stat().st_size for entry in os.scandir(b.path / "d")}
+
+    wait_for(lambda: listed() == {"k": len(OLD), "m": len(OLD), "n": len(OLD)}, "all are listed")
+    (a.path / "d" / "k").unlink()
+    (a.path / "d" / "m").write_bytes(NEW + OTHER)
+    all_uploaded(a)
+    wait_for(lambda: "@0/d/k" not in keys(s3, bucket), "the bucket has followed")
+    downloads = s3_of(b)["downloads"]
+    wait_for(lambda: listed() == {"m": len(NEW + OTHER), "n": len(OLD)}, "the listing tells")
+    assert s3_of(b)["downloads"] == downloads
+    assert (b.path / "d" / "n").stat().st_ino == inode
+    assert attribute(b.path / "d" / "n", "tier") == "ram+s3"
+    assert (b.path / "d" / "m").read_bytes() == NEW + OTHER
+
+
+def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
+    """As `ls` without any option: no name is ever looked at."""
+    a, b = two()
+    for name in ("k", "n"):
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    for name in ("k", "n"):
+        assert found(b.path / name).read_bytes() == OLD
+    (a.path / "k").unlink()
+    wait_for(lambda: "@0/k" not in keys(s3, bucket), "the bucket has followed")
+    wait_for(lambda: os.listdir(b.path) == ["n"], "the listing tells")
+
+
 def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: str) -> None:
     """
     What is unlinked or renamed here does not come back, however long the bucket takes to
