@@ -79,6 +79,8 @@ class Adoption:
         if moved or ask.key in gone or ask.key in self.superseded or not self._settled():
             return "unsure"
         if answer.seen is not None:
+            if self.bucket.gives_wrong_bytes(ask.key, answer.seen.etag):
+                return "absent"
             return "here" if self.take(place, ask.key, answer.seen) else "absent"
         if answer.strange:
             self.refuse(answer.strange)
@@ -116,7 +118,6 @@ class Adoption:
         if answer.strange:
             self.refuse(answer.strange)
         self.residency.let_go(inode)
-        self.bucket.counters["stale"] += 1
         if seen is None or entry is None:
             return "absent"
         return self.settle(Place(parent, entry.name), ask, answer, gone)
@@ -149,7 +150,6 @@ class Adoption:
         if residency.holders(inode):
             return True
         residency.let_go(inode)
-        self.bucket.counters["stale"] += 1
         return False
 
     def _settled(self) -> bool:
@@ -185,6 +185,8 @@ class Adoption:
                 if len(name) > NAME_MAX or self.catalog.lookup(parent, name) is not None:
                     continue
                 if entry.key in self.superseded or places.is_temporary(directory, name):
+                    continue
+                if self.bucket.gives_wrong_bytes(entry.key, entry.etag):
                     continue
                 stored = Stored(entry.key, entry.etag, entry.size, b"")
                 new += self._enter(Place(parent, name), stored, _listed(entry, directory), batch)

@@ -155,10 +155,11 @@ def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:
 def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     """
     What the bucket gives wrongly is never read, whatever its ETag: it is fetched once more, and is
-    then ENOENT for good.
+    then ENOENT on this node until it is written anew, something else is there or the daemon ends.
+    What is there stays: perhaps it is what lies between that gives other bytes.
     """
-    kv, proxy, *_ = front()
-    kv.expect_log("is lost")
+    kv, proxy, *_ = fronted = front()
+    kv.expect_log("is lost here, what .* has of it stays there")
     kv.allow_log("is fetched once more")
     away = narrow(kv, "n")
 
@@ -190,6 +191,14 @@ def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     proxy.honest()
     (away / "new").write_bytes(OTHER)
     assert (away / "new").read_bytes() == OTHER
+    (away / "flip").write_bytes(OTHER)
+    all_uploaded(kv)
+    there = fronted.there()
+    assert there["n@1/flip"] == OTHER, "it is written anew"
+    assert {there[f"n@1/{name}"] for name in lies if name != "flip"} == {SMALL}, "it stays"
+    assert read_or_miss(away / "longer") is None
+    kv.remount()
+    wait_for(lambda: read_or_miss(away / "longer") == SMALL, "what is between is well again")
 
 
 def test_a_lie_that_is_told_once_costs_nothing(front: Front) -> None:

@@ -384,9 +384,12 @@ def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> No
 def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> None:
     """
     1. A and B look for `k`: ENOENT. Both create it, with different bytes.
-    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts.
+    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts, and
+       `user.kvfs.dirty` of it is `conflict`.
     3. A reads its own bytes, B its own, and everybody else A's.
     4. B unlinks `k`: what it finds by that name from now on is A's.
+    5. If B's was in the bucket by another name before, as it was written under one, it goes
+       from there. B has its bytes as long as a tier here has them, and then A's.
 
     Blocks of a cache have names that stand for their bytes: then both are the same object,
     and no conflict.
@@ -405,5 +408,49 @@ def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> No
     assert [(one.path / "k").read_bytes() for one in (a, b)] == [OLD, NEW]
     assert attribute(b.path / "block", "tier") == "ram+s3"
     assert attribute(b.path / "k", "tier") == "ram"
+    wait_for(lambda: attribute(b.path / "k", "dirty") == "conflict", "all is looked for")
+    assert attribute(a.path / "k", "dirty") == "0"
     (b.path / "k").unlink()
     assert found(b.path / "k").read_bytes() == OLD
+    subprocess.run([*KVFS, "set", str(b.path), "s3_shared=off"], check=True)  # it was quicker
+    for one, name, content in ((a, "of-a", OLD), (b, "of-b", NEW)):
+        (one.path / name).write_bytes(content)
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+    for one, name in ((a, "of-a"), (b, "of-b")):
+        (one.path / name).rename(one.path / "m")
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+    left = {"@0/k", "@0/block", "@0/m"}
+    wait_for(lambda: keys(s3, bucket).keys() == left, "the other name goes")
+    assert s3_of(b)["conflicts"] == 2
+    assert (attribute(b.path / "m", "tier"), attribute(b.path / "m", "dirty")) == (
+        "ram",
+        "conflict",
+    )
+    assert [(one.path / "m").read_bytes() for one in (a, b)] == [OLD, NEW]
+
+
+def test_replaced_or_unlinked_in_the_moment_of_an_open(two: Two, s3: Server, bucket: str) -> None:
+    """
+    1. A writes `k` and `m`. B looks at both, and opens neither.
+    2. A writes `k` anew and unlinks `m`, and the bucket follows.
+    3. B, which believes what it saw for a second, opens both: it gets the new bytes of `k`,
+       and ENOENT for `m`. Nothing is wrong with the bucket: that is no error in B's log,
+       nor in its status.
+    """
+    a, b = two()
+    for number in range(3):
+        k, m = f"k{number}", f"m{number}"
+        (a.path / k).write_bytes(OLD + NEW)
+        (a.path / m).write_bytes(OTHER)
+        all_uploaded(a)
+        for name in (k, m):
+            found(b.path / name).stat()
+        (a.path / k).write_bytes(NEW)
+        (a.path / m).unlink()
+        left = {f"@0/k{one}": len(NEW) for one in range(number + 1)}
+        wait_for(lambda: keys(s3, bucket) == left, "the bucket has followed")  # noqa: B023 (it is called at once)
+        assert (b.path / k).read_bytes() == NEW
+        with pytest.raises(FileNotFoundError):
+            (b.path / m).read_bytes()
+    assert (s3_of(b)["state"], s3_of(b)["failures"], s3_of(b)["why"]) == ("healthy", 0, "")
+    assert " ERROR " not in b.log.read_text()

@@ -18,7 +18,7 @@ from kvfs.core.adoption import is_bare
 from kvfs.core.flow import discovery as timing
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
-from kvfs.errors import ControlError, NotFoundError
+from kvfs.errors import ControlError, NotFoundError, StaleError
 from kvfs.s3.errors import OutageError
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Page
@@ -134,6 +134,12 @@ class Node:
         return sorted(name for name, _, _ in listed.entries)
 
     async def read(self, path: bytes) -> bytes | None:
+        try:
+            return await self._read(path)
+        except StaleError:  # the kernel looks the name up again
+            return await self._read(path)
+
+    async def _read(self, path: bytes) -> bytes | None:
         found = await self.find(path)
         if found is None:
             return None

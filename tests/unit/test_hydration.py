@@ -1,5 +1,6 @@
 """What comes back from a bucket when it is opened, and what does not."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,12 +155,18 @@ def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreErro
     trio.run(case)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("harm", ["gone", "changed", "wrong", "short"])
 def test_what_the_bucket_cannot_give_is_a_miss_for_good(
-    made: World, store: MemoryStore, harm: str
+    made: World, store: MemoryStore, harm: str, caplog: pytest.LogCaptureFixture, *, shared: bool
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def case() -> None:
+        assert made.bucket is not None
+        made.bucket.shared = shared
         inode = await spilled(made)
+        followed = shared and harm in {"gone", "changed"}
         theirs = b"theirs" * 1000
         if harm == "gone":
             store.objects.clear()
@@ -169,15 +176,38 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
             faults(made, Fault("get", 0, flip=True))
         else:
             faults(made, Fault("get", 0, keep=100))
-        with pytest.raises(NotFoundError):
+        with pytest.raises(StaleError if followed else NotFoundError):
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
-        assert made.residency.counters["misses"] == 1
+        assert made.residency.counters["misses"] == (not followed)
+        assert made.bucket.counters["stale"] == followed
+        assert any(one.levelno == logging.ERROR for one in caplog.records) != followed
+        assert made.bucket.health.state == "healthy"
         faults(made)
         await made.upload_all()
-        left = {"@0/a": theirs} if harm == "changed" else {}
-        assert contents(store) == left, "what is not ours is not deleted"
+        left = {"gone": {}, "changed": {"@0/a": theirs}}.get(harm, {"@0/a": A})
+        assert contents(store) == left, "nothing is deleted there"
+
+    trio.run(case)
+
+
+def test_what_gave_wrong_bytes_may_be_written_anew(made: World, store: MemoryStore) -> None:
+    """Also if that has the same ETag, and though something else of its name is there."""
+
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await spilled(made)
+        store.objects["p/@0/a"].data = bytes(len(A))
+        with pytest.raises(NotFoundError):
+            await made.read(inode.ino)
+        assert made.bucket.gives_wrong_bytes("p/@0/a")
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A}
+        assert not made.bucket.gives_wrong_bytes("p/@0/a")
+        made.residency.evict(again(made, inode.ino))
+        assert await made.read(inode.ino) == A
 
     trio.run(case)
 
@@ -437,5 +467,8 @@ def test_attributes_of_a_file_say_where_it_is(made: World) -> None:
         assert where(inode, b"user.kvfs.tier") == b"ram+nvme+s3"
         assert where(inode, b"user.kvfs.dirty") == b"0"
         assert where(made.tree.inode(ROOT_INO), b"user.kvfs.tier") is None
+        held = await made.objects.open(inode.ino, writable=True)
+        assert where(held.inode, b"user.kvfs.dirty") == b"1"
+        await made.close(held, writable=True)
 
     trio.run(case)

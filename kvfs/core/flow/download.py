@@ -1,9 +1,10 @@
 """One object from the bucket into a tier, and what each failure means for it.
 
 Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
-the store cannot give, or gives wrongly, is a miss for good, and the name goes; any other failure is
-one for those who wait only. What is fetched for an `Errand` takes no room from what was used
-lately, and is given up when nobody wants it any more.
+another node has unlinked or replaced is looked up again. What the store gives wrongly is a miss and
+loses its name here; what is there stays, as something between may have made it wrong. Any other
+failure is one for those who wait only. What is fetched for an `Errand` takes no room from what was
+used lately, and is given up when nobody wants it any more.
 
 Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
 earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 PERIOD = 0.002  # s between two looks at what nothing tells of
 FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
-OURS = (WrongBytesError, MetadataError, DamagedError)  # what is there was made by this node
+OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
 
 
 class Errand(Protocol):
@@ -238,14 +239,33 @@ class Downloads:
         current = self.transfers.fit(inode.ino, inode.version)
         if current is None:
             return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
-        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
-        if self.residency.holders(current) or inode.ino in self.residency.open:
+        residency, place = self.residency, self.bucket.place
+        followed = self.bucket.shared and isinstance(error, OTHERS)
+        if followed:
+            log.info("inode %d: another node has unlinked or replaced it: %s", inode.ino, error)
+        elif isinstance(error, OTHERS):
+            log.error("inode %d is lost, %s: %s", inode.ino, place, error)
+        else:
+            self._refuse_bytes(inode, error)
+        if residency.holders(current) or inode.ino in residency.open:
             return error
         try:
-            self.residency.drop(current, "lost", stored=isinstance(error, OURS))
+            if followed:
+                residency.let_go(current)
+                return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
+            residency.drop(current, "lost", stored=False)
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
+
+    def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
+        stored = self.residency.dirty.stored(inode.ino)
+        log.error(
+            "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
+            *(inode.ino, self.bucket.place, error),
+        )
+        if stored is not None:
+            self.bucket.gave_wrong_bytes(stored.key, stored.etag)
 
     # Room
 
