@@ -14,7 +14,7 @@ from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import A, B, again, contents, counters, faults
-from tests.unit.world import World, world
+from tests.unit.world import MIB, World, world
 
 
 @pytest.fixture
@@ -71,6 +71,47 @@ def test_looking_at_it_fetches_nothing(made: World) -> None:
         assert not calls
 
     trio.run(case)
+
+
+@pytest.mark.parametrize("uploads", [True, False])
+def test_an_open_waits_for_uploads_that_make_room(
+    tmp_path: Path, store: MemoryStore, *, uploads: bool
+) -> None:
+    async def case(made: World) -> None:
+        assert made.bucket is not None
+        assert made.remote is not None
+        await made.residency.dirty.load()
+        inode = await spilled(made, content=bytes(2 * MIB))
+        count = 0
+        while made.fast.free - made.room.headroom >= 2 * MIB:
+            await made.store(b"f%d" % count, bytes(MIB), made.ram)
+            count += 1
+        made.bucket.wait = 5.0
+        found: list[bytes] = []
+
+        async def read() -> None:
+            if uploads:
+                found.append(await made.read(inode.ino))
+                return
+            with pytest.raises(NotFoundError, match=r"no tier has room|not here within"):
+                await made.read(inode.ino)
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            assert trio.current_time() == began, "it waits"
+            assert made.bucket.counters["waits"] == 1
+            if uploads:
+                await made.upload_all()
+        assert found == ([bytes(2 * MIB)] if uploads else [])
+        assert trio.current_time() <= began + 5
+        await made.upload_all()
+        assert await made.read(inode.ino) == bytes(2 * MIB)
+        await made.check_at_rest()
+
+    with world(tmp_path, ram=16 * MIB, nvme=0, store=FaultyStore(store)) as made:
+        trio.run(case, made, clock=MockClock(autojump_threshold=0))
 
 
 def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemoryStore) -> None:

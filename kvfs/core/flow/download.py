@@ -23,6 +23,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.backpressure import Backpressure
 from kvfs.core.flow import streaming
 from kvfs.core.flow.budget import Turn
 from kvfs.core.flow.transfers import Transfers
@@ -108,6 +109,7 @@ class Downloads:
         self.residency = transfers.residency
         self.transfers = transfers
         self.room = room
+        self.backpressure = Backpressure(self.residency)
         self.remote = remote
         self.bucket = bucket
         self.reading: Counter[str] = Counter()  # keys of what is read while it comes
@@ -164,7 +166,7 @@ class Downloads:
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
-            tier = self._reserve(inode, running)
+            tier = await self._find_room(inode, running)
             try:
                 stored = self._stored(ino)  # a job may have given it another name
                 await self._wait_for_trash(tier, ino, version)
@@ -268,6 +270,17 @@ class Downloads:
             self.bucket.gave_wrong_bytes(stored.key, stored.etag)
 
     # Room
+
+    async def _find_room(self, inode: Inode, running: Fetch) -> Tier:
+        """As `_reserve`. An open waits for uploads to make room, as writers do, and no longer."""
+        while True:
+            deadline = running.began + self.bucket.wait
+            try:
+                return self._reserve(inode, running)
+            except NoSpaceError:
+                if not self.backpressure.helps(deadline):
+                    raise
+            await self.backpressure.upload(deadline)
 
     def _reserve(self, inode: Inode, running: Fetch) -> Tier:
         """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
