@@ -63,7 +63,8 @@ def refused(s3: Server, bucket: str, tmp_path: Path) -> Refused:
         told = done.stdout + done.stderr + Path(f"{path}.log").read_text()
         for secret in (SECRET, s3.credentials["AWS_SECRET_ACCESS_KEY"]):
             assert secret not in told
-        said: str = done.stderr.strip().splitlines()[-1]
+        said: str = done.stderr.strip()
+        assert "\n" not in said, "nothing else, as of what it would have made"
         return said
 
     return attempt

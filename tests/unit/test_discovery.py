@@ -835,6 +835,23 @@ def test_an_import_brings_all_names_with_their_facts(
     run(case)
 
 
+def test_an_import_says_what_is_nowhere(run: Callable[[Case], None], store: MemoryStore) -> None:
+    async def case(one: Node, other: Node) -> None:
+        one.made.mkdir(b"d")
+        await one.store(b"d/x", A)
+        store.put("p/@0/strange", b"", {}, once=False)
+        other.made.mkdir(b"own")
+        for paths, missing in (
+            ((), []),
+            (("d", "own", "d/x", "strange"), []),
+            (("nowhere", "d", "d/y", "own/x"), ["nowhere", "d/y", "own/x"]),
+        ):
+            await imported(other, *paths)
+            assert (await other.importing.look())["missing"] == missing
+
+    run(case)
+
+
 def test_an_import_may_be_of_some_paths_and_goes_on_where_it_ended(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:

@@ -196,6 +196,29 @@ def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreErro
     trio.run(case)
 
 
+def test_an_outage_is_one_warning(made: World, caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> int:
+        return sum(
+            one.levelno == logging.WARNING and "stays in the bucket" in one.getMessage()
+            for one in caplog.records
+        )
+
+    async def case() -> None:
+        names = [b"a", b"b", b"c"]
+        inodes = [await spilled(made, name) for name in names]
+        for outages in (1, 2):
+            faults(made, Fault("get", 0, OutageError("out")))
+            for inode in inodes:
+                with pytest.raises(NotFoundError):
+                    await made.read(inode.ino)
+            assert warnings() == outages
+            faults(made)
+            assert await made.read(inodes[0].ino) == A
+            made.residency.evict(again(made, inodes[0].ino))
+
+    trio.run(case)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("harm", ["gone", "changed", "wrong", "short"])
 def test_what_the_bucket_cannot_give_is_a_miss_for_good(

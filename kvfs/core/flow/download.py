@@ -114,6 +114,7 @@ class Downloads:
         self.bucket = bucket
         self.reading: Counter[str] = Counter()  # keys of what is read while it comes
         self._jobs = jobs
+        self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
 
     def cost(self, inode: Inode) -> int:
@@ -137,7 +138,7 @@ class Downloads:
         """Bring it, when its turn has come. Raises nothing."""
         try:
             await self._fetch(inode, running)
-            running.problem = None
+            running.problem, self._said = None, ""
         except FOR_GOOD as error:
             if running.stream is not None:  # its opens are to fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
@@ -146,7 +147,13 @@ class Downloads:
             running.problem = error
             self.bucket.counters["failures"] += 1
             self.bucket.health.failed(time.monotonic(), f"download: {error}")
-            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            kind = type(error).__name__
+            log.log(
+                logging.DEBUG if kind == self._said else logging.WARNING,
+                "inode %d stays in the bucket (said once for all): %s",
+                *(inode.ino, error),
+            )
+            self._said = kind
         except (KvfsError, OSError) as error:
             running.problem = error
             expected = isinstance(error, StaleError) or not running.turn.urgent
