@@ -1,6 +1,7 @@
 """A real mount on a real store, with a proxy between them that lies, refuses and loses answers."""
 
 import errno
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -114,6 +115,43 @@ def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -
     wait_for(lambda: s3_of(kv)["state"] == "healthy", "it is well again")
     assert not s3_of(kv)["why"]
     assert wanted.items() <= fronted.there().items()
+
+
+def test_a_store_that_is_merely_slow_costs_nothing_but_time(
+    front: Front, mount: Mount, bucket: str
+) -> None:
+    """Each request takes a third of a second: nothing is ill, missed or said for that."""
+    kv, proxy, *_ = fronted = front()
+    other = mount(
+        f"ram=64M,s3_delay=0.1,s3=s3://{bucket}/p,s3_endpoint={proxy.endpoint},s3_region=us-east-1",
+        "other",
+    )
+    proxy.delay = 0.3
+    away = narrow(kv, "n")
+    contents = {f"f{number}": SMALL + bytes([number]) for number in range(5)}
+    send_away(away, contents)
+    assert {name: (away / name).read_bytes() for name in contents} == contents
+    (kv.path / "d").mkdir()
+    (kv.path / "large").write_bytes(LARGE)
+    (kv.path / "d" / "x").write_bytes(SMALL)
+    (kv.path / "gone").write_bytes(SMALL)
+    all_uploaded(kv)
+    (kv.path / "d" / "x").rename(kv.path / "d" / "y")
+    (kv.path / "gone").unlink()
+    all_uploaded(kv)
+    wait_for(lambda: s3_of(kv)["to_delete"] == 0, "all is deleted")
+    there = fronted.there()
+    assert there["@0/large"] == LARGE
+    assert {"@0/d/y", "@0/large"} == {key for key in there if key.startswith("@0/")}
+    # What a look-up waits is a second: on a busy machine the next look finds it.
+    for name, data in (("d/y", SMALL), ("n/f0", contents["f0"]), ("large", LARGE[:0])):
+        wait_for((other.path / name).exists, f"{name} is found")
+        if data:
+            assert (other.path / name).read_bytes() == data
+    wait_for(lambda: "y" in os.listdir(other.path / "d"), "it is listed")
+    for one in (kv, other):
+        assert s3_of(one)["failures"] == 0
+        wait_for(lambda: s3_of(one)["state"] == "healthy", "it is not ill")  # noqa: B023 (it is called at once)
 
 
 def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:

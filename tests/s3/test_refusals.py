@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from kvfs import runtime
+from kvfs.daemon.bucket import PATIENCE
 from kvfs.s3.facts import FORMAT
 from scripts.s3_server import Server
 from tests.conftest import Mount
@@ -79,6 +82,19 @@ def test_a_bucket_that_is_not_there(refused: Refused) -> None:
     assert refused(s3="s3://no-such-bucket-here/p") == (
         "kvfs: s3=s3://no-such-bucket-here/p/: no-such-bucket-here/p/: NoSuchBucket, HTTP 404: "
         "create the bucket, or name another one"
+    )
+
+
+def test_a_store_that_hangs_at_the_mount(refused: Refused, bucket: str) -> None:
+    """It takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        said = refused(s3_endpoint=endpoint)
+        assert time.monotonic() - began < 2 * PATIENCE
+    assert said == (
+        f"kvfs: s3=s3://{bucket}/p/: s3://{bucket}/p/ has not answered in {PATIENCE:.0f} s; "
+        "s3_required=off mounts without it meanwhile"
     )
 
 
