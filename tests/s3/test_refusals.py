@@ -252,5 +252,7 @@ def test_a_catalog_of_another_prefix(mount: Mount, s3: Server, bucket: str, tmp_
         f"s3://{bucket}/p/: mount with that, or without s3 and unlink what is there only"
     )
     assert runtime.mount_at(kv.path) is None
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
+    assert client.list_objects_v2(Bucket=bucket, Prefix="q/")["KeyCount"] == 0, "nothing is claimed"
     kv.mount()
     assert (kv.path / "a").read_bytes() == b"mine"

@@ -19,7 +19,7 @@ from kvfs.core.flow import discovery as timing
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
 from kvfs.errors import ControlError, NotFoundError, StaleError
-from kvfs.s3.errors import OutageError
+from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Page
 from kvfs.settings import Settings
@@ -535,6 +535,36 @@ def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
         assert other.made.residency.counters["dropped_stale"] == 1
         assert (ROOT_INO, b"x", found.ino) in other.made.gone
         assert contents(store) == ({} if how == "deleted" else {"@0/x": B})
+
+    run(case)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("says", ["no bucket", "listed"])
+def test_a_404_that_is_not_about_the_object_takes_nothing_away(
+    run: Callable[[Case], None], says: str, *, copy: bool
+) -> None:
+    """The bucket is gone, or somebody between answers to what he does not know."""
+
+    async def case(one: Node, other: Node) -> None:
+        await one.store(b"x", A)
+        found = await other.there(b"x")
+        if copy:
+            assert await other.read(b"x") == A
+        faults = [Fault("head", 0, NoObjectError("404"))]
+        if says == "no bucket":
+            faults.append(Fault("list", 0, NoBucketError("no such bucket")))
+        other.faults(*faults)
+        await later(RECHECK)
+        for _ in range(2):
+            assert (await other.there(b"x")).ino == found.ino
+            await other.behind()
+        assert other.bucket.counters["stale"] == 0
+        other.faults()
+        await later(RECHECK)
+        assert (await other.there(b"x")).ino == found.ino
+        await other.behind()
+        assert await other.read(b"x") == A
 
     run(case)
 

@@ -120,7 +120,7 @@ class Discovery:
         here = self._is_here(inode)
         if here and len(self._looks) >= BEHIND:
             return  # at another time
-        look = self._look(Ask(stored.key), ino=inode.ino)
+        look = self._look(Ask(stored.key, sure=True), ino=inode.ino)
         if here:
             self.confirmed.note(inode.ino)  # as good as: it is on its way
             return
@@ -136,7 +136,7 @@ class Discovery:
                 if not self.may_ask():
                     return
                 if (stored := self.dirty.stored(ino)) is not None:
-                    looks.append(self._look(Ask(stored.key), ino=ino))
+                    looks.append(self._look(Ask(stored.key, sure=True), ino=ino))
             for look in looks:
                 await look.ended.wait()
 
