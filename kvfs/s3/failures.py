@@ -132,7 +132,7 @@ def translated(
     try:
         yield
     except of_botocore.ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
+        code = str(error.response.get("Error", {}).get("Code") or "")
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if status == 404 and code in {"", "404"} and error.operation_name not in _BODILESS:  # noqa: PLR2004
             raise OutageError(f"{what}: HTTP 404 without a code: that is no S3 store") from error

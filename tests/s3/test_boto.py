@@ -126,7 +126,9 @@ def test_each_failure_is_told_apart(
     assert not {"AKIA-SECRET", "an-id", "a-secret"} & set(str(caught.value).split())
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>not found</html>", b"no such page"])
+@pytest.mark.parametrize(
+    "body", [b"", b"<Error><Code/></Error>", b"<html>not found</html>", b"no such page"]
+)
 def test_a_404_of_what_is_no_store_is_no_answer(liar: Liar, body: bytes) -> None:
     """A HEAD has no body, so that it cannot be told there: a listing can."""
     liar.answer = says(404, body)
