@@ -183,7 +183,8 @@ class Listed:
         elif inode.ino in residency.open:
             self.survey.report(kind, inode.ino, path, what, "somebody has it open", None)
         else:
-            mend = partial(residency.drop, inode, "lost", stored=ours)
+            drop = partial(residency.drop, inode, "lost", stored=ours)
+            mend = partial(residency.let_go, inode) if others else drop
             self.survey.report(kind, inode.ino, path, what, "drop it with its names", mend)
 
     def _take_etag(self, inode: Inode, stored: Stored) -> None:

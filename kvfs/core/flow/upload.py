@@ -228,15 +228,16 @@ class Uploads:
         What the bucket has of it by another name goes, and with it an object that is nowhere else:
         its name means that of the other node from then on.
         """
-        counters = self.bucket.counters
+        residency, counters = self.residency, self.bucket.counters
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None and not residency.holders(current) and self._in_use(current.ino):
+            return Later(AGAIN)
         counters["conflicts"] += 1
         log.log(
             logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
             "inode %d stays on this node only: %s (said once)",
             *(inode.ino, error),
         )
-        residency = self.residency
-        current = self.transfers.fit(inode.ino, inode.version)
         with residency.catalog.batch() as batch:
             self.superseded.settle(key, batch)  # what is there is not ours
             if current is not None and stored is None:
@@ -245,8 +246,6 @@ class Uploads:
             return None
         if residency.holders(current):
             residency.take_from_bucket(current)
-        elif self._in_use(current.ino):
-            return Later(AGAIN)
         else:
             residency.let_go(current, delete=True)
         return None
