@@ -388,22 +388,29 @@ class Config:
 
 
 def bucket_place(options: str, s3: str | None = None) -> Place | None:
-    """Return where the bucket is that mount options tell of, and nothing else; None: of none.
+    """Return where the bucket is that mount options tell of; None: of none.
 
-    s3: what is known of it without them. Raises ConfigError.
+    s3: what is known of it without them. Raises ConfigError for options that are about neither
+    where it is nor who uses it (`bucket_shared`).
     """
     values, flags = _parse(options)
-    strange = sorted({*values, *flags} - {"s3", "s3_endpoint", "s3_region", "s3_profile"})
+    where = {"s3", "s3_endpoint", "s3_region", "s3_profile", "s3_shared"}
+    strange = sorted({*values, *flags} - where)
     if strange:
         raise ConfigError(
             f"{strange[0]} does not say where a bucket is; s3, s3_endpoint, "
             "s3_region and s3_profile do"
         )
-    where = values.get("s3") or s3
-    if where is None:
+    prefix = values.get("s3") or s3
+    if prefix is None:
         return None
     told = (values.get(f"s3_{name}") for name in ("endpoint", "region", "profile"))
-    return Place.parse(where, **dict(zip(("endpoint", "region", "profile"), told, strict=True)))
+    return Place.parse(prefix, **dict(zip(("endpoint", "region", "profile"), told, strict=True)))
+
+
+def bucket_shared(options: str) -> bool:
+    """Return whether others may use the prefix, as options say that `bucket_place` has taken."""
+    return bool(_parse(options)[0].get("s3_shared", True))
 
 
 def describe_options() -> list[OptionRow]:

@@ -17,7 +17,7 @@ import trio
 
 from kvfs import runtime
 from kvfs.catalog import Catalog
-from kvfs.config import bucket_place
+from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.dirty import FACT
 from kvfs.core.residency import Residency
@@ -46,7 +46,8 @@ def run(
 ) -> None:
     """Check it, telling findings and how far it is in the form in which a daemon answers.
 
-    bucket: what is there as well; `options` say what of a mount's say where that is.
+    bucket: what is there as well; `options` are those of a mount's that say where that is, and
+    whether others use it.
     Raises InUseError, ConfigError and other KvfsErrors for what cannot be checked.
     """
     nvme = NvmeTier(directory, 0)
@@ -54,8 +55,12 @@ def run(
         nvme.say_who(f"process {os.getpid()}, kvfs fsck")
         catalog = Catalog(directory / "catalog", read_only=not repair)
         try:
-            place = _place(nvme, catalog, options) if bucket or options else None
-            trio.run(partial(_run, nvme, catalog, tell, place, repair=repair, hashes=hashes))
+            there = None
+            if bucket or options:  # only to be looked at: it is nobody's tier here
+                place = _place(nvme, catalog, options)
+                shared = bucket_shared(options)
+                there = Bucket(place, Terms(), most=0, delay=0, wait=0, shared=shared)
+            trio.run(partial(_run, nvme, catalog, tell, there, repair=repair, hashes=hashes))
         finally:
             catalog.close()
     finally:
@@ -76,7 +81,7 @@ async def _run(
     nvme: NvmeTier,
     catalog: Catalog,
     tell: Tell,
-    place: Place | None,
+    bucket: Bucket | None,
     *,
     repair: bool,
     hashes: bool,
@@ -100,9 +105,7 @@ async def _run(
 
     workers = min(WORKERS, os.cpu_count() or 1)
     async with Movers.open(workers, Counter[str]()) as movers:
-        remote = None
-        if place is not None:  # only to be looked at: it is nobody's tier here
-            remote = Remote(movers, Bucket(place, Terms(), most=0, delay=0, wait=0))
+        remote = None if bucket is None else Remote(movers, bucket)
         survey = Survey(
             *(residency, movers, set(), found),
             repair=repair,

@@ -53,7 +53,8 @@ class Failed(Refusal):
     "options",
     multiple=True,
     metavar="s3_endpoint=...,...",
-    help="Where the bucket is, if it is not mounted: s3, s3_endpoint, s3_region, s3_profile.",
+    help="Where the bucket is, if it is not mounted: s3, s3_endpoint (Amazon's without it), "
+    "s3_region, s3_profile; and s3_shared=off if no other node uses it.",
 )
 @json_option
 def command(

@@ -37,6 +37,9 @@ def command(mountpoint: Path, paths: tuple[str, ...]) -> None:
     )
     for why, count in found["refused"].items():
         click.echo(f"  {count}: {why}")
+    if found["missing"]:
+        missing = ", ".join(found["missing"])
+        raise ControlError(f"{missing}: no such path on {mountpoint}, nor in {found['place']}")
     if found["failed"]:
         raise ControlError(f"the import ended: {found['failed']}; asked for again, it goes on")
 

@@ -43,11 +43,14 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     """Mount kvfs on the directory MOUNTPOINT."""
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
-    if config.nvme is not None and not config.nvme.exists():  # a slip of the pen looks like this
-        click.echo(f"kvfs: nvme={config.nvme} does not exist: it is made, and empty", err=True)
+    fresh = config.nvme is not None and not config.nvme.exists()
     if foreground:
+        if fresh:
+            click.echo(f"kvfs: nvme={config.nvme} does not exist: the mount makes it", err=True)
         _become_keeper(config)
     _start(config)
+    if fresh:  # a slip of the pen looks like this
+        click.echo(f"kvfs: nvme={config.nvme} did not exist: it was made, and is empty", err=True)
     click.echo(_what_is_on(mountpoint))
 
 

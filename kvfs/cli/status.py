@@ -50,6 +50,9 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append((name.replace("_", " "), f"{'on' if state['on'] else 'off'}{why}"))
     census = "" if status["census_done"] else " (still counting)"
     facts.append(("objects", f"{status['objects']}{census}"))
+    if status["without_bucket"]:
+        out_of_reach = f"{status['without_bucket']} objects, which are ENOENT: mount with s3="
+        facts.append(("only in s3", out_of_reach))
     facts += [(name.replace("_", " "), str(status[name])) for name in ("open_handles", "writers")]
     return facts
 

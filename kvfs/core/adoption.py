@@ -79,6 +79,8 @@ class Adoption:
         if moved or ask.key in gone or ask.key in self.superseded or not self._settled():
             return "unsure"
         if answer.seen is not None:
+            if self.bucket.gives_wrong_bytes(ask.key, answer.seen.etag):
+                return "absent"
             return "here" if self.take(place, ask.key, answer.seen) else "absent"
         if answer.strange:
             self.refuse(answer.strange)
@@ -116,29 +118,39 @@ class Adoption:
         if answer.strange:
             self.refuse(answer.strange)
         self.residency.let_go(inode)
-        self.bucket.counters["stale"] += 1
         if seen is None or entry is None:
             return "absent"
         return self.settle(Place(parent, entry.name), ask, answer, gone)
 
+    def compare(self, ino: int, entry: Entry) -> Verdict:
+        """Hold an object that is known against what was listed; "absent": that is another one."""
+        inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
+        if inode is None or not inode.in_bucket or not inode.sealed or ino in self.dirty:
+            return "unsure"
+        if stored is None or stored.key != entry.key:
+            return "unsure"
+        return "here" if stored.etag == entry.etag else "absent"
+
     def forget_unlisted(
         self, link: tuple[int, int], ino: int, prefix: str, gone: Collection[str]
-    ) -> None:
-        """A directory was listed, and what only the bucket had of it was not there.
+    ) -> bool:
+        """A directory was listed, and this was not there: it goes, if only the bucket had it.
 
-        What has a name too long for a key is never listed there.
+        Whether the bucket is to be asked, since there is a copy here. What has a name too long for
+        a key is never listed there.
         """
         residency, inode = self.residency, self.residency.inode(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or inode.links[:1] != (link,):
-            return
+            return False
         if ino in residency.open or ino in residency.busy or ino in self.dirty:
-            return
+            return False
         stored = self.dirty.stored(ino)
         if stored is None or not stored.key.startswith(prefix) or stored.key in gone:
-            return
-        if not residency.holders(inode):
-            residency.let_go(inode)
-            self.bucket.counters["stale"] += 1
+            return False
+        if residency.holders(inode):
+            return True
+        residency.let_go(inode)
+        return False
 
     def _settled(self) -> bool:
         """Whether it is known what in the bucket is ours: a directory that moved is yet walked."""
@@ -173,6 +185,8 @@ class Adoption:
                 if len(name) > NAME_MAX or self.catalog.lookup(parent, name) is not None:
                     continue
                 if entry.key in self.superseded or places.is_temporary(directory, name):
+                    continue
+                if self.bucket.gives_wrong_bytes(entry.key, entry.etag):
                     continue
                 stored = Stored(entry.key, entry.etag, entry.size, b"")
                 new += self._enter(Place(parent, name), stored, _listed(entry, directory), batch)

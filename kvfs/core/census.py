@@ -18,6 +18,7 @@ from pathlib import Path
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.dirty import FACT
 from kvfs.core.residency import Residency
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
@@ -68,6 +69,12 @@ class Census:
         if residency.nvme is not None and residency.nvme.grows:
             residency.nvme.configured += residency.nvme.used
         residency.end_census()
+        if residency.bucket is None and residency.spilled:
+            log.warning(
+                "%d objects are in %s only, which this mount is without: they are ENOENT when they "
+                "are opened; mount with s3=",
+                *(residency.spilled, residency.catalog.fact(FACT)),
+            )
         residency.wake()
 
     def _read(self, at: int) -> list[Inode] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.namespace import Namespace, takes
 from kvfs.core.namespaces import MOUNT
 from kvfs.core.residency import Residency
@@ -31,7 +32,13 @@ def _where(residency: Residency, inode: Inode) -> str:
 
 
 def _is_dirty(residency: Residency, inode: Inode) -> str:
-    return "1" if inode.ino in residency.dirty else "0"
+    dirty = residency.dirty
+    if inode.ino in dirty:
+        return "1"
+    if inode.in_bucket or not dirty.wanted(inode):
+        return "0"
+    looked_for = inode.sealed and dirty.catalog.fact(CAUGHT_UP)  # then somebody else has its name
+    return "conflict" if looked_for else "1"
 
 
 WARM = b"user.kvfs.warm"  # of files and directories: whether it is to come to a faster tier

@@ -445,9 +445,14 @@ class Residency:
         """More is known of what only the bucket has: its size, for the accounts."""
         self._held_otherwise(before, inode)
 
-    def let_go(self, inode: Inode) -> None:
-        """What the bucket had of it is not there any more: its names go, nothing else there."""
-        self._drop(inode, "stale", stored=False)
+    def let_go(self, inode: Inode, *, delete: bool = False) -> None:
+        """The bucket has something else by its name, or nothing: its names go.
+
+        delete: and so does what the bucket has of it elsewhere, which is ours.
+        """
+        self._drop(inode, "stale", stored=delete)
+        if self.bucket is not None:
+            self.bucket.counters["stale"] += 1
 
     def _held_otherwise(self, before: Inode, inode: Inode) -> None:
         """A sealed object has other copies than before. In orders that both share it stays."""
@@ -503,13 +508,13 @@ class Residency:
     ) -> None:
         """The object goes with all its names, and what else is here of its group.
 
-        stored: what the bucket has of it goes as well.
+        stored: what the bucket has of them goes as well.
         """
         self._drop(inode, reason, quarantine=quarantine, stored=stored)
         for ino in self.namespaces.of(inode).members(inode):
             other = self.inode(ino)
             if other is not None and ino not in self.open and ino not in self.busy:
-                self._drop(other, "incomplete")  # half a group is a miss
+                self._drop(other, "incomplete", stored=stored)  # half a group is a miss
 
     def _drop(
         self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kvfs import runtime
+from kvfs.catalog import Catalog
 from kvfs.config import Config
-from kvfs.errors import ConfigError
+from kvfs.daemon.storage import expect_place
+from kvfs.errors import CatalogError, ConfigError
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket
 
@@ -69,6 +71,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         else:
             bucket.health.unanswered(time.monotonic(), "it could not be used at the mount")
         return bucket
+    _expect_place(config, str(place))
     found = _ask(bucket)
     if "terms" in found:
         bucket.terms = Terms(**found["terms"])
@@ -82,6 +85,22 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
     bucket.health.unanswered(time.monotonic(), why)
     kept.unlink(missing_ok=True)
     return bucket
+
+
+def _expect_place(config: Config, place: str) -> None:
+    """Refuse another prefix than the catalog's before that is claimed. Raises ConfigError."""
+    path = None if config.nvme is None else config.nvme / "catalog"
+    if path is None or not path.exists():
+        return
+    try:
+        catalog = Catalog(path, read_only=True)
+    except (CatalogError, ConfigError) as error:  # it is said, or mended, when it is opened
+        log.debug("catalog %s is not read yet: %s", path, error)
+        return
+    try:
+        expect_place(catalog, place)
+    finally:
+        catalog.close()
 
 
 def _ask(bucket: Bucket) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def status(mount: Mount) -> dict[str, Any]:
         }
         | _bucket(mount),
         "objects": residency.objects,
+        "without_bucket": residency.spilled if mount.bucket is None else 0,
         "census_done": residency.census_done.is_set(),
         "open_handles": len(mount.operations.handles),
         "writers": len(residency.staging),

@@ -130,16 +130,22 @@ def unbind(catalog: Catalog) -> None:
             batch.set_fact(CAUGHT_UP, "")
 
 
-def bind(catalog: Catalog, bucket: Bucket) -> None:
-    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another."""
-    place, before = str(bucket.place), catalog.fact(FACT)
-    if before == place:
-        return
-    if before is not None and any(map(catalog.any_mark, BUCKET_KINDS)):
+def expect_place(catalog: Catalog, place: str) -> None:
+    """Raises ConfigError if the catalog has objects in another bucket, or prefix."""
+    before = catalog.fact(FACT)
+    if before not in {None, place} and any(map(catalog.any_mark, BUCKET_KINDS)):
         raise ConfigError(
             f"s3={place}: the objects of catalog {catalog.path} are in {before}: mount with that, "
             "or without s3 and unlink what is there only"
         )
+
+
+def bind(catalog: Catalog, bucket: Bucket) -> None:
+    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another."""
+    place = str(bucket.place)
+    expect_place(catalog, place)
+    if catalog.fact(FACT) == place:
+        return
     with catalog.batch() as batch:
         batch.set_fact(FACT, place)
         batch.set_fact(CAUGHT_UP, "")

@@ -156,7 +156,8 @@ class Operations(pyfuse3.Operations):
 
     # Attributes
 
-    def _attributes(self, inode: Inode) -> EntryAttributes:
+    def _attributes(self, inode: Inode, *, listed: bool = False) -> EntryAttributes:
+        """listed: nobody has looked at its name."""
         held = self.residency.staging.get(inode.ino)
         if held is not None:
             self.objects.measure(held)
@@ -177,7 +178,7 @@ class Operations(pyfuse3.Operations):
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
         timeout = max(0.0, self.residency.namespaces.of(inode).life(inode, self.timeout))
         if self.discovery is not None:
-            timeout = self.discovery.life(inode, timeout)
+            timeout = self.discovery.life(inode, timeout, listed=listed)
         entry.entry_timeout = timeout if lasting and not hidden else 0
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
@@ -269,7 +270,7 @@ class Operations(pyfuse3.Operations):
         while True:
             entries, start_id, ended = self.tree.read(fh, start_id, wanted)
             for name, inode, cookie in entries:
-                attributes = self._attributes(inode)
+                attributes = self._attributes(inode, listed=True)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
                     return
             if entries:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from kvfs.compression.container import expect_codec
 from kvfs.errors import UnsupportedError
-from kvfs.s3.errors import MetadataError, NoObjectError, StoreError
+from kvfs.s3.errors import MetadataError, NoObjectError, OutageError, StoreError
 from kvfs.s3.facts import Facts
-from kvfs.s3.store import LIST_LIMIT, Page
+from kvfs.s3.store import LIST_LIMIT, Page, is_listed
 from kvfs.s3.transfer import Transfers
 
 THREADS = 16  # requests at once: as many connections as the client keeps
@@ -26,12 +26,14 @@ class Ask(NamedTuple):
     """Whether there is an object with this key; and, unless it is "", what begins with `folder`.
 
     limit: so many keys of that at most. versions: which folders begin with that, unless it is "".
+    sure: a listing is to say as well that it is not there, since something goes by that.
     """
 
     key: str
     folder: str = ""
     limit: int = 1
     versions: str = ""
+    sure: bool = False
 
 
 class Seen(NamedTuple):
@@ -62,7 +64,7 @@ def look(transfers: Transfers, asks: Sequence[Ask]) -> list[Answer | StoreError]
 
         begun = [
             (
-                threads.submit(_head, transfers, ask.key).result,
+                threads.submit(_head, transfers, ask).result,
                 pages(ask.folder, limit=ask.limit),
                 pages(ask.versions, delimiter="/"),
             )
@@ -100,14 +102,23 @@ def _answer(
         return error
 
 
-def _head(transfers: Transfers, key: str) -> Answer:
+def _head(transfers: Transfers, ask: Ask) -> Answer:
+    found = _seen(transfers, ask.key)
+    if found is None and ask.sure and is_listed(transfers.store, ask.key):
+        found = _seen(transfers, ask.key)  # it came in this moment
+        if found is None:
+            raise OutageError(f"{transfers.store.name}/{ask.key}: is listed, but HEAD has 404")
+    return found or Answer()
+
+
+def _seen(transfers: Transfers, key: str) -> Answer | None:
     try:
         head = transfers.store.head(key)
         facts = Facts.of_head(key, head)
         if facts.codec != "none":
             expect_codec(facts.codec)
     except NoObjectError:
-        return Answer()
+        return None
     except (MetadataError, UnsupportedError) as error:
         return Answer(strange=f"{key}: {error}")
     return Answer(Seen(head.etag, facts))

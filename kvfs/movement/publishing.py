@@ -20,8 +20,15 @@ from kvfs.compression.container import expect_codec
 from kvfs.errors import UnsupportedError
 from kvfs.movement.packing import Packing
 from kvfs.s3.chunks import Chunks
-from kvfs.s3.errors import MetadataError, NoObjectError, ObjectChangedError, ObjectExistsError
+from kvfs.s3.errors import (
+    MetadataError,
+    NoObjectError,
+    ObjectChangedError,
+    ObjectExistsError,
+    OutageError,
+)
 from kvfs.s3.facts import Facts
+from kvfs.s3.store import is_listed
 from kvfs.s3.transfer import ATTEMPT, Transfers
 
 
@@ -141,9 +148,14 @@ def as_it_is_now(
     """What is stored, with the ETag that it has: another node may have changed its mode.
 
     Or this one has, and lost the answer. With it the digests of its chunks, if it has any. Raises
-    ObjectChangedError if it is another object, MetadataError.
+    ObjectChangedError if it is another object, NoObjectError, MetadataError.
     """
-    head = transfers.store.head(stored.key)
+    try:
+        head = transfers.store.head(stored.key)
+    except NoObjectError as error:
+        if is_listed(transfers.store, stored.key):
+            raise OutageError(f"{error}, but it is listed") from error
+        raise
     if head.etag == stored.etag:
         return stored, Chunks.of_metadata(stored.key, head.metadata, stored.size)
     try:

@@ -57,6 +57,7 @@ _DAMAGED = {
     "InvalidPartOrder",
     "InvalidRange",
 }
+_BODILESS = {"HeadObject"}  # of which a 404 says nothing else, see `store.is_listed`
 _MISSING = {"NoSuchKey", "NoSuchUpload", "NotFound"}
 _CURES = {
     "RequestTimeTooSkewed": _CLOCK,
@@ -131,8 +132,10 @@ def translated(
     try:
         yield
     except of_botocore.ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
+        code = str(error.response.get("Error", {}).get("Code") or "")
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if status == 404 and code in {"", "404"} and error.operation_name not in _BODILESS:  # noqa: PLR2004
+            raise OutageError(f"{what}: HTTP 404 without a code: that is no S3 store") from error
         raise failure_of(code, status, what, missing=missing, precondition=precondition) from error
     except _NO_CREDENTIALS as error:
         raise RefusedError(f"{what}: {type(error).__name__}; {_CREDENTIALS}") from error

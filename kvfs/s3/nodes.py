@@ -1,12 +1,14 @@
 """What each node says of itself below the prefix: `.kvfs/nodes/IDENTITY.json` (docs/format.md).
 
 Contract: nodes share a prefix, each with a catalog of its own; a key is of use as long as some node
-has its namespace in its version. `publish` writes what a node has, and keeps what it once had, so
-that what is left of that can be told from what a kvfs without a record has written. `Nodes.look`
-reads all records; the age of one is by the store's clock. Not for judging keys: `garbage`.
+has its namespace in its version. `publish` writes what a node has. It keeps what that once had as
+long as something is left of it, so that it can be told from what a kvfs without a record has
+written. `Nodes.look` reads all records; the age of one is by the store's clock. Not for judging
+keys: `garbage`.
 """
 
 import json
+import random
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +20,7 @@ from kvfs.s3.keys import Keys, Space
 from kvfs.s3.store import Entry
 from kvfs.s3.transfer import Transfers
 
+LOOKED_FOR = 64  # namespaces of which it is asked at a time whether anything is left
 _LIMIT = 16 << 20  # bytes
 _TEXTS = ("identity", "host", "mountpoint")
 _IDENTITY = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -84,10 +87,28 @@ def publish(transfers: Transfers, keys: Keys, node: Node, *, keep: bool = False)
         has, had = node.has, node.had
     else:
         has = node.has | before.has if keep else node.has
-        had = newest([*node.had, *before.had, *(before.has - has)])
+        had = _left(transfers, keys, newest([*node.had, *before.had, *(before.has - has)]))
     written = Node(node.identity, node.host, node.mountpoint, has, had)
     transfers.put(key, written.to_json().encode(), {}, once=False)
     return written
+
+
+def _left(transfers: Transfers, keys: Keys, had: frozenset[Space]) -> frozenset[Space]:
+    """Return those of which there may be something, looking for a few of them.
+
+    What has a name too long for a key may be of any of them.
+    """
+    if not had or transfers.store.list(keys.long, limit=1).entries:
+        return had
+    looked_for = random.sample(sorted(had), min(LOOKED_FOR, len(had)))
+    return had - {space for space in looked_for if not _is_left(transfers, keys, space)}
+
+
+def _is_left(transfers: Transfers, keys: Keys, space: Space) -> bool:
+    """Whether there is anything of a version that is no newer."""
+    page = transfers.store.list(keys.versions(space.namespace), delimiter="/")
+    found = [keys.parse_folder(folder) for folder in page.folders]
+    return bool(page.after) or any(one and one.version <= space.version for one in found)
 
 
 @dataclass(slots=True)

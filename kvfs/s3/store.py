@@ -60,6 +60,14 @@ class Upload(NamedTuple):
     begun: float
 
 
+def is_listed(store: "Store", key: str) -> bool:
+    """Whether a listing has it: the 404 of a HEAD may also be the bucket's, or of who is between.
+
+    Raises what `Store.list` raises, as it does for both.
+    """
+    return any(entry.key == key for entry in store.list(key, limit=1).entries)
+
+
 class Store(Protocol):
     """Every verb may raise ThrottledError, OutageError, RefusedError and NoBucketError."""
 

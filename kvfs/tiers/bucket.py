@@ -44,6 +44,8 @@ COUNTERS = (
     "warmed",
 )
 
+WRONG_MOST = 4096  # keys that are remembered; what is forgotten is fetched once more
+
 
 class Bucket:
     """`terms`: what its store honours; None until it could be asked. `hits`: opens it served."""
@@ -84,3 +86,22 @@ class Bucket:
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())
+        self._wrong: dict[str, str] = {}  # ETags by key; the oldest first
+
+    def gave_wrong_bytes(self, key: str, etag: str) -> None:
+        """It is left there, as what is between may have made it so, and is not found here.
+
+        Until something else is there, this node writes it anew, or the daemon ends.
+        """
+        self._wrong[key] = etag
+        if len(self._wrong) > WRONG_MOST:
+            del self._wrong[next(iter(self._wrong))]
+
+    def wrote(self, key: str) -> None:
+        """This node has put it there anew."""
+        self._wrong.pop(key, None)
+
+    def gives_wrong_bytes(self, key: str, etag: str | None = None) -> bool:
+        """Whether it did when it was last fetched; etag: None: whatever is there."""
+        known = self._wrong.get(key)
+        return known is not None and etag in {None, known}

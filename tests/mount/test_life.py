@@ -332,7 +332,7 @@ def test_an_nvme_directory_that_is_not_there_is_made_and_told(mount: Mount, tmp_
     mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M").umount()
     for options, said in (
         ("nvme", ""),
-        ("nmve", f"nvme={tmp_path}/nmve does not exist: it is made"),
+        ("nmve", f"nvme={tmp_path}/nmve did not exist: it was made"),
     ):
         where = f"ram=32M,nvme={tmp_path / options},nvme_size=64M,log={tmp_path / 'kv.log'}"
         command = [*KVFS, "mount", str(tmp_path / "kv"), "-o", where]

@@ -75,6 +75,8 @@ class Proxy:
         self.before: Callable[[Request], Answer | None] = lambda _: None
         self.after: Callable[[Request, Answer], Answer] = lambda _, answer: answer
         self.seen: list[Request] = []
+        self.delay = 0.0  # s between a request and what becomes of it
+        self._stopped = threading.Event()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -121,6 +123,7 @@ class Proxy:
         self._thread.start()
 
     def stop(self) -> None:
+        self._stopped.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -132,6 +135,7 @@ class Proxy:
 
     def handle(self, request: Request, port: int) -> Answer:
         self.seen.append(replace(request, body=b""))
+        self._stopped.wait(self.delay)
         if (refused := self.before(request)) is not None:
             return refused
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

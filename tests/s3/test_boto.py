@@ -22,6 +22,7 @@ from kvfs.s3.errors import (
 )
 from kvfs.s3.failures import failure_of
 from kvfs.s3.place import Place
+from kvfs.s3.store import is_listed
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -124,6 +125,25 @@ def test_each_failure_is_told_apart(
     assert type(caught.value) is expected
     assert str(caught.value).startswith("bucket/key: ")
     assert not {"AKIA-SECRET", "an-id", "a-secret"} & set(str(caught.value).split())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<Error><Code/></Error>", b"<html>not found</html>", b"no such page"]
+)
+def test_a_404_of_what_is_no_store_is_no_answer(liar: Liar, body: bytes) -> None:
+    """A HEAD has no body, so that it cannot be told there: a listing can."""
+    liar.answer = says(404, body)
+    for ask in (
+        lambda: list(liar.store.get("key", 0, 10)),
+        lambda: liar.store.list("key"),
+        lambda: liar.store.put("key", b"data", {}, once=True),
+        lambda: is_listed(liar.store, "key"),
+    ):
+        with pytest.raises(OutageError, match="404 without a code"):
+            ask()
+    liar.answer = says(404, b"")
+    with pytest.raises(NoObjectError):
+        liar.store.head("key")
 
 
 def test_codes_without_a_status_are_told_apart() -> None:

@@ -12,6 +12,7 @@ import pytest
 from scripts.s3_server import Server
 from tests.connectors.conftest import Client, client  # noqa: F401 (a fixture)
 from tests.harness import KVFS, Mounted, wait_for
+from tests.s3.rig import narrow, send_away
 from tests.s3.test_mounted import (  # noqa: F401 (of which `made` is a fixture)
     SMALL,
     Make,
@@ -173,3 +174,36 @@ def test_who_opens_what_is_replaced_gets_one_or_the_other(made: Make) -> None:  
         reader.join()
     assert not failures
     assert all(len(one) == len(SMALL) and len(set(one)) == 1 for one in found)
+
+
+def test_a_mount_without_its_bucket_says_so(made: Make) -> None:  # noqa: F811
+    """
+    A mount without `s3=` of what had one says how many objects only the bucket has: they
+    are ENOENT when they are opened, and keep their names for a mount with it.
+    """
+    tiers = "ram=32M,nvme={tmp}/nvme,nvme_size=128M"
+    kv = made(tiers)
+    away = narrow(kv, "n")
+    contents = {f"f{number}": os.urandom(1000) for number in range(3)}
+    send_away(away, contents)
+    all_uploaded(kv)
+    options = kv.options
+    assert kv.status()["without_bucket"] == 0
+    kv.remount(f"ram=32M,nvme={kv.path.parent}/nvme,nvme_size=128M")
+    kv.expect_log(r"objects are in s3://.* only, which this mount is without: .*mount with s3=")
+    kv.idle()
+    count = kv.status()["without_bucket"]
+    assert count >= len(contents)
+    shown = subprocess.run(
+        [*KVFS, "status", str(kv.path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert f"only in s3 {count} objects, which are ENOENT: mount with s3=" in " ".join(
+        shown.split()
+    )
+    assert kv.log.read_text().count("which this mount is without") == 1
+    for name in contents:
+        assert (away / name).stat().st_size == 1000
+        with pytest.raises(FileNotFoundError):
+            (away / name).read_bytes()
+    kv.remount(options)
+    assert {name: (away / name).read_bytes() for name in contents} == contents

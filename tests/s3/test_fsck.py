@@ -11,7 +11,7 @@ import pytest
 
 from scripts.s3_server import Server
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted
+from tests.harness import KVFS, Mounted, wait_for
 from tests.s3.test_mounted import all_uploaded, keys
 
 SIZE = 300_000
@@ -39,13 +39,17 @@ def fsck(target: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_bucket_that_lost_something_gets_it_again(
-    kv: Mounted, place: str, s3: Server, bucket: str
+    mount: Mount, place: str, s3: Server, bucket: str
 ) -> None:
     """
     `kvfs fsck --bucket` lists the bucket and tells what it lacks or has otherwise, with
-    `--hashes` also whose bytes are not what they were; `--repair` uploads it again from a
-    copy here. A kvfs that is not mounted is told with `-o` where the bucket is.
+    `--hashes` also whose bytes are not what they were. With `--repair` what another node
+    has unlinked or replaced loses its names here, too; with `s3_shared=off` nobody can have
+    done that, and it is uploaded again from a copy here. A kvfs that is not mounted is told
+    with `-o` where the bucket is.
     """
+    place += ",s3_shared=off"
+    kv = mount(f"ram=64M,nvme={{tmp}}/nvme,nvme_size=512M,{place},s3_delay=0.1")
     content = {name: os.urandom(SIZE) for name in ("gone", "short", "good")}
     for name, data in content.items():
         (kv.path / name).write_bytes(data)
@@ -72,6 +76,38 @@ def test_a_bucket_that_lost_something_gets_it_again(
     assert (exit_code, found["notes"]["in_bucket"]) == (0, 2)
     kv.mount()
     assert {name: (kv.path / name).read_bytes() for name in content} == content
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_another_node_has_deleted_is_not_uploaded_again(
+    kv: Mounted, place: str, mount: Mount, s3: Server, bucket: str, *, live: bool
+) -> None:
+    other = mount(f"ram=64M,{place},s3_delay=0.1,s3_recheck=600", "other")
+    for name in ("gone", "new", "good"):
+        (kv.path / name).write_bytes(os.urandom(SIZE))
+    all_uploaded(kv)
+    for name in ("gone", "new"):
+        wait_for((other.path / name).exists, f"{name} is found")
+    (other.path / "gone").unlink()
+    (other.path / "new").write_bytes(b"new")
+    wait_for(lambda: keys(s3, bucket) == {"@0/new": 3, "@0/good": SIZE}, "the bucket has followed")
+    target, options = kv.path, ["--bucket", "--repair"]
+    if not live:
+        kv.umount()
+        target, options = kv.path.parent / "nvme", [*options, "-o", place.partition(",")[2]]
+    kv.allow_log("check: inode .* repaired: drop it")
+    exit_code, found = fsck(target, *options)
+    told = {(one["kind"], one["path"], one["state"]) for one in found["findings"]}
+    assert told == {("absent", "/gone", "repaired"), ("altered", "/new", "repaired")}
+    assert exit_code == 1
+    if not live:
+        kv.mount()
+    assert fsck(kv.path, "--bucket", "--hashes")[0] == 0
+    all_uploaded(kv)
+    assert keys(s3, bucket) == {"@0/new": 3, "@0/good": SIZE}
+    assert not (kv.path / "gone").exists()
+    wait_for((kv.path / "new").exists, "it is found")
+    assert (kv.path / "new").read_bytes() == b"new"
 
 
 def test_who_cannot_be_asked(kv: Mounted, place: str, mount: Mount) -> None:

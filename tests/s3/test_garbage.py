@@ -397,11 +397,25 @@ def test_what_the_store_does_not_delete_is_told_of(store: MemoryStore) -> None:
 
 
 def test_a_record_remembers_what_was_there(transfers: Transfers) -> None:
-    for has in (("x@1", "y@1"), ("x@2",), ("x@3",)):
+    for key in ("p/x@1/a", "p/y@1/a"):
+        transfers.store.put(key, b"", {}, once=False)
+    for has in (("x@1", "y@1", "z@1"), ("x@2", "z@1"), ("x@3",)):
         node(transfers, A, *has)
     (found,) = Nodes(transfers, KEYS).look()
     assert found.has == spaces("x@3")
     assert found.had == spaces("x@2", "y@1"), "the newest version says it of the older ones"
+    transfers.store.delete("p/y@1/a")
+    transfers.store.put("p/x@3/a", b"", {}, once=False)
+    node(transfers, A, "x@3")
+    (found,) = Nodes(transfers, KEYS).look()
+    assert found.had == spaces("x@2"), "of the other nothing is left"
+    transfers.store.delete("p/x@1/a")
+    transfers.store.put(f"{KEYS.long}{'0' * 64}", b"", {}, once=False)
+    node(transfers, A, "x@3")
+    assert Nodes(transfers, KEYS).look()[0].had == spaces("x@2"), "that may be of any"
+    transfers.store.delete(f"{KEYS.long}{'0' * 64}")
+    node(transfers, A, "x@3")
+    assert Nodes(transfers, KEYS).look()[0].had == frozenset()
     written = publish(transfers, KEYS, Node(A, "h", "/m", spaces("z@1")), keep=True)
     assert written.has == spaces("x@3", "z@1")
 

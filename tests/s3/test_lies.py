@@ -1,6 +1,7 @@
 """A real mount on a real store, with a proxy between them that lies, refuses and loses answers."""
 
 import errno
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
@@ -80,6 +81,7 @@ REFUSALS = (  # status, code, verbs, and what the mount says then
     (403, "AccessDenied", ("put", "get", "put_part"), "suspect", "check the credentials"),
     (403, "RequestTimeTooSkewed", (), "down", "set the clock of this machine, or the store's"),
     (404, "NoSuchBucket", (), "down", "NoSuchBucket"),
+    (404, "", (), "down", "HTTP 404 without a code: that is no S3 store"),
 )
 
 
@@ -114,6 +116,43 @@ def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -
     wait_for(lambda: s3_of(kv)["state"] == "healthy", "it is well again")
     assert not s3_of(kv)["why"]
     assert wanted.items() <= fronted.there().items()
+
+
+def test_a_store_that_is_merely_slow_costs_nothing_but_time(
+    front: Front, mount: Mount, bucket: str
+) -> None:
+    # Each request takes a third of a second: nothing is ill, missed or said for that.
+    kv, proxy, *_ = fronted = front()
+    other = mount(
+        f"ram=64M,s3_delay=0.1,s3=s3://{bucket}/p,s3_endpoint={proxy.endpoint},s3_region=us-east-1",
+        "other",
+    )
+    proxy.delay = 0.3
+    away = narrow(kv, "n")
+    contents = {f"f{number}": SMALL + bytes([number]) for number in range(5)}
+    send_away(away, contents)
+    assert {name: (away / name).read_bytes() for name in contents} == contents
+    (kv.path / "d").mkdir()
+    (kv.path / "large").write_bytes(LARGE)
+    (kv.path / "d" / "x").write_bytes(SMALL)
+    (kv.path / "gone").write_bytes(SMALL)
+    all_uploaded(kv)
+    (kv.path / "d" / "x").rename(kv.path / "d" / "y")
+    (kv.path / "gone").unlink()
+    all_uploaded(kv)
+    wait_for(lambda: s3_of(kv)["to_delete"] == 0, "all is deleted")
+    there = fronted.there()
+    assert there["@0/large"] == LARGE
+    assert {"@0/d/y", "@0/large"} == {key for key in there if key.startswith("@0/")}
+    # What a look-up waits is a second: on a busy machine the next look finds it.
+    for name, data in (("d/y", SMALL), ("n/f0", contents["f0"]), ("large", LARGE[:0])):
+        wait_for((other.path / name).exists, f"{name} is found")
+        if data:
+            assert (other.path / name).read_bytes() == data
+    wait_for(lambda: "y" in os.listdir(other.path / "d"), "it is listed")
+    for one in (kv, other):
+        assert s3_of(one)["failures"] == 0
+        wait_for(lambda: s3_of(one)["state"] == "healthy", "it is not ill")  # noqa: B023 (it is called at once)
 
 
 def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:
@@ -155,10 +194,11 @@ def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:
 def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     """
     What the bucket gives wrongly is never read, whatever its ETag: it is fetched once more, and is
-    then ENOENT for good.
+    then ENOENT on this node until it is written anew, something else is there or the daemon ends.
+    What is there stays: perhaps it is what lies between that gives other bytes.
     """
-    kv, proxy, *_ = front()
-    kv.expect_log("is lost")
+    kv, proxy, *_ = fronted = front()
+    kv.expect_log("is lost here, what .* has of it stays there")
     kv.allow_log("is fetched once more")
     away = narrow(kv, "n")
 
@@ -190,6 +230,14 @@ def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     proxy.honest()
     (away / "new").write_bytes(OTHER)
     assert (away / "new").read_bytes() == OTHER
+    (away / "flip").write_bytes(OTHER)
+    all_uploaded(kv)
+    there = fronted.there()
+    assert there["n@1/flip"] == OTHER, "it is written anew"
+    assert {there[f"n@1/{name}"] for name in lies if name != "flip"} == {SMALL}, "it stays"
+    assert read_or_miss(away / "longer") is None
+    kv.remount()
+    wait_for(lambda: read_or_miss(away / "longer") == SMALL, "what is between is well again")
 
 
 def test_a_lie_that_is_told_once_costs_nothing(front: Front) -> None:

@@ -106,6 +106,27 @@ def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
     assert attribute(path, "tier") in {"ram+s3", "nvme+s3"}
 
 
+def test_an_open_waits_for_uploads_that_make_room(made: Make) -> None:
+    """
+    An open of what only the bucket has, while the tiers are full of what is dirty, waits
+    for uploads to make room, `s3_wait` seconds at most.
+    """
+    kv = made("ram=64M,s3_dirty=1G")
+    content = os.urandom(8 * MIB)
+    (kv.path / "a").write_bytes(content)
+    all_uploaded(kv)
+    subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
+    number = 0
+    while attribute(kv.path / "a", "tier") != "s3":
+        (kv.path / f"f{number}").write_bytes(content)
+        number += 1
+        assert number < 9, "it has to go for them"
+    assert s3_of(kv)["dirty_objects"] == number
+    assert (kv.path / "a").read_bytes() == content
+    assert s3_of(kv)["waits"]
+    assert s3_of(kv)["dirty_objects"] < number
+
+
 def test_renames_and_unlinks_reach_the_bucket(made: Make, s3: Server, bucket: str) -> None:
     """
     Renames, unlinks and new versions reach the bucket some time later: what is renamed is

@@ -204,6 +204,32 @@ def read_or_none(path: Path) -> bytes | None:
         return None
 
 
+@pytest.mark.parametrize("arguments", [(), ("--now",)])
+def test_an_unmount_does_not_wait_for_a_store_that_hangs(
+    made: Make, own: Server, own_bucket: str, arguments: tuple[str, ...]
+) -> None:
+    """What is dirty is on NVMe by then, and goes up with the next mount."""
+    kv = made()
+    away = narrow(kv, "n")
+    send_away(away, {"gone": SMALL})
+    all_uploaded(kv)
+    own.suspend()
+    try:
+        answers: list[tuple[float, bytes | None]] = []
+        opener = opens(away / "gone", answers)
+        (kv.path / "dirty").write_bytes(OTHER)
+        opener.join(60)
+        assert [found for _, found in answers] == [None]
+        kv.umount(*arguments)
+    finally:
+        own.resume()
+    kv.mount()
+    all_uploaded(kv)
+    assert bytes_in(own, own_bucket)["@0/dirty"] == OTHER
+    assert (kv.path / "dirty").read_bytes() == OTHER
+    assert wait_for(lambda: read_or_none(away / "gone"), "it is back") == SMALL
+
+
 def test_writers_wait_at_the_bound_and_nobody_else(made: Make, own: Server) -> None:
     """
     While the bucket takes nothing, writers go on until `s3_dirty` bytes wait for their upload. Then

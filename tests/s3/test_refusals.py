@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from kvfs import runtime
+from kvfs.daemon.bucket import PATIENCE
 from kvfs.s3.facts import FORMAT
 from scripts.s3_server import Server
 from tests.conftest import Mount
@@ -63,7 +66,8 @@ def refused(s3: Server, bucket: str, tmp_path: Path) -> Refused:
         told = done.stdout + done.stderr + Path(f"{path}.log").read_text()
         for secret in (SECRET, s3.credentials["AWS_SECRET_ACCESS_KEY"]):
             assert secret not in told
-        said: str = done.stderr.strip().splitlines()[-1]
+        said: str = done.stderr.strip()
+        assert "\n" not in said, "nothing else, as of what it would have made"
         return said
 
     return attempt
@@ -78,6 +82,19 @@ def test_a_bucket_that_is_not_there(refused: Refused) -> None:
     assert refused(s3="s3://no-such-bucket-here/p") == (
         "kvfs: s3=s3://no-such-bucket-here/p/: no-such-bucket-here/p/: NoSuchBucket, HTTP 404: "
         "create the bucket, or name another one"
+    )
+
+
+def test_a_store_that_hangs_at_the_mount(refused: Refused, bucket: str) -> None:
+    """It takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        said = refused(s3_endpoint=endpoint)
+        assert time.monotonic() - began < 2 * PATIENCE
+    assert said == (
+        f"kvfs: s3=s3://{bucket}/p/: s3://{bucket}/p/ has not answered in {PATIENCE:.0f} s; "
+        "s3_required=off mounts without it meanwhile"
     )
 
 
@@ -235,5 +252,7 @@ def test_a_catalog_of_another_prefix(mount: Mount, s3: Server, bucket: str, tmp_
         f"s3://{bucket}/p/: mount with that, or without s3 and unlink what is there only"
     )
     assert runtime.mount_at(kv.path) is None
+    client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
+    assert client.list_objects_v2(Bucket=bucket, Prefix="q/")["KeyCount"] == 0, "nothing is claimed"
     kv.mount()
     assert (kv.path / "a").read_bytes() == b"mine"

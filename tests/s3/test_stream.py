@@ -118,6 +118,30 @@ def test_it_is_read_before_it_is_here(spilled: Spilled, valve: Valve, options: s
     kv.idle()
 
 
+def test_another_node_reads_it_while_it_comes(
+    valve: Valve, s3: Server, bucket: str, mount: Mount
+) -> None:
+    """The chunks are as the node that has uploaded it says."""
+    store = f"s3=s3://{bucket}/p,s3_region=us-east-1,s3_delay=0.1,s3_stream=16M"
+    one = mount(f"{RAM},{store},s3_endpoint={s3.endpoint}".replace("{tmp}/", "{tmp}/one-"), "one")
+    other = mount(f"{NVME},{store},s3_endpoint={valve.endpoint}", "other")
+    (one.path / "d").mkdir()
+    (one.path / "d" / "large").write_bytes(LARGE)
+    all_uploaded(one)
+    path = other.path / "d" / "large"
+    wait_for(path.exists, "it is found")
+    valve.let(lambda start: start < CHUNK)
+    with path.open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), MIB, 3 * MIB) == LARGE[3 * MIB : 4 * MIB]
+        assert (s3_of(other)["streaming"], s3_of(other)["downloads"]) == (1, 0)
+        valve.open()
+        assert whole(file.fileno()) == LARGE
+        ended(other)
+    assert path.read_bytes() == LARGE
+    assert attribute(path, "tier") == "nvme+s3"
+    assert s3_of(other)["downloads"] == 1
+
+
 def asleep(thread: int) -> bool:
     """Whether it waits for an answer of the daemon."""
     return Path(f"/proc/self/task/{thread}/wchan").read_text() == "request_wait_answer"

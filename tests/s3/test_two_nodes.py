@@ -181,7 +181,6 @@ def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> No
     bucket's answer to the next one counts.
     """
     a, b = two()
-    b.allow_log("is lost")
     subprocess.run([*KVFS, "ns", "set", b.path, "prefetch=off"], check=True, capture_output=True)
     names = [str(number) for number in range(20)]
     for name in names:
@@ -201,6 +200,56 @@ def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> No
     wait_for(lambda: not (b.path / names[15]).exists(), "the bucket's answer counts")
     for name in names[16:]:
         assert not (b.path / name).exists(), "it opens nothing now, so that each look asks"
+
+
+def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
+    """
+    A listing tells as much: what is here is held against it once in `s3_recheck` seconds,
+    and nothing is believed for longer because it was listed.
+
+    1. A writes `d/k`, `d/m` and `d/n`. B opens all of them, and has copies.
+    2. B lists `d` every second, as `ls -l` does, and opens nothing.
+    3. A unlinks `d/k`, writes `d/m` anew, and the bucket follows.
+    4. Within `s3_recheck` seconds and a few more B's listing lacks `k`, and has the new
+       size of `m`.
+    5. `n` is as it was, and its copy stays where it is.
+    """
+    a, b = two()
+    (a.path / "d").mkdir()
+    for name in ("k", "m", "n"):
+        (a.path / "d" / name).write_bytes(OLD)
+    all_uploaded(a)
+    for name in ("k", "m", "n"):
+        assert found(b.path / "d" / name).read_bytes() == OLD
+    inode = (b.path / "d" / "n").stat().st_ino
+
+    def listed() -> dict[str, int]:
+        return {entry.name: entry.stat().st_size for entry in os.scandir(b.path / "d")}
+
+    wait_for(lambda: listed() == {"k": len(OLD), "m": len(OLD), "n": len(OLD)}, "all are listed")
+    (a.path / "d" / "k").unlink()
+    (a.path / "d" / "m").write_bytes(NEW + OTHER)
+    all_uploaded(a)
+    wait_for(lambda: "@0/d/k" not in keys(s3, bucket), "the bucket has followed")
+    downloads = s3_of(b)["downloads"]
+    wait_for(lambda: listed() == {"m": len(NEW + OTHER), "n": len(OLD)}, "the listing tells")
+    assert s3_of(b)["downloads"] == downloads
+    assert (b.path / "d" / "n").stat().st_ino == inode
+    assert attribute(b.path / "d" / "n", "tier") == "ram+s3"
+    assert (b.path / "d" / "m").read_bytes() == NEW + OTHER
+
+
+def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
+    """As `ls` without any option: no name is ever looked at."""
+    a, b = two()
+    for name in ("k", "n"):
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    for name in ("k", "n"):
+        assert found(b.path / name).read_bytes() == OLD
+    (a.path / "k").unlink()
+    wait_for(lambda: "@0/k" not in keys(s3, bucket), "the bucket has followed")
+    wait_for(lambda: os.listdir(b.path) == ["n"], "the listing tells")
 
 
 def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: str) -> None:
@@ -313,6 +362,9 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     assert (b.path / "k").stat().st_mtime_ns == (a.path / "k").stat().st_mtime_ns
     assert (b.path / deep / "k").read_bytes() == OLD
     assert s3_of(b)["lookups"] == 0
+    done = subprocess.run([*asked, "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"nowhere: no such path on {b.path}, nor in s3://{bucket}/p/" in done.stderr
     done = subprocess.run([*asked, "/"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "expected one below" in done.stderr
@@ -365,9 +417,12 @@ def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> No
 def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> None:
     """
     1. A and B look for `k`: ENOENT. Both create it, with different bytes.
-    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts.
+    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts, and
+       `user.kvfs.dirty` of it is `conflict`.
     3. A reads its own bytes, B its own, and everybody else A's.
     4. B unlinks `k`: what it finds by that name from now on is A's.
+    5. If B's was in the bucket by another name before, as it was written under one, it goes
+       from there. B has its bytes as long as a tier here has them, and then A's.
 
     Blocks of a cache have names that stand for their bytes: then both are the same object,
     and no conflict.
@@ -386,5 +441,49 @@ def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> No
     assert [(one.path / "k").read_bytes() for one in (a, b)] == [OLD, NEW]
     assert attribute(b.path / "block", "tier") == "ram+s3"
     assert attribute(b.path / "k", "tier") == "ram"
+    wait_for(lambda: attribute(b.path / "k", "dirty") == "conflict", "all is looked for")
+    assert attribute(a.path / "k", "dirty") == "0"
     (b.path / "k").unlink()
     assert found(b.path / "k").read_bytes() == OLD
+    subprocess.run([*KVFS, "set", str(b.path), "s3_shared=off"], check=True)  # it was quicker
+    for one, name, content in ((a, "of-a", OLD), (b, "of-b", NEW)):
+        (one.path / name).write_bytes(content)
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+    for one, name in ((a, "of-a"), (b, "of-b")):
+        (one.path / name).rename(one.path / "m")
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+    left = {"@0/k", "@0/block", "@0/m"}
+    wait_for(lambda: keys(s3, bucket).keys() == left, "the other name goes")
+    assert s3_of(b)["conflicts"] == 2
+    assert (attribute(b.path / "m", "tier"), attribute(b.path / "m", "dirty")) == (
+        "ram",
+        "conflict",
+    )
+    assert [(one.path / "m").read_bytes() for one in (a, b)] == [OLD, NEW]
+
+
+def test_replaced_or_unlinked_in_the_moment_of_an_open(two: Two, s3: Server, bucket: str) -> None:
+    """
+    1. A writes `k` and `m`. B looks at both, and opens neither.
+    2. A writes `k` anew and unlinks `m`, and the bucket follows.
+    3. B, which believes what it saw for a second, opens both: it gets the new bytes of `k`,
+       and ENOENT for `m`. Nothing is wrong with the bucket: that is no error in B's log,
+       nor in its status.
+    """
+    a, b = two()
+    for number in range(3):
+        k, m = f"k{number}", f"m{number}"
+        (a.path / k).write_bytes(OLD + NEW)
+        (a.path / m).write_bytes(OTHER)
+        all_uploaded(a)
+        for name in (k, m):
+            found(b.path / name).stat()
+        (a.path / k).write_bytes(NEW)
+        (a.path / m).unlink()
+        left = {f"@0/k{one}": len(NEW) for one in range(number + 1)}
+        wait_for(lambda: keys(s3, bucket) == left, "the bucket has followed")  # noqa: B023 (it is called at once)
+        assert (b.path / k).read_bytes() == NEW
+        with pytest.raises(FileNotFoundError):
+            (b.path / m).read_bytes()
+    assert (s3_of(b)["state"], s3_of(b)["failures"], s3_of(b)["why"]) == ("healthy", 0, "")
+    assert " ERROR " not in b.log.read_text()

@@ -60,6 +60,7 @@ def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
         made.namespace("x")
         await told.look()
         assert record(store).has == {X1}
+        store.put("p/x@1/left", b"", {}, once=False)
         made.tell("x", version="2")
         made.namespace("y")
         await told.look()
@@ -69,6 +70,10 @@ def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
         found = record(store)
         assert (found.has, found.had) == (frozenset({X2, Y1}), frozenset({X1}))
         assert (found.identity, found.mountpoint) == ("w", "")
+        store.delete("p/x@1/left")
+        made.namespace("z")
+        await told.look()
+        assert record(store).had == frozenset(), "there is nothing to explain"
 
     trio.run(case)
 

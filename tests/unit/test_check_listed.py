@@ -80,7 +80,12 @@ def test_nothing_is_asked_of_the_bucket_unless_wanted(made: World) -> None:
     trio.run(case)
 
 
-def test_what_is_missing_is_uploaded_again_from_a_copy(made: World, store: MemoryStore) -> None:
+def test_what_nobody_else_can_have_deleted_is_uploaded_again_from_a_copy(
+    made: World, store: MemoryStore
+) -> None:
+    assert made.bucket is not None
+    made.bucket.shared = False
+
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
@@ -89,6 +94,39 @@ def test_what_is_missing_is_uploaded_again_from_a_copy(made: World, store: Memor
         assert contents(store) == {"@0/a": A}
         assert again(made, inode.ino).in_bucket
         made.check()
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_what_another_node_has_deleted_or_replaced_is_not_uploaded_again(
+    made: World, store: MemoryStore, how: str
+) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        if how == "deleted":
+            del store.objects[KEY]
+        else:
+            store.put(KEY, B, {}, once=False)
+        left = contents(store)
+        assert await mended(made) == ["absent" if how == "deleted" else "altered"]
+        await gone(made)
+        assert contents(store) == left
+
+    trio.run(case)
+
+
+def test_what_was_renamed_here_goes_up_though_others_have_deleted_it(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        made.renames.rename(1, b"a", 1, b"b", 0)
+        del store.objects[KEY]
+        assert await mended(made) == ["absent"]
+        assert contents(store) == {"@0/b": A}
 
     trio.run(case)
 

@@ -60,6 +60,7 @@ STATUS: dict[str, Any] = {
     },
     "objects": 9,
     "census_done": False,
+    "without_bucket": 5,
     "open_handles": 1,
     "writers": 2,
     "jobs": 3,

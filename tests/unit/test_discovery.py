@@ -19,9 +19,10 @@ from kvfs.core.flow import discovery as timing
 from kvfs.core.flow import openers
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
-from kvfs.errors import ControlError, NotFoundError
-from kvfs.s3.errors import OutageError
+from kvfs.errors import ControlError, NotFoundError, StaleError
+from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
+from kvfs.s3.store import Page
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 from tests.s3.faulty import Fault, FaultyStore
@@ -134,6 +135,12 @@ class Node:
         return sorted(name for name, _, _ in listed.entries)
 
     async def read(self, path: bytes) -> bytes | None:
+        try:
+            return await self._read(path)
+        except StaleError:  # the kernel looks the name up again
+            return await self._read(path)
+
+    async def _read(self, path: bytes) -> bytes | None:
         found = await self.find(path)
         if found is None:
             return None
@@ -582,6 +589,36 @@ def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
     run(case)
 
 
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("says", ["no bucket", "listed"])
+def test_a_404_that_is_not_about_the_object_takes_nothing_away(
+    run: Callable[[Case], None], says: str, *, copy: bool
+) -> None:
+    """The bucket is gone, or somebody between answers to what he does not know."""
+
+    async def case(one: Node, other: Node) -> None:
+        await one.store(b"x", A)
+        found = await other.there(b"x")
+        if copy:
+            assert await other.read(b"x") == A
+        faults = [Fault("head", 0, NoObjectError("404"))]
+        if says == "no bucket":
+            faults.append(Fault("list", 0, NoBucketError("no such bucket")))
+        other.faults(*faults)
+        await later(RECHECK)
+        for _ in range(2):
+            assert (await other.there(b"x")).ino == found.ino
+            await other.behind()
+        assert other.bucket.counters["stale"] == 0
+        other.faults()
+        await later(RECHECK)
+        assert (await other.there(b"x")).ino == found.ino
+        await other.behind()
+        assert await other.read(b"x") == A
+
+    run(case)
+
+
 def test_who_has_it_open_keeps_it(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
@@ -660,6 +697,92 @@ def test_a_directory_is_listed_when_it_is_read(run: Callable[[Case], None]) -> N
         await later(6)
         other.made.residency.evict(other.made.find(b"7", parent))
         assert await other.names(b"d") == [*names[10:], b"below"]
+
+    run(case)
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_listing_is_held_against_what_is_here(
+    run: Callable[[Case], None], store: MemoryStore, how: str
+) -> None:
+    async def case(one: Node, other: Node) -> None:
+        for name in (b"x", b"y"):
+            await one.store(name, A)
+            assert await other.read(name) == A
+        before = {name: other.made.at(name).ino for name in (b"x", b"y")}
+        assert await other.names() == [b"x", b"y"]
+        if how == "deleted":
+            await one.unlink(b"x")
+            await one.made.upload_all()
+        else:
+            await one.store(b"x", B)
+        await later(6)
+        other.calls  # noqa: B018 (what was asked so far)
+        assert await other.names() == [b"x", b"y"], "once in so many seconds only"
+        assert set(other.calls) == {"list"}
+        await later(RECHECK)
+        assert await other.names() == ([b"y"] if how == "deleted" else [b"x", b"y"])
+        assert other.calls["head"] == 1, "what is as it was is not asked for"
+        assert other.made.at(b"y").ino == before[b"y"]
+        assert other.discovery.confirmed.age(before[b"y"]) < 1
+        if how == "replaced":
+            assert other.made.at(b"x").ino != before[b"x"]
+            assert await other.read(b"x") == B
+        assert other.bucket.counters["stale"] == 1
+        assert (ROOT_INO, b"x", before[b"x"]) in other.made.gone
+        assert contents(store) == {"@0/y": A} | ({} if how == "deleted" else {"@0/x": B})
+
+    run(case)
+
+
+def test_an_old_listing_takes_nothing_away(
+    run: Callable[[Case], None], store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a cache between, or of an index that is behind: it lacks what is there, or has it as it
+    was."""
+
+    async def case(one: Node, other: Node) -> None:
+        await one.store(b"old", A)
+        old = store.list("p/@0/", delimiter="/")
+        await one.store(b"old", B)
+        await one.store(b"new", A)
+        inodes = {}
+        for name, content in ((b"old", B), (b"new", A)):
+            assert await other.read(name) == content
+            inodes[name] = other.made.at(name).ino
+        real = MemoryStore.list
+
+        def stale(self: MemoryStore, prefix: str, **options: int | str) -> Page:
+            return old if prefix == "p/@0/" else real(self, prefix, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(MemoryStore, "list", stale)
+        assert await other.names() == [b"new", b"old"]
+        for name, ino in inodes.items():
+            assert other.made.at(name).ino == ino
+        assert other.bucket.counters["stale"] == 0
+        assert (await other.read(b"old"), await other.read(b"new")) == (B, A)
+
+    run(case)
+
+
+def test_a_listing_leaves_what_is_open_dirty_or_of_this_node_only(
+    run: Callable[[Case], None], store: MemoryStore
+) -> None:
+    async def case(one: Node, other: Node) -> None:
+        for name in (b"open", b"dirty"):
+            await one.store(name, A)
+            assert await other.read(name) == A
+        held = await other.made.objects.open(other.made.at(b"open").ino, writable=False)
+        other.made.renames.rename(ROOT_INO, b"dirty", ROOT_INO, b"renamed", 0)
+        await other.made.make_file(b"fresh", C)
+        for key in list(store.objects):
+            store.delete(key)
+        await later(RECHECK)
+        assert await other.names() == [b"fresh", b"open", b"renamed"]
+        assert other.made.content(held) == A
+        await other.made.close(held, writable=False)
+        await other.made.upload_all()
+        assert contents(store) == {"@0/fresh": C, "@0/renamed": A}
 
     run(case)
 
@@ -792,6 +915,23 @@ def test_an_import_brings_all_names_with_their_facts(
     run(case)
 
 
+def test_an_import_says_what_is_nowhere(run: Callable[[Case], None], store: MemoryStore) -> None:
+    async def case(one: Node, other: Node) -> None:
+        one.made.mkdir(b"d")
+        await one.store(b"d/x", A)
+        store.put("p/@0/strange", b"", {}, once=False)
+        other.made.mkdir(b"own")
+        for paths, missing in (
+            ((), []),
+            (("d", "own", "d/x", "strange"), []),
+            (("nowhere", "d", "d/y", "own/x"), ["nowhere", "d/y", "own/x"]),
+        ):
+            await imported(other, *paths)
+            assert (await other.importing.look())["missing"] == missing
+
+    run(case)
+
+
 def test_an_import_may_be_of_some_paths_and_goes_on_where_it_ended(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
@@ -898,6 +1038,16 @@ def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
         directory = other.made.mkdir(b"d")
         assert stat.S_ISDIR(directory.mode)
         assert one.discovery.life(directory, 3600.0) == 3600.0
+        found = await other.there(b"x")
+        assert other.discovery.life(found, 3600.0, listed=True) == timing.VALID
+        await later(timing.VALID)
+        assert other.discovery.life(found, 3600.0, listed=True) == 0, "nobody has looked at it"
+        assert await other.read(b"x") is not None
+        await later(RECHECK / 2)
+        found = other.made.at(b"x")
+        left = other.discovery.life(found, 3600.0, listed=True)
+        assert 0 < left < RECHECK / 2 + timing.VALID
+        assert other.discovery.life(found, 3600.0) == RECHECK
         one.bucket.shared = False
         assert one.discovery.life(inode, 3600.0) == 3600.0
 

@@ -1,5 +1,6 @@
 """What comes back from a bucket when it is opened, and what does not."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import A, B, again, contents, counters, faults
-from tests.unit.world import World, world
+from tests.unit.world import MIB, World, world
 
 
 @pytest.fixture
@@ -70,6 +71,47 @@ def test_looking_at_it_fetches_nothing(made: World) -> None:
         assert not calls
 
     trio.run(case)
+
+
+@pytest.mark.parametrize("uploads", [True, False])
+def test_an_open_waits_for_uploads_that_make_room(
+    tmp_path: Path, store: MemoryStore, *, uploads: bool
+) -> None:
+    async def case(made: World) -> None:
+        assert made.bucket is not None
+        assert made.remote is not None
+        await made.residency.dirty.load()
+        inode = await spilled(made, content=bytes(2 * MIB))
+        count = 0
+        while made.fast.free - made.room.headroom >= 2 * MIB:
+            await made.store(b"f%d" % count, bytes(MIB), made.ram)
+            count += 1
+        made.bucket.wait = 5.0
+        found: list[bytes] = []
+
+        async def read() -> None:
+            if uploads:
+                found.append(await made.read(inode.ino))
+                return
+            with pytest.raises(NotFoundError, match=r"no tier has room|not here within"):
+                await made.read(inode.ino)
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            assert trio.current_time() == began, "it waits"
+            assert made.bucket.counters["waits"] == 1
+            if uploads:
+                await made.upload_all()
+        assert found == ([bytes(2 * MIB)] if uploads else [])
+        assert trio.current_time() <= began + 5
+        await made.upload_all()
+        assert await made.read(inode.ino) == bytes(2 * MIB)
+        await made.check_at_rest()
+
+    with world(tmp_path, ram=16 * MIB, nvme=0, store=FaultyStore(store)) as made:
+        trio.run(case, made, clock=MockClock(autojump_threshold=0))
 
 
 def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemoryStore) -> None:
@@ -154,12 +196,41 @@ def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreErro
     trio.run(case)
 
 
+def test_an_outage_is_one_warning(made: World, caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> int:
+        return sum(
+            one.levelno == logging.WARNING and "stays in the bucket" in one.getMessage()
+            for one in caplog.records
+        )
+
+    async def case() -> None:
+        names = [b"a", b"b", b"c"]
+        inodes = [await spilled(made, name) for name in names]
+        for outages in (1, 2):
+            faults(made, Fault("get", 0, OutageError("out")))
+            for inode in inodes:
+                with pytest.raises(NotFoundError):
+                    await made.read(inode.ino)
+            assert warnings() == outages
+            faults(made)
+            assert await made.read(inodes[0].ino) == A
+            made.residency.evict(again(made, inodes[0].ino))
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("harm", ["gone", "changed", "wrong", "short"])
 def test_what_the_bucket_cannot_give_is_a_miss_for_good(
-    made: World, store: MemoryStore, harm: str
+    made: World, store: MemoryStore, harm: str, caplog: pytest.LogCaptureFixture, *, shared: bool
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def case() -> None:
+        assert made.bucket is not None
+        made.bucket.shared = shared
         inode = await spilled(made)
+        followed = shared and harm in {"gone", "changed"}
         theirs = b"theirs" * 1000
         if harm == "gone":
             store.objects.clear()
@@ -169,15 +240,38 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
             faults(made, Fault("get", 0, flip=True))
         else:
             faults(made, Fault("get", 0, keep=100))
-        with pytest.raises(NotFoundError):
+        with pytest.raises(StaleError if followed else NotFoundError):
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
-        assert made.residency.counters["misses"] == 1
+        assert made.residency.counters["misses"] == (not followed)
+        assert made.bucket.counters["stale"] == followed
+        assert any(one.levelno == logging.ERROR for one in caplog.records) != followed
+        assert made.bucket.health.state == "healthy"
         faults(made)
         await made.upload_all()
-        left = {"@0/a": theirs} if harm == "changed" else {}
-        assert contents(store) == left, "what is not ours is not deleted"
+        left = {"gone": {}, "changed": {"@0/a": theirs}}.get(harm, {"@0/a": A})
+        assert contents(store) == left, "nothing is deleted there"
+
+    trio.run(case)
+
+
+def test_what_gave_wrong_bytes_may_be_written_anew(made: World, store: MemoryStore) -> None:
+    """Also if that has the same ETag, and though something else of its name is there."""
+
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await spilled(made)
+        store.objects["p/@0/a"].data = bytes(len(A))
+        with pytest.raises(NotFoundError):
+            await made.read(inode.ino)
+        assert made.bucket.gives_wrong_bytes("p/@0/a")
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        assert contents(store) == {"@0/a": A}
+        assert not made.bucket.gives_wrong_bytes("p/@0/a")
+        made.residency.evict(again(made, inode.ino))
+        assert await made.read(inode.ino) == A
 
     trio.run(case)
 
@@ -437,5 +531,8 @@ def test_attributes_of_a_file_say_where_it_is(made: World) -> None:
         assert where(inode, b"user.kvfs.tier") == b"ram+nvme+s3"
         assert where(inode, b"user.kvfs.dirty") == b"0"
         assert where(made.tree.inode(ROOT_INO), b"user.kvfs.tier") is None
+        held = await made.objects.open(inode.ino, writable=True)
+        assert where(held.inode, b"user.kvfs.dirty") == b"1"
+        await made.close(held, writable=True)
 
     trio.run(case)

@@ -10,11 +10,18 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode, keys
+from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.daemon.storage import bind
 from kvfs.errors import ConfigError, NoSpaceError
 from kvfs.movement import renaming
-from kvfs.s3.errors import OutageError, RefusedError, ThrottledError, WrongBytesError
+from kvfs.s3.errors import (
+    NoObjectError,
+    OutageError,
+    RefusedError,
+    ThrottledError,
+    WrongBytesError,
+)
 from kvfs.s3.facts import Facts
 from kvfs.s3.place import Place
 from kvfs.s3.store import Part
@@ -620,12 +627,86 @@ def test_another_block_of_that_name_stays_and_ours_is_local(
         store.put("p/@0/a", B, {}, once=True)
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
-        assert not again(made, inode.ino).in_bucket
+        inode = again(made, inode.ino)
+        assert not inode.in_bucket
         assert contents(store) == {"@0/a": B}
         assert counters(made)["conflicts"] == 1
+        with made.catalog.batch() as batch:
+            batch.set_fact(CAUGHT_UP, "1")
+        where = made.lifecycle.attribute
+        assert where(inode, b"user.kvfs.tier") == b"ram"
+        assert where(inode, b"user.kvfs.dirty") == b"conflict"
         made.tree.unlink(ROOT_INO, b"a")
         await made.upload_all()
         assert contents(store) == {"@0/a": B}, "it is not ours to delete"
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_lost_race_for_a_name_leaves_nothing_under_the_old_one(
+    made: World, store: MemoryStore, *, here: bool
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"t", A, made.ram)
+        await made.upload_all()
+        made.renames.rename(ROOT_INO, b"t", ROOT_INO, b"a", 0)
+        store.put("p/@0/a", B, {}, once=True)
+        if not here:
+            made.residency.evict(again(made, inode.ino))
+        await made.upload_all()
+        assert contents(store) == {"@0/a": B}
+        assert counters(made)["conflicts"] == 1
+        if here:
+            assert not again(made, inode.ino).in_bucket
+            assert await made.read(inode.ino) == A
+        else:  # its name is that of the other one from now on
+            assert made.gone == [(ROOT_INO, b"a", inode.ino)]
+        made.check()
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("what", ["mode", "name"])
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("theirs", [None, B])
+def test_what_others_change_while_it_is_described_anew_follows_the_bucket(
+    made: World, store: MemoryStore, what: str, theirs: bytes | None, *, here: bool
+) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        inode = await made.store(b"a", A, made.ram)
+        await made.upload_all()
+        if not here:
+            made.residency.evict(again(made, inode.ino))
+        if what == "mode":
+            made.attributes.change(inode.ino, mode=0o600)
+        else:
+            made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
+        store.delete("p/@0/a")
+        if theirs is not None:
+            store.put("p/@0/a", theirs, {}, once=True)
+        await made.upload_all()
+        left = {} if theirs is None else {"@0/a": theirs}
+        meant = what == "name" and here
+        assert contents(store) == (left | {"@0/b": A} if meant else left)
+        assert made.bucket.counters["stale"] == (not meant)
+        assert made.bucket.health.state == "healthy"
+        made.check()
+
+    trio.run(case)
+
+
+def test_what_others_unlink_in_the_moment_it_went_up_goes_up_again(
+    made: World, store: MemoryStore
+) -> None:
+    async def case() -> None:
+        assert made.bucket is not None
+        await made.store(b"a", A, made.ram)
+        faults(made, Fault("put", 1, NoObjectError("gone again")))
+        await made.upload_all()
+        assert made.bucket.health.state == "healthy"
+        assert contents(store) == {"@0/a": A}
 
     trio.run(case)
 

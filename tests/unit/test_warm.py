@@ -167,7 +167,7 @@ def test_what_cannot_come_has_a_reason(made: World, trouble: str) -> None:
             why = "it is being written"
         else:
             faults(made, Fault("get", 0, NoObjectError("no such key")))
-            why = "no such key"
+            why = "another node has unlinked"
         found = await warmed(made, inode.ino)
         assert found["done"] == 0
         assert found["failed"] == bool(why)

@@ -1,9 +1,11 @@
 """What the bucket has against what the catalog says that it has.
 
 Contract: `run` lists the prefix once and compares it with the marks of what is in the bucket. What
-looks wrong is asked for again with the inode held, and only then reported. What is not there is
-uploaded again from a copy here, or dropped with its names. Bytes are read by movers, and only when
-hashes are wanted. What no mark means may be another node's: that is for `kvfs gc`.
+looks wrong is asked for again with the inode held, and only then reported. What is not there, or is
+another object, was unlinked or replaced by another node, and loses its names here, too. Where no
+other node uses the prefix it is uploaded again from a copy here, and dropped only without one.
+Bytes are read by movers, and only when hashes are wanted. What no mark means may be another node's:
+that is for `kvfs gc`.
 """
 
 from collections.abc import Iterator
@@ -172,13 +174,17 @@ class Listed:
     def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
         """The bucket cannot give it back; `ours`: what is there is to go."""
         residency, path = self.residency, self.survey.path(inode)
-        if residency.holders(inode):
+        # What is to have another name there was renamed here since: this node means it.
+        marked = self.catalog.mark(keys.UNSTORED, inode.ino) is not None
+        others = self.remote.bucket.shared and not ours and not marked
+        if residency.holders(inode) and not others:
             mend = partial(residency.take_from_bucket, inode, dirty=True, delete=ours)
             self.survey.report(kind, inode.ino, path, what, "upload it again", mend)
         elif inode.ino in residency.open:
             self.survey.report(kind, inode.ino, path, what, "somebody has it open", None)
         else:
-            mend = partial(residency.drop, inode, "lost", stored=ours)
+            drop = partial(residency.drop, inode, "lost", stored=ours)
+            mend = partial(residency.let_go, inode) if others else drop
             self.survey.report(kind, inode.ino, path, what, "drop it with its names", mend)
 
     def _take_etag(self, inode: Inode, stored: Stored) -> None:

@@ -12,6 +12,7 @@ Not for what an answer means (`core/adoption.py`), nor for listings (`core/flow/
 import logging
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import trio
@@ -36,12 +37,12 @@ VALID = 1.0  # s that an answer is believed, for what is not here
 QUIET = 3.0  # s without questions after one that was not answered
 AT_ONCE = 64  # questions in one call; one after the other they are some 1 ms of the worker each
 BEHIND = 16  # questions that nobody waits for
-REMEMBERED = 1 << 16  # names that are nowhere, and objects that were confirmed; some 10 MiB
+REMEMBERED = 1 << 16  # names that are nowhere, objects that were confirmed; some 10 MiB each
 FEW, MANY = 1, 1000  # keys below a directory: is one enough, or are they all about to go?
 
 
-class _Times(Generic[K]):
-    """When something was last known of so many things."""
+class Times(Generic[K]):
+    """When something was last known of so many things, at most."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[K, float] = OrderedDict()
@@ -83,8 +84,8 @@ class Discovery:
         self._calls = 0
         self._quiet_until = 0.0
         self._wait = FIRST_WAIT
-        self._absent: _Times[str] = _Times()
-        self._confirmed: _Times[int] = _Times()
+        self._absent: Times[str] = Times()
+        self.confirmed: Times[int] = Times()
         self.openers = Openers(self._confirm_behind)
 
     # What operations ask
@@ -112,7 +113,7 @@ class Discovery:
             return False
         if is_bare(inode):
             return True
-        return self.bucket.shared and self._confirmed.age(inode.ino) >= self._believed(inode)
+        return self.bucket.shared and self.confirmed.age(inode.ino) >= self._believed(inode)
 
     async def confirm(self, inode: Inode, thread: int = 0) -> None:
         """Have the bucket say that it is there still; of what is here as well, behind.
@@ -127,7 +128,7 @@ class Discovery:
         stored = self.dirty.stored(inode.ino)
         if stored is None or not self.may_ask():
             return
-        look = self._look(Ask(stored.key), ino=inode.ino)
+        look = self._look(Ask(stored.key, sure=True), ino=inode.ino)
         with trio.move_on_after(self._wait) as waited:
             await look.ended.wait()
         self._waited(waited)
@@ -136,12 +137,24 @@ class Discovery:
         stored = self.dirty.stored(ino)
         if stored is None or not self.may_ask() or len(self._looks) >= BEHIND:
             return  # at another time
-        self._look(Ask(stored.key), ino=ino)
-        self._confirmed.note(ino)  # as good as: it is on its way
+        self._look(Ask(stored.key, sure=True), ino=ino)
+        self.confirmed.note(ino)  # as good as: it is on its way
 
     def matched(self, ino: int) -> None:
         """Its bytes have come from the bucket, or gone there: it has this version."""
-        self._confirmed.note(ino)
+        self.confirmed.note(ino)
+
+    async def ask_of(self, inodes: Sequence[int]) -> None:
+        """Have the bucket say of objects whether they are there still, however long that takes."""
+        for start in range(0, len(inodes), AT_ONCE):
+            looks = []
+            for ino in inodes[start : start + AT_ONCE]:
+                if not self.may_ask():
+                    return
+                if (stored := self.dirty.stored(ino)) is not None:
+                    looks.append(self._look(Ask(stored.key, sure=True), ino=ino))
+            for look in looks:
+                await look.ended.wait()
 
     async def complete(self, ino: int) -> Inode | None:
         """The facts of what only a listing told of; the inode, None if it is not to be had now."""
@@ -151,15 +164,21 @@ class Discovery:
             inode = self.residency.inode(ino)
         return None if inode is None or is_bare(inode) else inode
 
-    def life(self, inode: Inode, most: float) -> float:
-        """Seconds, `most` at most, that the kernel may keep what it was told of an inode."""
+    def life(self, inode: Inode, most: float, *, listed: bool = False) -> float:
+        """Seconds, `most` at most, that the kernel may keep what it was told of an inode.
+
+        listed: nobody has asked for it by its name, so that it is believed no longer than before.
+        """
         if is_bare(inode):
             return 0.0
         if not self.bucket.shared or not inode.is_file:
             return most
         if not self.residency.namespaces.of(inode).takes(self.bucket):
             return most
-        return min(most, self._believed(inode))
+        believed = self._believed(inode)
+        if listed and inode.in_bucket:
+            believed = max(0.0, believed - self.confirmed.age(inode.ino))
+        return min(most, believed)
 
     def _is_here(self, inode: Inode) -> bool:
         return inode.ino in self.residency.open or bool(self.residency.holders(inode))
@@ -255,9 +274,9 @@ class Discovery:
         entry = None if look.place is None else self.residency.catalog.lookup(*look.place)
         ino = look.ino if entry is None else entry.ino
         if ino and verdict == "here":
-            self._confirmed.note(ino)
+            self.confirmed.note(ino)
         elif look.ino:
-            self._confirmed.forget(look.ino)
+            self.confirmed.forget(look.ino)
         return False
 
     def _verdict(self, look: _Look, answer: Answer, gone: set[str]) -> Verdict:

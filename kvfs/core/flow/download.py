@@ -1,9 +1,10 @@
 """One object from the bucket into a tier, and what each failure means for it.
 
 Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
-the store cannot give, or gives wrongly, is a miss for good, and the name goes; any other failure is
-one for those who wait only. What is fetched for an `Errand` takes no room from what was used
-lately, and is given up when nobody wants it any more.
+another node has unlinked or replaced is looked up again. What the store gives wrongly is a miss and
+loses its name here; what is there stays, as something between may have made it wrong. Any other
+failure is one for those who wait only. What is fetched for an `Errand` takes no room from what was
+used lately, and is given up when nobody wants it any more.
 
 Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
 earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
@@ -23,6 +24,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
+from kvfs.core.backpressure import Backpressure
 from kvfs.core.flow import streaming
 from kvfs.core.flow.budget import Turn
 from kvfs.core.flow.transfers import Transfers
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 PERIOD = 0.002  # s between two looks at what nothing tells of
 FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
-OURS = (WrongBytesError, MetadataError, DamagedError)  # what is there was made by this node
+OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
 
 
 class Errand(Protocol):
@@ -112,11 +114,13 @@ class Downloads:
         self.residency = transfers.residency
         self.transfers = transfers
         self.room = room
+        self.backpressure = Backpressure(self.residency)
         self.remote = remote
         self.bucket = bucket
         self.reading: Counter[str] = Counter()  # keys of what is read while it comes
         self.matched: Callable[[int], None] = _ignore  # told of what the bucket has as it is known
         self._jobs = jobs
+        self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
 
     def cost(self, inode: Inode) -> int:
@@ -140,7 +144,7 @@ class Downloads:
         """Bring it, when its turn has come. Raises nothing."""
         try:
             await self._fetch(inode, running)
-            running.problem = None
+            running.problem, self._said = None, ""
         except FOR_GOOD as error:
             if running.stream is not None:  # its opens are to fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
@@ -149,7 +153,13 @@ class Downloads:
             running.problem = error
             self.bucket.counters["failures"] += 1
             self.bucket.health.failed(time.monotonic(), f"download: {error}")
-            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            kind = type(error).__name__
+            log.log(
+                logging.DEBUG if kind == self._said else logging.WARNING,
+                "inode %d stays in the bucket (said once for all): %s",
+                *(inode.ino, error),
+            )
+            self._said = kind
         except (KvfsError, OSError) as error:
             running.problem = error
             expected = isinstance(error, StaleError) or not running.turn.urgent
@@ -169,7 +179,7 @@ class Downloads:
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
-            tier = self._reserve(inode, running)
+            tier = await self._find_room(inode, running)
             try:
                 stored = self._stored(ino)  # a job may have given it another name
                 await self._wait_for_trash(tier, ino, version)
@@ -245,16 +255,46 @@ class Downloads:
         current = self.transfers.fit(inode.ino, inode.version)
         if current is None:
             return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
-        log.error("inode %d is lost, %s: %s", inode.ino, self.bucket.place, error)
-        if self.residency.holders(current) or inode.ino in self.residency.open:
+        residency, place = self.residency, self.bucket.place
+        followed = self.bucket.shared and isinstance(error, OTHERS)
+        if followed:
+            log.info("inode %d: another node has unlinked or replaced it: %s", inode.ino, error)
+        elif isinstance(error, OTHERS):
+            log.error("inode %d is lost, %s: %s", inode.ino, place, error)
+        else:
+            self._refuse_bytes(inode, error)
+        if residency.holders(current) or inode.ino in residency.open:
             return error
         try:
-            self.residency.drop(current, "lost", stored=isinstance(error, OURS))
+            if followed:
+                residency.let_go(current)
+                return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
+            residency.drop(current, "lost", stored=False)
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
 
+    def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
+        stored = self.residency.dirty.stored(inode.ino)
+        log.error(
+            "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
+            *(inode.ino, self.bucket.place, error),
+        )
+        if stored is not None:
+            self.bucket.gave_wrong_bytes(stored.key, stored.etag)
+
     # Room
+
+    async def _find_room(self, inode: Inode, running: Fetch) -> Tier:
+        """As `_reserve`. An open waits for uploads to make room, as writers do, and no longer."""
+        while True:
+            deadline = running.began + self.bucket.wait
+            try:
+                return self._reserve(inode, running)
+            except NoSpaceError:
+                if not self.backpressure.helps(deadline):
+                    raise
+            await self.backpressure.upload(deadline)
 
     def _reserve(self, inode: Inode, running: Fetch) -> Tier:
         """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""

@@ -49,6 +49,7 @@ class Importing:
         self._failed = ""
         self._new = self._known = 0
         self._refused: Counter[str] = Counter()
+        self._missing: list[str] = []
 
     # What clients ask
 
@@ -63,7 +64,7 @@ class Importing:
             raise ControlError(f"{bucket.place} is down: {bucket.health.why}")
         self._failed, self._ended = "", False
         self._new = self._known = 0
-        self._refused = Counter()
+        self._refused, self._missing = Counter(), []
         raw = [path.encode("utf-8", "surrogateescape").strip(b"/") for path in paths] or [b""]
         trio.lowlevel.spawn_system_task(self._run, raw)
         return {}
@@ -74,6 +75,7 @@ class Importing:
             "names": self._new,
             "known": self._known,
             "refused": dict(self._refused),
+            "missing": list(self._missing),
             "ended": self._ended,
             "failed": self._failed,
             "place": str(self.presence.bucket.place),
@@ -84,7 +86,10 @@ class Importing:
     async def _run(self, paths: list[bytes]) -> None:
         try:
             for path in paths:
+                refused = self._refused.total()
                 await self._import(path)
+                if refused == self._refused.total() and not self._leads_somewhere(path):
+                    self._missing.append(path.decode("utf-8", "surrogateescape"))
         except KvfsError as error:
             self._failed = str(error)
         except Exception as error:
@@ -109,6 +114,15 @@ class Importing:
         pages = self.presence.pages(keys.long)
         while (page := await pages.read()) is not None:
             await self._enter(await self._read_names(page.entries, path))
+
+    def _leads_somewhere(self, path: bytes) -> bool:
+        """Whether there is something of that name here by now."""
+        at = ROOT_INO
+        for name in filter(None, path.split(b"/")):
+            if (entry := self.adoption.catalog.lookup(at, name)) is None:
+                return False
+            at = entry.ino
+        return True
 
     def _keys(self, path: bytes) -> tuple[str, str]:
         """What the keys below a path begin with, and its own if it is a file ("" if it is none)."""

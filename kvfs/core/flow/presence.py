@@ -2,8 +2,10 @@
 
 Contract: `show` returns within WAIT and raises nothing; what was not reached by then follows
 behind. What is listed is named here without its facts (bare): one request for a thousand names.
-Names that only the bucket had, and that were not listed, go. A page is entered some names at a
-time, with a turn of the loop after each.
+Names that only the bucket had, and that were not listed, go. Once in `Bucket.recheck` seconds for a
+directory all that is known here is held against its listing, and what that has otherwise is asked
+for by itself: a listing may be old when it comes. A page is entered some names at a time, with a
+turn of the loop after each.
 Not for what becomes of a name (`core/adoption.py`), nor for whole trees (`importing`).
 """
 
@@ -15,7 +17,7 @@ from typing import TypeVar
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.flow.discovery import Discovery
+from kvfs.core.flow.discovery import Discovery, Times
 from kvfs.core.folders import Place
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.remote import Remote
@@ -28,7 +30,6 @@ T = TypeVar("T")
 WAIT = 2.0  # s that an opendir waits: some thousand names
 AGAIN = 5.0  # s after which a directory is listed once more
 STEP = 8  # names entered between two turns of the loop, each some 60 us
-REMEMBERED = 1 << 16  # directories
 
 
 class Pages:
@@ -58,14 +59,15 @@ class Presence:
         self.adoption = discovery.adoption
         self.remote = discovery.remote
         self.bucket = discovery.bucket
-        self._listed: dict[int, float] = {}  # when that ended, by directory; oldest first
+        self._listed: Times[int] = Times()
+        self._compared: Times[int] = Times()  # with what is known here
         self._running: dict[int, trio.Event] = {}
 
     async def show(self, ino: int) -> None:
         """Somebody is about to read a directory, or to remove it."""
         if not self.bucket.shared or not self.discovery.may_ask():
             return
-        if trio.current_time() < self._listed.get(ino, float("-inf")) + AGAIN:
+        if self._listed.age(ino) < AGAIN:
             return
         ended = self._running.get(ino)
         if ended is None:
@@ -109,12 +111,13 @@ class Presence:
                     await trio.lowlevel.checkpoint()
 
     async def _list(self, ino: int) -> None:
+        compare = self._compared.age(ino) >= self.bucket.recheck
         try:
-            await self._enter(ino)
-            self._listed.pop(ino, None)
-            self._listed[ino] = trio.current_time()
-            if len(self._listed) > REMEMBERED:
-                del self._listed[next(iter(self._listed))]
+            doubtful = await self._enter(ino, compare=compare)
+            self._listed.note(ino)
+            if compare:
+                await self.discovery.ask_of(doubtful)
+                self._compared.note(ino)
         except TierError as error:  # of which StoreErrors are some
             self.discovery.failed(error)
         except KvfsError as error:
@@ -124,30 +127,50 @@ class Presence:
         finally:
             self._running.pop(ino).set()
 
-    async def _enter(self, ino: int) -> None:
-        """Raises StoreError, TierError, CatalogError."""
+    async def _enter(self, ino: int, *, compare: bool) -> list[int]:
+        """Return inodes that were not listed as they are known; compare: those listed as well.
+
+        Raises StoreError, TierError, CatalogError.
+        """
         dirty, adoption = self.discovery.dirty, self.adoption
+        doubtful: list[int] = []
         while not dirty.loaded:
             await dirty.changed.wait()
         prefix = adoption.folders.prefix(ino)
         if not prefix:
-            return
+            return doubtful
         before, names = adoption.catalog.counter, set[bytes]()
         with dirty.superseded.watching() as gone:
             pages = self.pages(prefix, "/")
             while (page := await pages.read()) is not None:
                 for entries in some(page.entries, STEP):
                     if adoption.folders.prefix(ino) != prefix:
-                        return  # it has another name now
+                        return []  # it has another name now
                     named = [(name, entry) for entry in entries if (name := self._name(entry))]
-                    adoption.take_listed(ino, [one for one in named if one[1].key not in gone])
+                    named_yet = [one for one in named if one[1].key not in gone]
+                    if compare:
+                        doubtful += self._otherwise(ino, named_yet)
+                    adoption.take_listed(ino, named_yet)
                     names.update(name for name, _ in named)
                     await trio.lowlevel.checkpoint()
                 await self._directories(ino, prefix, page.folders)
             if ino == ROOT_INO:
                 await self.namespaces()
             if adoption.folders.prefix(ino) == prefix:
-                await self._forget(ino, prefix, before, names, gone)
+                doubtful += await self._forget(ino, prefix, before, names, gone)
+        return doubtful
+
+    def _otherwise(self, ino: int, named: Sequence[tuple[bytes, Entry]]) -> Iterator[int]:
+        """Those that are known, but not as they were listed; the others are confirmed."""
+        for name, entry in named:
+            known = self.adoption.catalog.lookup(ino, name)
+            if known is None:
+                continue
+            verdict = self.adoption.compare(known.ino, entry)
+            if verdict == "absent":
+                yield known.ino
+            elif verdict == "here":
+                self.discovery.confirmed.note(known.ino)
 
     def pages(self, prefix: str, delimiter: str = "") -> "Pages":
         """What is below a prefix."""
@@ -193,15 +216,23 @@ class Presence:
 
     async def _forget(
         self, ino: int, prefix: str, before: int, names: set[bytes], gone: set[str]
-    ) -> None:
-        """What only the bucket had, before it was listed, is not there any more."""
+    ) -> list[int]:
+        """What only the bucket had, before it was listed, is not there any more.
+
+        Returns what has a copy here, and was not listed either.
+        """
         catalog, cookie = self.adoption.catalog, 0
+        left: list[int] = []
         while entries := catalog.entries_after(ino, cookie, STEP):
             for entry in entries:
-                if entry.name not in names and entry.ino < before:
-                    self.adoption.forget_unlisted((ino, entry.cookie), entry.ino, prefix, gone)
+                if entry.name in names or entry.ino >= before:
+                    continue
+                link = (ino, entry.cookie)
+                if self.adoption.forget_unlisted(link, entry.ino, prefix, gone):
+                    left.append(entry.ino)
             cookie = entries[-1].cookie
             await trio.lowlevel.checkpoint()
+        return left
 
 
 def some(items: Sequence[T], count: int) -> Iterator[list[T]]:

@@ -21,6 +21,7 @@ from kvfs.core.flow.backoff import Backoff
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
+from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.packing import Packing
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
@@ -80,7 +81,11 @@ class Uploads:
         """
         superseded, token = self.superseded, uuid.uuid4().hex
         ours = superseded.attempts(key)
-        if (stored is not None and stored.key == key) or (key in superseded.deletes and not ours):
+        if (
+            (stored is not None and stored.key == key)
+            or (key in superseded.deletes and not ours)
+            or self.bucket.gives_wrong_bytes(key)
+        ):
             return Target(key, record, once=False, token=token)
         with self.residency.catalog.batch() as batch:
             superseded.attempt(key, token, batch)
@@ -108,12 +113,17 @@ class Uploads:
         except ObjectExistsError as error:
             if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
                 return Later(AGAIN)
-            self._conflict(inode, target.key, error)
-            return None
+            return self._conflict(inode, stored, target.key, error)
         except (NoObjectError, ObjectChangedError) as error:
-            if not copied:
+            if not copied or stored is None:  # another node was quicker, before we could look
+                log.info("inode %d is to be uploaded once more: %s", inode.ino, error)
+                return Later(AGAIN)
+            return self._vanished(inode, stored, error)
+        except SourceChangedError as error:
+            if self.transfers.fit(inode.ino, inode.version) is not None:
                 raise
-            return self._vanished(inode, error)
+            log.debug("inode %d was written while it went up: %s", inode.ino, error)
+            return Later(BUSY)
         except WrongBytesError as error:  # damaged on its way, more often than it may be
             log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
             return Later(AGAIN)
@@ -165,6 +175,7 @@ class Uploads:
         """It is there: say so. Raises CatalogError; then it goes up again."""
         residency, dirty, key = self.residency, self.dirty, uploaded.stored.key
         counters = self.bucket.counters
+        self.bucket.wrote(key)
         counters["copies" if copied else "uploads"] += 1
         counters["upload_bytes"] += 0 if copied else uploaded.stored.size
         if uploaded.packing is not None:
@@ -209,31 +220,58 @@ class Uploads:
         else:
             residency.take_from_bucket(inode)
 
-    def _conflict(self, inode: Inode, key: str, error: ObjectExistsError) -> None:
-        """Another node was the first to publish the name: this version is for this mount only."""
-        counters = self.bucket.counters
+    def _conflict(
+        self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
+    ) -> Later | None:
+        """Another node was the first to publish the name: this version is for this mount only.
+
+        What the bucket has of it by another name goes, and with it an object that is nowhere else:
+        its name means that of the other node from then on.
+        """
+        residency, counters = self.residency, self.bucket.counters
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None and not residency.holders(current) and self._in_use(current.ino):
+            return Later(AGAIN)
         counters["conflicts"] += 1
         log.log(
             logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
             "inode %d stays on this node only: %s (said once)",
             *(inode.ino, error),
         )
-        with self.residency.catalog.batch() as batch:
+        with residency.catalog.batch() as batch:
             self.superseded.settle(key, batch)  # what is there is not ours
-            if self.transfers.fit(inode.ino, inode.version) is not None:
+            if current is not None and stored is None:
                 self.dirty.settled(inode.ino, batch)
+        if current is None or stored is None:
+            return None
+        if residency.holders(current):
+            residency.take_from_bucket(current)
+        else:
+            residency.let_go(current, delete=True)
+        return None
 
-    def _vanished(self, inode: Inode, error: StoreError) -> Later | None:
-        """Somebody else has taken from the bucket what was to get another name there."""
+    def _in_use(self, ino: int) -> bool:
+        return ino in self.residency.open or ino in self.residency.busy
+
+    def _vanished(self, inode: Inode, stored: Stored, error: StoreError) -> Later | None:
+        """Another node has unlinked or replaced what was to be called, or described, otherwise.
+
+        What was renamed here goes up anew by its new name, if its bytes are here; else all names
+        go, as they do wherever another node does that.
+        """
         current = self.transfers.fit(inode.ino, inode.version)
         if current is None:
             return Later(BUSY)
-        log.warning("inode %d is not what the bucket has any more: %s", inode.ino, error)
-        if not self.residency.holders(current):  # and nobody else has its bytes
-            if current.ino in self.residency.busy:
-                return Later(BUSY)
-            self.residency.let_go(current)
-            self.bucket.counters["stale"] += 1
-            return None
-        self.residency.take_from_bucket(current, dirty=True, delete=False)
-        return Later(0.0)
+        log.log(
+            logging.INFO if self.bucket.shared else logging.WARNING,
+            "inode %d is not what the bucket has any more: %s",
+            *(inode.ino, error),
+        )
+        meant = self.dirty.key(current) != stored.key or not self.bucket.shared
+        if meant and self.residency.holders(current):
+            self.residency.take_from_bucket(current, dirty=True, delete=False)
+            return Later(0.0)
+        if self._in_use(current.ino):
+            return Later(AGAIN)
+        self.residency.let_go(current)
+        return None
