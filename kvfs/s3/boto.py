@@ -10,7 +10,7 @@ Importing it loads boto3, so it is for movers only.
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -119,11 +119,17 @@ class BotoStore:
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         if not length:
             return
+        with self._range(key, start, length, etag) as answer:
+            while data := answer["Body"].read(PIECE):
+                yield data
+
+    @contextmanager
+    def _range(self, key: str, start: int, length: int, etag: str) -> Iterator[Mapping[str, Any]]:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
         asked = f"bytes={start}-{start + length - 1}"
         with self._of(key, precondition=ObjectChangedError):
             answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=asked, **match)
-            with closing(answer["Body"]) as body:
+            with closing(answer["Body"]):
                 if etag and _etag(answer) != etag:
                     raise ObjectChangedError(f"{self.name}/{key}: its ETag is not {etag} any more")
                 # A store may ignore the range and send everything.
@@ -132,18 +138,20 @@ class BotoStore:
                     raise WrongBytesError(
                         f"{self.name}/{key}: {size} bytes, {told}, were sent for {asked}"
                     )
-                while data := body.read(PIECE):
-                    yield data
+                yield answer
+
+    def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
+        with self._range(key, 0, length, etag) as answer:
+            told = answer["ContentRange"]
+            size = told.rpartition("/")[2]
+            if not size.isdecimal():
+                raise WrongBytesError(f"{self.name}/{key}: {told} says no size")
+            return _head(answer, int(size)), answer["Body"].read()
 
     def head(self, key: str) -> Head:
         with self._of(key):
             answer = self._client.head_object(Bucket=self._bucket, Key=key)
-            return Head(
-                answer["ContentLength"],
-                _etag(answer),
-                answer["LastModified"].timestamp(),
-                {name.lower(): text for name, text in answer.get("Metadata", {}).items()},
-            )
+            return _head(answer, answer["ContentLength"])
 
     def delete(self, key: str) -> None:
         with self._of(key):
@@ -302,6 +310,15 @@ class _Body:
 
 def _once(*, once: bool) -> dict[str, str]:
     return {"IfNoneMatch": "*"} if once else {}
+
+
+def _head(answer: Mapping[str, Any], size: int) -> Head:
+    return Head(
+        size,
+        _etag(answer),
+        answer["LastModified"].timestamp(),
+        {name.lower(): text for name, text in answer.get("Metadata", {}).items()},
+    )
 
 
 def _etag(answer: Mapping[str, Any]) -> str:
