@@ -21,7 +21,7 @@ from kvfs.core.open_order import caller
 # to serve later than that after its listing reads blocks, not headers. No measurement behind it.
 PAUSE = 60.0
 FEW = 2  # files that a reader with several threads may have opened since it last read on in one
-PROCESSES, DIRECTORIES = 32, 2048  # 6 MB together
+PROCESSES, DIRECTORIES = 32, 2048  # 8 MB together
 
 
 @dataclass(slots=True)

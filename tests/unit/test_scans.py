@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from kvfs.core.open_order import caller
 from kvfs.core.residency import OpenObject
 from kvfs.core.scans import DIRECTORIES, FEW, PAUSE, PROCESSES, Scans, process_of
 from kvfs.core.takeover import Left, adopt
+from kvfs.core.tree import COOKIE_PARENT
 from kvfs.errors import NotFoundError, StaleError, TierError
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST as CHUNK
@@ -28,6 +30,10 @@ from tests.s3.memory import MemoryStore
 from tests.unit.test_hydration import spilled
 from tests.unit.test_spill import again, counters, faults
 from tests.unit.world import MIB, World, digest, world
+
+from kvfs.fuse.passthrough import Slot  # isort: skip  (the C part, before pyfuse3)
+import pyfuse3  # isort: skip
+from kvfs.fuse import operations  # isort: skip
 
 SEED = 23
 CONTENT = random.Random(SEED).randbytes(LEAST + 4321)
@@ -472,6 +478,61 @@ def test_its_next_daemon_has_the_rest_come(made: World) -> None:
         assert await whole(made, again_held) == CONTENT
         await close(made, again_held)
         made.check()
+
+    trio.run(case)
+
+
+# As the kernel asks
+
+
+class Asker:
+    """A kernel that asks for this process, and who asks."""
+
+    uid = gid = 0
+    pid = os.getpid()
+
+    def request(self) -> tuple[int, bool]:
+        return 1, False
+
+    def requester(self) -> int:
+        return self.pid
+
+    def bind(self, slot: Slot, *, noflush: bool) -> None:
+        assert noflush
+        self.direct = slot.direct
+
+    def set_state(self, handle: int, state: object) -> None:
+        """It does not die."""
+
+    def fill(self, *_: object, nowait: bool) -> bool:
+        del nowait
+        return False
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_the_kernel_says_who_lists_and_opens(
+    made: World, monkeypatch: pytest.MonkeyPatch, *, lists: bool
+) -> None:
+    async def case() -> None:
+        inode = await spilled(made, b"a", CONTENT)
+        asker = Asker()
+        mount = operations.Operations(
+            *(made.tree, made.objects, made.lifecycle, cast("operations.Kernel", asker)),
+            slots=10,
+            timeout=1.0,
+        )
+        who = cast("pyfuse3.RequestContext", asker)
+        monkeypatch.setattr(pyfuse3, "readdir_reply", lambda *_: True)
+        if lists:
+            await mount.readdir(ROOT_INO, COOKIE_PARENT, cast("Any", None))
+        handle = (await mount.open(inode.ino, os.O_RDONLY, who)).fh
+        assert asker.direct is lists
+        if lists:
+            assert await mount.read(handle, 0, SIZE) == CONTENT[:SIZE]
+            assert asks(made) == (1, 0)
+            assert await mount.read(handle, SIZE - 1, 100) == CONTENT[SIZE - 1 : SIZE + 99]
+        assert asks(made) == (int(lists), 1)
+        await mount.release(handle)
 
     trio.run(case)
 
