@@ -12,11 +12,15 @@ from kvfs.catalog import Stored
 
 
 class Header:
-    """`stored`: where all of it is. `leave`: nobody reads it any more, or all of it is here."""
+    """`stored`: where all of it is. `leave`: nobody reads it any more, or all of it is here.
+
+    `read_on`: whether somebody has asked for more.
+    """
 
     def __init__(self, data: bytes, stored: Stored, leave: Callable[[], None]) -> None:
         self.stored = stored
         self.leave = leave
+        self.read_on = False
         self._data = data
 
     def has(self, start: int, length: int) -> bool:

@@ -86,7 +86,7 @@ class Incoming:
         It is valid until the next await. Raises TierError.
         """
         try:
-            if held.fd < 0 and held.stream is None:  # the daemon that began it is dead
+            if held.fd < 0 and held.stream is None:  # its header was enough, or its daemon is dead
                 await self._go_on(held)
             if held.stream is None:
                 return held.fd
@@ -99,7 +99,8 @@ class Incoming:
 
     async def _go_on(self, held: OpenObject) -> None:
         ino = held.inode.ino
-        if held.header is not None:
+        if held.header is not None and not held.header.read_on:  # one read may come as several
+            held.header.read_on = True
             self.copies.scans.read_on()
         await self.residency.lock(ino)
         try:

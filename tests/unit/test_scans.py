@@ -280,6 +280,8 @@ def test_who_reads_on_has_all_of_it(made: World, start: int, length: int) -> Non
 def test_readers_at_the_same_time_fetch_it_once(made: World) -> None:
     async def case() -> None:
         held = await scanned(made)
+        for _ in range(FEW):
+            assert made.objects.scans.opens(held.inode)
         found: list[bytes] = []
 
         async def one(start: int) -> None:
@@ -289,6 +291,7 @@ def test_readers_at_the_same_time_fetch_it_once(made: World) -> None:
             for start in (SIZE, SIZE * 2, 0):
                 nursery.start_soon(one, start)
         assert sorted(found) == sorted(CONTENT[at : at + 100] for at in (SIZE, SIZE * 2, 0))
+        assert made.objects.scans.opens(held.inode), "it has read on once"
         await close(made, held)
         assert counters(made)["downloads"] == 1
 
