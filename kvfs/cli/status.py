@@ -73,7 +73,16 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         waits += f" of at most {human(bucket['dirty_most_bytes'])}"
         waits += f", the oldest for {_duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
-    done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
+    done = (
+        "uploads",
+        "downloads",
+        "headers",
+        "copies",
+        "deletes",
+        "spilled",
+        "conflicts",
+        "failures",
+    )
     yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
     shared = ("lookups", "absent_cached", "found", "imported", "stale", "refused")
     yield (

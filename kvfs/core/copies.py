@@ -19,7 +19,9 @@ from typing import Protocol
 
 from kvfs.catalog import Inode
 from kvfs.core.backings import Io
+from kvfs.core.header import Header
 from kvfs.core.residency import Residency
+from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
 from kvfs.tiers import Job, Tier
@@ -43,9 +45,15 @@ class Fetcher(Protocol):
         Raises NotFoundError, StaleError if it has changed meanwhile.
         """
 
+    async def header(self, inode: Inode) -> Header | None:
+        """Its first bytes only; None: there is nothing less than to `fetch` it. NotFoundError."""
+
 
 class Copies:
-    """`renaming`: inodes whose backing file may have another name, see `Versions`."""
+    """`renaming`: inodes whose backing file may have another name, see `Versions`.
+
+    `scans`: who reads first bytes only.
+    """
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class Copies:
         self._io = io
         self._renaming = renaming
         self._fetcher = fetcher
+        self.scans = Scans()
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
@@ -76,15 +85,22 @@ class Copies:
             return None
         return ram, fd
 
-    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int, bool] | Stream:
+    async def open(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[Tier, int, bool] | Stream | Header:
         """Open the best copy that is what it should be: tier, descriptor, whether it was fetched.
 
-        Or what comes from the bucket and can be read already. Raises NotFoundError (a miss),
-        StaleError, CatalogError.
+        Or what comes from the bucket and can be read already; for who scans, its beginning. Raises
+        NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
         fetched = False
         if found is None and (spilled := self._spilled(inode)) is not None:
+            if not writable and self.scans.opens(spilled):
+                header = await self._header(spilled)
+                inode.take(spilled)
+                if header is not None:
+                    return header
             stream = await self.fetch(spilled, whole=writable)
             inode.take(spilled)
             if stream is not None:
@@ -105,6 +121,26 @@ class Copies:
         if current is None or current.version != inode.version or not current.in_bucket:
             return None
         return current
+
+    async def _header(self, inode: Inode) -> Header | None:
+        """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
+
+        The record is brought up to date.
+        """
+        if self._fetcher is None:
+            return None
+        try:
+            header = await self._fetcher.header(inode)
+        except NotFoundError:
+            self.residency.counters["misses"] += 1
+            raise
+        current = self._spilled(inode)
+        if current is None or self.residency.holders(current):
+            if header is not None:
+                header.leave()
+            raise StaleError(f"inode {inode.ino} has changed while it was opened")
+        inode.take(current)
+        return header
 
     async def fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
         """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.

@@ -256,12 +256,12 @@ class Namespaces:
     # Accounts
 
     def count(self, inode: Inode, holders: list[Tier], bucket: Bucket | None, sign: int) -> None:
-        """A sealed object comes (1) or goes (-1). What only the bucket has is in no quota."""
+        """A sealed object comes (1) or goes (-1). What no tier has is in no quota."""
         found = self.of(inode)
         if bucket is not None:
             found.held[bucket.name] += sign * inode.size
             found.held_objects[bucket.name] += sign
-        if inode.in_bucket and not holders:
+        if not holders:
             return
         cost = Tier.cost(inode.blocks)
         found.bytes += sign * cost

@@ -32,6 +32,7 @@ from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
 from kvfs.core.copies import Copies, Fetcher, Verifier
+from kvfs.core.header import Header
 from kvfs.core.incoming import Incoming
 from kvfs.core.mappings import Mappings
 from kvfs.core.placement import Placement
@@ -79,6 +80,7 @@ class Objects:
         self.settle = settle
         self.versions = Versions(residency, self._io)
         self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
+        self.scans = self.copies.scans
         self.incoming = Incoming(residency, self.copies, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
@@ -109,6 +111,7 @@ class Objects:
         await residency.lock(ino)
         try:
             held = residency.open.get(ino)
+            scanned = False
             if held is None:
                 inode = self.catalog.inode(ino)
                 if inode is None or residency.is_gone(inode):
@@ -117,15 +120,13 @@ class Objects:
                     held = await self._replace(inode)
                     held.writers += 1
                     return held
-                found = await self.copies.open(inode, writable=writable)
-                if isinstance(found, Stream):
-                    held = self._opened_early(inode, found)
-                else:
-                    tier, fd, fetched = found
-                    held = self._opened(inode, tier, fd, writable=writable, fetched=fetched)
+                held = await self._open_first(inode, writable=writable)
+                scanned = held.header is not None
+            elif held.header is not None and not writable:
+                scanned = self.scans.opens(held.inode)
             held.readers += 1  # keeps it while we wait
             try:
-                if held.direct:
+                if held.direct and not scanned:
                     await self.incoming.have(held, whole=writable)
                 if writable:
                     await self.versions.make_writable(held)
@@ -178,6 +179,15 @@ class Objects:
         held.readers += 1
         return held
 
+    async def _open_first(self, inode: Inode, *, writable: bool) -> OpenObject:
+        found = await self.copies.open(inode, writable=writable)
+        if isinstance(found, tuple):
+            tier, fd, fetched = found
+            return self._opened(inode, tier, fd, writable=writable, fetched=fetched)
+        if isinstance(found, Stream):
+            return self._opened_early(inode, found)
+        return self._scanned(inode, found)
+
     def _opened(
         self, inode: Inode, tier: Tier, fd: int, *, writable: bool, fetched: bool = False
     ) -> OpenObject:
@@ -210,14 +220,26 @@ class Objects:
         self.incoming.read_from(held, stream)
         self.residency.open[inode.ino] = held
         self.residency.counters["opens_served"] += 1
-        where = self.residency.bucket or stream.tier
-        where.hits += 1
-        self.residency.namespaces.read(inode, where)
+        self.incoming.opened(held)
         self.promote(inode)
+        return held
+
+    def _scanned(self, inode: Inode, header: Header) -> OpenObject:
+        """A reader comes who will hardly want more than that: no use of the object is counted.
+
+        It is in no tier yet, whatever `tier` says.
+        """
+        held = OpenObject(inode, self.residency.tiers[-1], -1, writable=False, direct=True)
+        held.accounted = bool(inode.links)
+        held.header = header
+        self.residency.open[inode.ino] = held
+        self.residency.counters["opens_served"] += 1
         return held
 
     async def read(self, held: OpenObject, start: int, length: int) -> bytes:
         """Less only at the end of the object. Raises TierError."""
+        if held.header is not None and held.header.has(start, length):
+            return held.header.read(start, length)
         fd = await self.incoming.bytes_here(held, start, length) if held.direct else held.fd
 
         def do(own: int) -> bytes:

@@ -31,6 +31,7 @@ import trio
 from kvfs.catalog import Batch, Catalog, Dentry, Inode, Stored
 from kvfs.core.dirty import Dirty
 from kvfs.core.followers import Followers
+from kvfs.core.header import Header
 from kvfs.core.namespaces import Namespaces
 from kvfs.core.stream import Stream
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
@@ -81,6 +82,7 @@ class OpenObject:
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
     stream: Stream | None = None  # where its readers have it from, if it is direct
+    header: Header | None = None  # or only that, if nobody has read on
 
     @property
     def readable(self) -> bool:
@@ -88,6 +90,11 @@ class OpenObject:
         if not self.direct or self.fd >= 0:
             return True
         return self.stream is not None and self.stream.problem is None
+
+    @property
+    def coming(self) -> bool:
+        """Whether it was opened before its bytes were here."""
+        return self.stream is not None or self.header is not None
 
     @property
     def taken(self) -> int:

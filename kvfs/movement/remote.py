@@ -21,6 +21,7 @@ from kvfs.movement import (
     downloading,
     finding,
     looking,
+    peeking,
     renaming,
     stores,
     streaming,
@@ -29,6 +30,7 @@ from kvfs.movement import (
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.s3 import header
 from kvfs.s3.errors import StoreError
 from kvfs.s3.nodes import Node
 from kvfs.s3.place import Place
@@ -156,6 +158,10 @@ class Remote:
         wanted = (stored, destination, size, digest, touched_ns, ends)
         alone = max(size, GROUP * (self.bucket.terms or Terms()).part)
         return await self._run("down", alone, [destination], job, *wanted)
+
+    async def peek(self, stored: Stored, size: int, digest: bytes) -> bytes:
+        """See `peeking.peek`."""
+        return await self._run("down", header.SIZE, (), peeking.peek, stored, size, digest)
 
     async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
         """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""

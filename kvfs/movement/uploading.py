@@ -16,6 +16,7 @@ from kvfs.catalog import Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
 from kvfs.s3.transfer import Transfers
@@ -43,6 +44,7 @@ def upload(
             failpoints.reach("movement.upload")
         _expect(fd, source, about.size, touched_ns)
         packed = result = chunks = None
+        first = b""
         if scratch is not None:
             packed, result = stack.enter_context(
                 packing.packed(fd, about.size, scratch, about.element_size)
@@ -51,6 +53,7 @@ def upload(
             digest = about.digest
             if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
                 digest, chunks = weigh(fd, about.size)
+            first = header.weigh(fd, about.size)
             sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)
         else:
             digest = packed.content
@@ -63,7 +66,7 @@ def upload(
                 f"the file that was to be stored as {target.key} has xxh3-128 {digest.hex()}, "
                 f"expected {about.digest.hex()}"
             )
-        metadata = publishing.facts(about, stored, digest, chunks).metadata()
+        metadata = publishing.facts(about, stored, digest, chunks, first).metadata()
         publishing.publish_name(transfers, target.record)
 
         def send(*, once: bool) -> Stored:

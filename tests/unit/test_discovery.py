@@ -58,6 +58,10 @@ class Requests:
         self.number += 1
         return self.number, False
 
+    @staticmethod
+    def requester() -> int:
+        return Caller.pid
+
 
 class Caller:
     """Who asks."""

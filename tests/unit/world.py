@@ -442,12 +442,13 @@ class World:
                 assert held is not None, f"{inode} is neither open nor sealed"
                 continue
             holders = residency.holders(inode)
-            assert holders or inode.in_bucket, f"{inode} is nowhere"
+            if held is None or not held.coming or inode.links:  # else its key is kept for it
+                assert holders or inode.in_bucket, f"{inode} is nowhere"
             if inode.in_bucket:
                 stored[0] += inode.size
                 stored[1] += 1
             if not holders:
-                spilled += 1
+                spilled += inode.in_bucket
                 continue
             for tier in holders:
                 used[tier.name] += tier.cost(inode.blocks)
@@ -544,6 +545,9 @@ class World:
             unfinished.add(ino)
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
+        if self.flow.hydration is not None:
+            headers = sum(held.header is not None for held in residency.open.values())
+            assert self.flow.hydration.headers.kept == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
             assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"
@@ -606,6 +610,7 @@ class World:
         assert self.flow.demotion._under_way == 0
         assert not self.flow._jobs
         assert not self.backings.taken
+        assert self.flow.hydration is None or not self.flow.hydration.downloads.reading
 
 
 @contextmanager
