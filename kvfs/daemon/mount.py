@@ -130,6 +130,7 @@ class Mount:
                 promote=self.flow.opened,
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
+                unpacker=self.flow.unpacking,
             )
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, quota)
