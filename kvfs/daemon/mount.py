@@ -145,9 +145,17 @@ class Mount:
             )
             if self.takeover:
                 await self._take_over(objects)
+            self._say_notes()
             self.residency.estimate()
             self.session = Session(config, self.operations)
             await self._serve_mounted(handlers(self))
+
+    def _say_notes(self) -> None:
+        """What the settings of namespaces cost."""
+        spaces, tiers = self.residency.namespaces, self.residency.tiers
+        for space in spaces if not self.takeover else ():
+            if note := space.note(tiers):
+                log.info("namespace %s: %s", spaces.name(space.ino), note)
 
     async def _take_over(self, objects: Objects) -> None:
         slots = self.backings.slots()
