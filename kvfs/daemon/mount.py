@@ -204,6 +204,7 @@ class Mount:
             self.flow.end_ahead()
             if self.flow.hydration is not None:
                 self.flow.hydration.stop()
+            self.flow.unpacking.stop()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -12,7 +12,7 @@ from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.check import Finding, check
 from kvfs.core.check.survey import Survey
-from kvfs.core.flow import unpacking
+from kvfs.core.flow import transfers, unpacking
 from kvfs.errors import KvfsError, NotFoundError, StaleError
 from kvfs.movement import repacking
 from tests.s3.memory import MemoryStore
@@ -327,6 +327,30 @@ def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(
     trio.run(case)
 
 
+def test_an_unmount_ends_it(made: World) -> None:
+    async def case() -> None:
+        inode = await packed(made)
+        reached = trio.Event()
+
+        async def hang() -> None:
+            reached.set()
+            await trio.sleep_forever()
+
+        made.movers.before = hang
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(misses, inode.ino)
+            await reached.wait()
+            made.flow.unpacking.stop()
+        made.movers.before = _nothing
+        assert await made.read(inode.ino) == KV
+
+    async def misses(ino: int) -> None:
+        with pytest.raises(NotFoundError, match="given up"):
+            await made.read(ino)
+
+    trio.run(case)
+
+
 def test_it_is_promoted_when_that_is_asked_for(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
@@ -634,5 +658,113 @@ def test_an_open_does_not_wait_for_the_upload(made: World, store: MemoryStore) -
         assert again(made, inode.ino).in_bucket
         assert contents(store).keys() == {"@0/a"}
         assert made.residency.holders(again(made, inode.ino)) == made.tiers
+
+    trio.run(case)
+
+
+# All of it
+
+
+class Life:
+    """Random steps on a few files, whose contents are known."""
+
+    def __init__(self, made: World, seed: int) -> None:
+        self.made = made
+        self.dice = random.Random(seed)
+        self.known: dict[bytes, bytes] = {}
+
+    def content(self) -> bytes:
+        size = self.dice.choice([100, 6000, 20_002, 50_000])
+        return self.dice.choice([numbers(size // 2, self.dice.randrange(99)), NOISE[:size]])
+
+    async def step(self) -> None:
+        name, made = self.dice.choice([b"a", b"b", b"c", b"d"]), self.made
+        if name not in self.known:
+            self.known[name] = self.content()
+            made.expect(name, self.dice.choice([None, MIB, MIB, MIB]))  # where it begins
+            await made.store(name, self.known[name])
+            return
+        ino = made.find(name).ino
+        acts: list[Callable[[bytes, int], Awaitable[None]]]
+        acts = [self.read, self.demote, self.leave] * 2
+        acts += [self.promote, self.append, self.rewrite, self.unlink]
+        acts += [self.tell, self.upload, self.restart]
+        await self.dice.choice(acts)(name, ino)
+
+    async def read(self, name: bytes, ino: int) -> None:
+        assert await self.made.read(ino) == self.known[name]
+
+    async def promote(self, _: bytes, ino: int) -> None:
+        await self.made.promote(ino)
+
+    async def demote(self, _: bytes, ino: int) -> None:
+        inode = again(self.made, ino)
+        if self.made.residency.holders(inode) == [self.made.ram]:
+            await self.made.demote(ino)
+
+    async def leave(self, _: bytes, ino: int) -> None:
+        """One of two copies goes."""
+        inode = again(self.made, ino)
+        holders = self.made.residency.holders(inode)
+        if len(holders) > 1 or (holders and inode.in_bucket):
+            self.made.residency.drop_copy(inode, self.dice.choice(holders))
+            await self.made.flow.trash.empty()
+
+    async def append(self, name: bytes, ino: int) -> None:
+        held = await self.made.objects.open(ino, writable=True)
+        self.made.write(held, b"tail", len(self.known[name]))
+        await self.made.close(held, writable=True)
+        self.known[name] += b"tail"
+
+    async def rewrite(self, name: bytes, ino: int) -> None:
+        self.known[name] = self.content()
+        held = await self.made.objects.open(ino, writable=True, truncate=True)
+        self.made.write(held, self.known[name])
+        await self.made.close(held, writable=True)
+
+    async def unlink(self, name: bytes, _: int) -> None:
+        self.made.tree.unlink(ROOT_INO, name)
+        for ino in list(self.made.residency.limbo):
+            self.made.residency.purge(ino)
+        await self.made.flow.trash.empty()
+        del self.known[name]
+
+    async def tell(self, *_: object) -> None:
+        told = {
+            "compression": self.dice.choice(["nvme", "nvme", "nvme", "s3", "off"]),
+            "media": self.dice.choice(["all", "all", "all", "nvme+s3"]),
+        }
+        if self.made.bucket is None:
+            told["media"] = told["media"].removesuffix("+s3")
+        self.made.tell(".", **told)
+
+    async def upload(self, *_: object) -> None:
+        if self.made.bucket is not None:
+            await self.made.upload_all()
+
+    async def restart(self, *_: object) -> None:
+        """Without a word, as a daemon dies; what is in RAM is there still."""
+        self.made.restart(crash=True)
+        await self.made.residency.dirty.load()
+        await self.made.census()
+
+
+def test_whatever_happens_the_bytes_are_those_that_were_written(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    monkeypatch.setattr(transfers, "PACKED_LEAST", 4096)
+    life = Life(made, seed)
+
+    async def case() -> None:
+        life.known[b"a"] = KV
+        await packed(made)
+        for _ in range(250):
+            await life.step()
+            made.check()
+        for name, content in life.known.items():
+            assert await made.read(made.find(name).ino) == content
+        await check_sound(made)
 
     trio.run(case)

@@ -36,6 +36,7 @@ class _Running:
     """One that runs. `problem`: why nothing has changed; None if there is a copy, or none left."""
 
     def __init__(self) -> None:
+        self.scope = trio.CancelScope()
         self.ended = trio.Event()
         self.problem: Exception | None = TierError("it was given up")
 
@@ -73,10 +74,16 @@ class Unpacking:
         if running.problem is not None:
             raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
 
+    def stop(self) -> None:
+        """Decompress nothing more: it was unmounted."""
+        for running in self._running.values():
+            running.scope.cancel()
+
     async def _run(self, inode: Inode, running: _Running) -> None:
         try:
-            await self._bring(inode.ino, inode.version)
-            running.problem = None
+            with running.scope:
+                await self._bring(inode.ino, inode.version)
+                running.problem = None
         except (KvfsError, OSError, SourceChangedError) as error:
             running.problem = error
             level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
