@@ -99,6 +99,9 @@ class Mount:
             movers = await stack.enter_async_context(
                 Movers.open(config.movers, self.residency.counters)
             )
+            urgent = await stack.enter_async_context(
+                Movers.open(config.movers, self.residency.counters, niceness=0)
+            )
             remote = None
             if self.bucket is not None:
                 remote = await stack.enter_async_context(
@@ -116,6 +119,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
+                urgent=urgent,
                 remote=remote,
                 tree=tree,
                 notes=self.notes,

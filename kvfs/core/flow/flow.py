@@ -64,13 +64,17 @@ class Flow:
         promote_after: int,
         reclaimable: int,
         nvme_writes: int = 0,
+        urgent: Movers | None = None,
         remote: Remote | None = None,
         tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
         mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, for names in `tree`; the rest is as its users say."""
+        """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
+
+        The rest is as its users say.
+        """
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -84,7 +88,7 @@ class Flow:
         self.demotion = Demotion(
             transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
         )
-        self.unpacking = Unpacking(transfers, room, self._jobs)
+        self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)
         self.promotion = Promotion(
             transfers, room, self.requests, self.unpacking, after=promote_after
         )

@@ -23,7 +23,13 @@ from kvfs.core.flow.transfers import Transfers
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
-from kvfs.movement.movers import MoverFailedError, MoverOverdueError, Repacked, SourceChangedError
+from kvfs.movement.movers import (
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    Repacked,
+    SourceChangedError,
+)
 from kvfs.tiers import Job, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
@@ -42,12 +48,13 @@ class _Running:
 
 
 class Unpacking:
-    """`jobs` are inodes that movers work on."""
+    """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
 
-    def __init__(self, transfers: Transfers, room: Room, jobs: set[int]) -> None:
+    def __init__(self, transfers: Transfers, room: Room, movers: Movers, jobs: set[int]) -> None:
         self.residency: Residency = transfers.residency
         self.transfers = transfers
         self.room = room
+        self.movers = movers
         self._jobs = jobs
         self._running: dict[int, _Running] = {}
 
@@ -153,7 +160,7 @@ class Unpacking:
         await self._wait_for_trash(target, ino, version)
         path, to = nvme.path(ino, version), target.path(ino, version)
         try:
-            found = await self.transfers.movers.unpack(
+            found = await self.movers.unpack(
                 *(path, to, packed, inode.size, digest), sync=target.slow
             )
         except (DamagedError, SourceChangedError) as error:
