@@ -97,8 +97,19 @@ def unpack(
 ) -> Repacked:
     """Decompress into a new file of `size` bytes that have this xxh3-128.
 
-    Raises DamagedError if the source is not what was written.
+    Raises DamagedError if the source is not what was written, OSError of either file.
     """
+    try:
+        return _unpack(source, destination, packed, size, digest, sync=sync)
+    except KvfsError as error:
+        if isinstance(error.__cause__, OSError):  # whose number tells how a disk is
+            raise error.__cause__ from None
+        raise
+
+
+def _unpack(
+    source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
+) -> Repacked:
     inp = os.open(source, _READ)
     try:
         if failpoints.active:

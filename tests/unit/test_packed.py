@@ -3,13 +3,14 @@
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
 from kvfs import failpoints
-from kvfs.catalog import ROOT_INO, Inode
+from kvfs.catalog import ROOT_INO, Inode, PackedCopy
 from kvfs.core.check import Finding, check
 from kvfs.core.check.survey import Survey
 from kvfs.core.flow import transfers, unpacking
@@ -565,6 +566,43 @@ def test_what_is_refused_is_a_miss_that_changes_nothing(
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "while it is waited for"])
+def test_a_disk_that_is_down_is_a_miss_at_once(made: World, when: str) -> None:
+    async def case() -> None:
+        inode = await packed(made)
+        down = [partial(made.disk.health.probed, at, "probe: EIO") for at in (1.0, 2.0, 3.0)]
+        go = trio.Event()
+
+        async def fail() -> None:
+            for one in down:
+                one()
+            assert made.disk.health.down
+            await go.wait()
+
+        made.movers.before = fail
+        if when == "before it is opened":
+            go.set()
+            await fail()
+        began = trio.current_time()
+        with pytest.raises(NotFoundError, match="is on NVMe only, which is down: probe: EIO"):
+            await made.read(inode.ino)
+        assert trio.current_time() - began < unpacking.WAIT / 2
+        go.set()
+        made.movers.before = _nothing
+        made.disk.health.state = "healthy"
+        assert await made.read(inode.ino) == KV
+
+    trio.run(case)
+
+
+def test_what_a_disk_says_of_a_read_is_told(tmp_path: Path) -> None:
+    about = tmp_path.stat()
+    copy = PackedCopy("blosc-zstd-s2/1", about.st_size, 8, bytes(16))
+    with pytest.raises(IsADirectoryError):
+        repacking.unpack(str(tmp_path), str(tmp_path / "x"), copy, MIB, bytes(16), sync=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("point", ["movement.pack", "movement.pack.written", "catalog.commit"])

@@ -35,6 +35,7 @@ from kvfs.tiers import Job, NvmeTier, Tier
 log = logging.getLogger(__name__)
 
 WAIT = 30.0  # s that an open waits, where there is no bucket whose `s3_wait` says so
+GLANCE = 0.5  # s between two looks whether the disk that an open waits for is down
 PERIOD = 0.002  # s between two looks at what nothing tells of
 
 
@@ -73,7 +74,11 @@ class Unpacking:
             trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
         patience = WAIT if bucket is None else bucket.wait
         with trio.move_on_after(patience):
-            await running.ended.wait()
+            while not running.ended.is_set() and not nvme.health.down:
+                with trio.move_on_after(GLANCE):
+                    await running.ended.wait()
+        if not running.ended.is_set() and nvme.health.down:
+            raise NotFoundError(f"inode {ino} is on NVMe only, which is down: {nvme.health.why}")
         if not running.ended.is_set():
             raise NotFoundError(f"inode {ino} is not decompressed within {patience:.0f} s")
         if isinstance(running.problem, StaleError):
@@ -91,7 +96,10 @@ class Unpacking:
             with running.scope:
                 await self._bring(inode.ino, inode.version)
                 running.problem = None
-        except (KvfsError, OSError, SourceChangedError) as error:
+        except (OSError, MoverOverdueError) as error:
+            running.problem = error
+            self.transfers.trouble.failed("decompression", inode.ino, error)
+        except KvfsError as error:
             running.problem = error
             level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
             log.log(level, "inode %d stays packed: %s", inode.ino, error)
