@@ -152,8 +152,8 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
 def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
     """What a setting costs, beside what is printed to be pasted."""
-    if answer["note"]:
-        click.echo(f"kvfs: namespace {namespace.name}: {answer['note']}", err=True)
+    if note := answer.get("note"):  # a daemon of an earlier version has none
+        click.echo(f"kvfs: namespace {namespace.name}: {note}", err=True)
 
 
 @command.command()
@@ -177,7 +177,7 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
                 f"the mount's own namespace, which it is in; kvfs ns set gives it some"
             )
         )
-    for text in filter(None, (found["problem"], found["note"])):
+    for text in filter(None, (found["problem"], found.get("note"))):
         console.print(line(f"namespace {namespace.name}: {text}"))
     console.print(
         pairs([("namespace", found["name"]), *found["settings"].items()]),

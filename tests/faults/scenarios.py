@@ -3,12 +3,14 @@
 import os
 import random
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.compression.files import decompress
 from kvfs.core.flow import deletion, transfers
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
@@ -629,8 +631,22 @@ async def move_and_work_off(made: World) -> None:
 def contents(made: World) -> State:
     """What others would find in the bucket."""
     assert isinstance(made.bucket_store, FolderStore)
-    found = {key.removeprefix("p/@0/"): one for key, one in made.bucket_store.objects.items()}
-    return {key.encode(): one.data for key, one in found.items()}
+    return {
+        key.removeprefix("p/@0/").encode(): _plain(Facts.of_head(key, store.head(key)), one.data)
+        for store in [made.bucket_store]
+        for key, one in store.objects.items()
+    }
+
+
+def _plain(facts: Facts, data: bytes) -> bytes:
+    """What an object is to its readers."""
+    if facts.codec == "none":
+        return data
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as plain:
+        source.write(data)
+        source.flush()
+        decompress(facts.codec, source.fileno(), plain.fileno(), facts.size, facts.stored_size)
+        return plain.read()
 
 
 def modes(made: World) -> dict[bytes, int]:
@@ -648,6 +664,10 @@ SCENARIOS |= {
     name: scenario._replace(bucket=True)
     for name, scenario in {
         "upload": Scenario(in_both, work_off, [A_OLD], ("ram", "nvme")),
+        "upload packed": Scenario(packed, work_off, [A_NUMBERS], ("ram", "nvme")),
+        "read packed and upload": Scenario(
+            packed, and_work_off(read_packed), [A_NUMBERS], ("ram", "nvme")
+        ),
         "upload a new version": Scenario(uploaded(in_ram), and_work_off(rewrite), REWRITTEN),
         "rename in the bucket": Scenario(
             uploaded(in_ram), and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]

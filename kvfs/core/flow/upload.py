@@ -141,7 +141,8 @@ class Uploads:
     def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
         """The copy that goes up: the fastest, or a packed one that need not be made once more."""
         packed = next((one for one in holders if self.residency.is_packed_in(inode, one)), None)
-        if packed is not None and self._scratch(inode) is not None:
+        wanted = packed is not None and not packed.health.down
+        if wanted and self._scratch(inode) is not None:
             return packed
         return holders[0] if holders else None
 
