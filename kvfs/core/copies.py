@@ -24,7 +24,7 @@ from kvfs.core.residency import Residency
 from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Bucket, Job, Tier
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,13 @@ class Fetcher(Protocol):
         """Its first bytes only; None: there is nothing less than to `fetch` it. NotFoundError."""
 
 
+class Unpacker(Protocol):
+    """Who can make a copy that can be opened of one that is packed."""
+
+    async def unpack(self, inode: Inode) -> None:
+        """There is one now, or the packed one was lost. Raises NotFoundError, StaleError."""
+
+
 class Copies:
     """`renaming`: inodes whose backing file may have another name, see `Versions`.
 
@@ -62,6 +69,7 @@ class Copies:
         io: Io,
         renaming: Container[int],
         fetcher: Fetcher | None = None,
+        unpacker: Unpacker | None = None,
     ) -> None:
         self.residency = residency
         self.catalog = residency.catalog
@@ -69,6 +77,7 @@ class Copies:
         self._io = io
         self._renaming = renaming
         self._fetcher = fetcher
+        self._unpacker = unpacker
         self.scans = Scans()
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
@@ -87,14 +96,19 @@ class Copies:
 
     async def open(
         self, inode: Inode, *, writable: bool
-    ) -> tuple[Tier, int, bool] | Stream | Header:
-        """Open the best copy that is what it should be: tier, descriptor, whether it was fetched.
+    ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
+        """Open the best copy that is what it should be: tier, descriptor, where its bytes were.
 
         Or what comes from the bucket and can be read already; for who scans, its beginning. Raises
         NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
-        fetched = False
+        where: Tier | Bucket | None = None
+        if found is None and self._packed(inode):
+            await self._unpack(inode)
+            where = self.residency.nvme
+            found, _ = await self.open_here(inode, writable=writable)
+            lost = found is None
         if found is None and (spilled := self._spilled(inode)) is not None:
             if not writable and self.scans.opens(spilled):
                 header = await self._header(spilled)
@@ -105,15 +119,35 @@ class Copies:
             inode.take(spilled)
             if stream is not None:
                 return stream
-            fetched = True
+            where = self.residency.bucket
             found, lost = await self.open_here(inode, writable=writable)
         if found is not None:
-            return *found, fetched
+            return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.residency.counters["misses"] += 1
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def _packed(self, inode: Inode) -> bool:
+        """Whether this version is on NVMe, and packed there."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version or current.packed is None:
+            return False
+        return self.residency.nvme in self.residency.holders(current)
+
+    async def _unpack(self, inode: Inode) -> None:
+        """The record is brought up to date. Raises NotFoundError, StaleError."""
+        try:
+            if self._unpacker is None:
+                raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
+            await self._unpacker.unpack(inode)
+        except NotFoundError:
+            self.residency.counters["misses"] += 1
+            raise
+        current = self.catalog.inode(inode.ino)
+        if current is not None and current.version == inode.version:
+            inode.take(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
         """What the catalog has of it, if the bucket has this version."""
@@ -166,6 +200,8 @@ class Copies:
         """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
         lost = False
         for tier in self.residency.holders(inode):
+            if self.residency.is_packed_in(inode, tier):
+                continue
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
                 fd = await self._io(tier, Job("open", opening, os.close))

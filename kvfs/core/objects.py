@@ -31,7 +31,7 @@ from typing import TypeVar
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
-from kvfs.core.copies import Copies, Fetcher, Verifier
+from kvfs.core.copies import Copies, Fetcher, Unpacker, Verifier
 from kvfs.core.header import Header
 from kvfs.core.incoming import Incoming
 from kvfs.core.mappings import Mappings
@@ -47,7 +47,7 @@ from kvfs.errors import (
     TierError,
     TooLargeError,
 )
-from kvfs.tiers import Job, OverdueError, Tier
+from kvfs.tiers import Bucket, Job, OverdueError, Tier
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Objects:
         promote: Callable[[Inode], None],
         settle: Callable[[Inode], None],
         fetcher: Fetcher | None = None,
+        unpacker: Unpacker | None = None,
     ) -> None:
         self.residency = residency
         self.placement = placement
@@ -79,7 +80,9 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self.versions = Versions(residency, self._io)
-        self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
+        self.copies = Copies(
+            residency, verifier, self._io, self.versions.renaming, fetcher, unpacker
+        )
         self.scans = self.copies.scans
         self.incoming = Incoming(residency, self.copies, fetcher)
         self.verifier = verifier
@@ -182,24 +185,29 @@ class Objects:
     async def _open_first(self, inode: Inode, *, writable: bool) -> OpenObject:
         found = await self.copies.open(inode, writable=writable)
         if isinstance(found, tuple):
-            tier, fd, fetched = found
-            return self._opened(inode, tier, fd, writable=writable, fetched=fetched)
+            tier, fd, where = found
+            return self._opened(inode, tier, fd, writable=writable, where=where)
         if isinstance(found, Stream):
             return self._opened_early(inode, found)
         return self._scanned(inode, found)
 
     def _opened(
-        self, inode: Inode, tier: Tier, fd: int, *, writable: bool, fetched: bool = False
+        self,
+        inode: Inode,
+        tier: Tier,
+        fd: int,
+        *,
+        writable: bool,
+        where: Tier | Bucket | None = None,
     ) -> OpenObject:
-        """fetched: its bytes came from the bucket for it."""
+        """where: its bytes were there, if they had to be brought here for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
-        bucket = self.residency.bucket
-        where = bucket if fetched and bucket is not None else tier
+        where = where or tier
         where.hits += 1
         if not writable and inode.links:
             self.residency.namespaces.read(inode, where)

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 
 import trio
 
-from kvfs.catalog import Stored
+from kvfs.catalog import PackedCopy, Stored
 from kvfs.errors import TierError
 from kvfs.movement import (
     asking,
@@ -116,9 +116,10 @@ class Remote:
         target: Target,
         notes: str,
         scratch: str | None,
+        copy: PackedCopy | None = None,
     ) -> Uploaded:
         """See `uploading.upload`."""
-        wanted = (source, touched_ns, about, target, notes, scratch)
+        wanted = (source, touched_ns, about, target, notes, scratch, copy)
         return await self._run("up", about.size, (), uploading.upload, *wanted)
 
     async def copy(self, source: Stored, about: About, target: Target, notes: str) -> Uploaded:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvfs import failpoints
-from kvfs.catalog import Stored
+from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
@@ -30,11 +30,13 @@ def upload(
     target: Target,
     notes: str,
     scratch: str | None,
+    copy: PackedCopy | None = None,
 ) -> Uploaded:
     """Store a backing file that was last changed at `touched_ns`.
 
     notes: the directory for ids of uploads. scratch: see `packing.packed`; None: it goes up as it
-    is. Raises ObjectExistsError if another object has the name, SourceError if the file has another
+    is. copy: the file is this one and goes up as it is, unless it was made a plain one since.
+    Raises ObjectExistsError if another object has the name, SourceError if the file has another
     digest than it should.
     """
     with ExitStack() as stack:
@@ -42,14 +44,20 @@ def upload(
         stack.callback(os.close, fd)
         if failpoints.active:
             failpoints.reach("movement.upload")
-        _expect(fd, source, about.size, touched_ns)
+        if copy is not None and os.fstat(fd).st_size == about.size:
+            copy = None
+        size = about.size if copy is None else copy.size
+        _expect(fd, source, size, touched_ns)
         packed = result = chunks = None
         first = b""
-        if scratch is not None:
+        if copy is None and scratch is not None:
             packed, result = stack.enter_context(
                 packing.packed(fd, about.size, scratch, about.element_size)
             )
-        if packed is None:
+        if copy is not None:
+            sent, digest = fd, about.digest
+            stored = Stored(target.key, "", copy.size, copy.digest, copy.codec, told=about.told)
+        elif packed is None:
             digest = about.digest
             if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
                 digest, chunks = weigh(fd, about.size)
@@ -87,7 +95,7 @@ def upload(
                 done = send(once=False)
             else:
                 done = publishing.same(transfers, target.key, digest, about)
-        _expect(fd, source, about.size, touched_ns)
+        _expect(fd, source, size, touched_ns)
         if failpoints.active:
             failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)

@@ -624,7 +624,7 @@ def test_an_object_that_is_gone_is_a_miss_for_good(made: World, store: MemorySto
         inode = await spilled(made, b"a", CONTENT)
         made.objects.scans.listed(ROOT_INO)
         store.objects.clear()
-        with pytest.raises(NotFoundError):
+        with pytest.raises(StaleError):
             await made.objects.open(inode.ino, writable=False)
         assert made.catalog.inode(inode.ino) is None
 
