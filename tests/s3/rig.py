@@ -27,6 +27,8 @@ def send_away(directory: Path, contents: dict[str, bytes]) -> None:
     """Into a `narrow` namespace, and then only the bucket has them."""
     for name, data in contents.items():
         (directory / name).write_bytes(data)
+    for name in contents:  # or a later one, which is there first, goes in its place
+        wait_for(lambda: attribute(directory / name, "dirty") == "0", f"{name} is there")  # noqa: B023 (it is called at once)
     for number in range(len(contents)):
         (directory / f"last{number}").write_bytes(b"stays")
     for name in contents:

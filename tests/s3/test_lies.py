@@ -279,7 +279,7 @@ def test_a_lie_that_is_told_once_costs_nothing(front: Front) -> None:
 def test_what_was_replaced_does_not_come_back(front: Front) -> None:
     kv, proxy, *_ = front()
     kv.expect_log("is lost")
-    kv.allow_log("is fetched once more")
+    kv.allow_log("is fetched once more|is listed, but|but it is listed|s3 tier")
     away = narrow(kv, "n")
     kept: dict[str, Answer] = {}
 
