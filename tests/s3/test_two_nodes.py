@@ -240,7 +240,7 @@ def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
 
 
 def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
-    """As `ls` without any option: no name is ever looked at."""
+    # As `ls` without any option: no name is ever looked at.
     a, b = two()
     for name in ("k", "n"):
         (a.path / name).write_bytes(OLD)
