@@ -96,8 +96,8 @@ def test_the_pace_of_the_trace(
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(module, "time", clock)
     played = replay(trace, tmp_path, SIZE, speed=2.0)
     assert slept == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert played.seconds == 2.0
