@@ -112,8 +112,11 @@ class Settings:
         choice("back", "through"),
         "back: lower tiers get an object when room is needed; through: when it is closed",
     )
-    compression: Literal["off", "s3"] = _setting(
-        "off", choice("off", "s3"), "what is compressed, without loss: objects on their way to s3"
+    compression: Literal["off", "s3", "nvme"] = _setting(
+        "off",
+        choice("off", "s3", "nvme"),
+        "what is compressed, without loss: objects on their way to s3; nvme: copies on NVMe as "
+        "well, which are read through RAM",
     )
     publish: Literal["immediate", "close"] = _setting(
         "immediate", choice("immediate", "close"), "when others see a new file's name"

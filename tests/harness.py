@@ -129,12 +129,17 @@ class Mounted:
     def check_gauges(self) -> None:
         """Nothing is open, reserved or under way when nobody uses the mount."""
 
+        status: dict[str, Any] = {}
+
         def quiet() -> bool:
-            status = self.status()
+            status.update(self.status())
             reserved = sum(tier["reserved_bytes"] for tier in status["tiers"].values())
             return not (status["open_handles"] or status["writers"] or status["jobs"] or reserved)
 
-        wait_for(quiet, f"no handle, writer, job or reservation is left: {self.status()}")
+        try:
+            wait_for(quiet, "no handle, writer, job or reservation is left")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {status}") from error
 
     def check_accounts(self) -> None:
         """Each tier holds what it says: backing files, and bytes as the device counts them."""

@@ -2,7 +2,7 @@
 
 from kvfs.catalog.batch import Batch
 from kvfs.catalog.catalog import Catalog
-from kvfs.catalog.inode import LINK_MAX, ROOT_INO, Inode
+from kvfs.catalog.inode import LINK_MAX, ROOT_INO, Inode, PackedCopy
 from kvfs.catalog.keys import BUCKET_KINDS, FORMAT, Dentry, Stored
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "Catalog",
     "Dentry",
     "Inode",
+    "PackedCopy",
     "Stored",
 ]

@@ -45,6 +45,9 @@ def inode(key: bytes, record: bytes) -> Inode | None:
     try:
         found = Inode.unpack(ino, record)
         good = found.pack() == record and len(found.digest) in {0, 16}
+        if found.packed is not None:
+            smaller = found.packed.size < found.size and found.digest != b""
+            good = good and found.sealed and found.on_nvme and smaller
     except struct.error:
         return None
     return found if good and stat.S_IFMT(found.mode) in _TYPES else None

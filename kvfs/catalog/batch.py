@@ -45,7 +45,9 @@ class Batch:
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
-        if inode.in_bucket:
+        if inode.packed is not None:
+            self._be_of_format(keys.PACKED)
+        elif inode.in_bucket:
             self._be_of_format(keys.BUCKETED)
         elif inode.placed:
             self._be_of_format(keys.PLACED)

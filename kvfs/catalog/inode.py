@@ -6,12 +6,14 @@ holds those, and `Inode.links` only says which dentries there are.
 
 Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
 pairs of (parent, cookie), then the rest: a symbolic link's target. Format 1 knew no places: what it
-wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag.
+wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag. Format
+4 has another one, and if it is set `_PACKED` and a codec's name before the links.
 """
 
 import stat
 from dataclasses import dataclass, replace
 from struct import Struct
+from typing import NamedTuple
 
 ROOT_INO = 1  # FUSE_ROOT_ID
 LINK_MAX = 1000  # names one file may have; each costs 16 bytes in every write of its record
@@ -19,7 +21,21 @@ LINK_MAX = 1000  # names one file may have; each costs 16 bytes in every write o
 _FIXED = Struct("<IIIIQqqqqQQIIIBB16sH")
 _PLACE = Struct("<QQQI")
 _PAIR = Struct("<QQ")
-_SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET = 1, 2, 4, 8, 16
+_PACKED = Struct("<QQ16sB")
+_SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
+
+
+class PackedCopy(NamedTuple):
+    """A compressed copy: a file of `size` bytes, which have the xxh3-128 `digest`.
+
+    blocks: units of 512 bytes that it takes. It is smaller than the object, by which a file tells
+    which of both it is.
+    """
+
+    codec: str
+    size: int
+    blocks: int
+    digest: bytes
 
 
 @dataclass(slots=True)
@@ -59,6 +75,7 @@ class Inode:
     model: int = 0
     kept: bool = False  # only its owner unlinks it
     in_bucket: bool = False  # this version is in the bucket as well, or only there
+    packed: PackedCopy | None = None  # its copy on NVMe is this one; `blocks` are of all others
 
     @property
     def is_dir(self) -> bool:
@@ -112,13 +129,17 @@ class Inode:
             | (_ON_NVME if self.on_nvme else 0)
             | (_PLACED if placed else 0)
             | (_KEPT if self.kept else 0)
-            | (_IN_BUCKET if self.in_bucket else 0),
+            | (_IN_BUCKET if self.in_bucket else 0)
+            | (_IS_PACKED if self.packed is not None else 0),
             len(self.digest),
             self.digest,
             len(self.links),
         )
         if placed:
             fixed += _PLACE.pack(self.namespace, self.key, self.parent_key, self.model)
+        if self.packed is not None:
+            codec = self.packed.codec.encode("latin-1")
+            fixed += _PACKED.pack(*self.packed[1:], len(codec)) + codec
         return b"".join((fixed, *(_PAIR.pack(*link) for link in self.links), self.target))
 
     @classmethod
@@ -129,6 +150,12 @@ class Inode:
         if flags & _PLACED:
             place = _PLACE.unpack_from(record, start)
             start += _PLACE.size
+        packed = None
+        if flags & _IS_PACKED:
+            size, blocks, its_digest, length = _PACKED.unpack_from(record, start)
+            start += _PACKED.size + length
+            codec = record[start - length : start].decode("latin-1")
+            packed = PackedCopy(codec, size, blocks, its_digest)
         end = start + links * _PAIR.size
         found = cls(
             ino,
@@ -142,4 +169,5 @@ class Inode:
         )
         found.kept = bool(flags & _KEPT)
         found.in_bucket = bool(flags & _IN_BUCKET)
+        found.packed = packed
         return found

@@ -26,9 +26,10 @@ Keys (integers big endian, so that they sort):
 from struct import Struct
 from typing import NamedTuple
 
-# 1 had no places in inodes, 2 no bucket; both are read, and become what is first written to them.
-FORMAT = 3
-PLACED, BUCKETED = 2, 3  # the formats that brought those
+# 1 had no places in inodes, 2 no bucket, 3 no packed copies; all are read, and become what is first
+# written to them.
+FORMAT = 4
+PLACED, BUCKETED, PACKED = 2, 3, 4  # the formats that brought those
 
 INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
 SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"

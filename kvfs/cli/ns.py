@@ -125,6 +125,7 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
     if connector is not None:  # all that can be wrong with it, before anything is made
         _configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
+    _say_note(namespace, made)
     if connector is not None:  # a template may have given it a quota
         click.echo(_configuration(namespace, connector, Settings.parse(made["settings"])))
 
@@ -144,7 +145,15 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
     A greater version makes everything in it vanish at once; space follows in the background.
     """
     texts = _texts(settings)
-    namespace.ask("ns_set", settings=texts)
+    answer = namespace.ask("ns_set", settings=texts)
+    if "compression" in texts:
+        _say_note(namespace, answer)
+
+
+def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
+    """What a setting costs, beside what is printed to be pasted."""
+    if note := answer.get("note"):  # a daemon of an earlier version has none
+        click.echo(f"kvfs: namespace {namespace.name}: {note}", err=True)
 
 
 @command.command()
@@ -168,8 +177,8 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
                 f"the mount's own namespace, which it is in; kvfs ns set gives it some"
             )
         )
-    if found["problem"]:
-        console.print(line(f"namespace {namespace.name}: {found['problem']}"))
+    for text in filter(None, (found["problem"], found.get("note"))):
+        console.print(line(f"namespace {namespace.name}: {text}"))
     console.print(
         pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(

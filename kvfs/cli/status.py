@@ -31,7 +31,7 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
 def _show(status: dict[str, Any]) -> None:
     console = screen()
     spaces = status["namespaces"]
-    facts = [*_facts(status), *_bucket(status["tiers"])]
+    facts = [*_facts(status), *_bucket(status["tiers"]), *_compression(status["tiers"])]
     console.print(pairs(facts), _tiers(status["tiers"]), table(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name, str(n)) for name, n in _counted(status)))
@@ -73,7 +73,16 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         waits += f" of at most {human(bucket['dirty_most_bytes'])}"
         waits += f", the oldest for {_duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
-    done = ("uploads", "downloads", "copies", "deletes", "spilled", "conflicts", "failures")
+    done = (
+        "uploads",
+        "downloads",
+        "headers",
+        "copies",
+        "deletes",
+        "spilled",
+        "conflicts",
+        "failures",
+    )
     yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
     shared = ("lookups", "absent_cached", "found", "imported", "stale", "refused")
     yield (
@@ -82,17 +91,23 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     )
     ahead = ("prefetched", "prefetch_used", "prefetch_wasted", "warmed")
     yield "ahead", ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in ahead)
-    if bucket["compressed"] or bucket["not_compressed"] or bucket["decompressed"]:
-        yield "compression", _compression(bucket)
 
 
-def _compression(bucket: dict[str, Any]) -> str:
-    was, became = bucket["compressed_bytes"], bucket["compressed_to_bytes"]
+def _compression(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
+    """What it came to, by tier."""
+    for name in ("nvme", "s3"):
+        counted = tiers.get(name, {})
+        if any(counted.get(key) for key in ("compressed", "not_compressed", "decompressed")):
+            yield f"compression, {name}", _compressed(counted)
+
+
+def _compressed(counted: dict[str, Any]) -> str:
+    was, became = counted["compressed_bytes"], counted["compressed_to_bytes"]
     ratio = f", {was / became:.2f} times smaller" if became else ""
-    there, back = (bucket[f"{name}_cpu_us"] / 1e6 for name in ("compress", "decompress"))
+    there, back = (counted[f"{name}_cpu_us"] / 1e6 for name in ("compress", "decompress"))
     return (
-        f"{bucket['compressed']} objects, {human(was)} to {human(became)}{ratio}; "
-        f"{bucket['not_compressed']} as they are; {bucket['decompressed']} decompressed; "
+        f"{counted['compressed']} objects, {human(was)} to {human(became)}{ratio}; "
+        f"{counted['not_compressed']} as they are; {counted['decompressed']} decompressed; "
         f"{there:.1f} s + {back:.1f} s of processor time"
     )
 

@@ -100,14 +100,7 @@ def decompress(
     is not known here.
     """
     begun = time.thread_time()
-    expect_codec(codec)
-    with _failures("stat of the source"):
-        there = os.fstat(source).st_size
-    if there != stored_size:
-        raise DamagedError(f"{there} bytes stored, expected {stored_size}")
-    if stored_size < head_size(size):
-        raise DamagedError(f"{stored_size} bytes stored cannot be an object of {size} bytes")
-    index = Index(_stored(source, 0, head_size(size)), size, stored_size)
+    index = _index(codec, source, size, stored_size)
     _resize(destination, size)
     for number in index.numbers(offset, size if length is None else length):
         frame = index.frame(number)
@@ -115,6 +108,28 @@ def decompress(
         if data != _ZEROS[: frame.length]:
             _write(destination, data, frame.offset)
     return time.thread_time() - begun
+
+
+def content_digest(codec: str, source: int, size: int, stored_size: int) -> bytes:
+    """The xxh3-128 of the object's bytes, which are written nowhere. Raises as `decompress`."""
+    index = _index(codec, source, size, stored_size)
+    content = xxh3_128()
+    for number in index.numbers(0, size):
+        frame = index.frame(number)
+        content.update(unpack(_stored(source, frame.position, frame.stored), frame))
+    return content.digest()
+
+
+def _index(codec: str, source: int, size: int, stored_size: int) -> Index:
+    """Raises DamagedError, TierError, UnsupportedError."""
+    expect_codec(codec)
+    with _failures("stat of the source"):
+        there = os.fstat(source).st_size
+    if there != stored_size:
+        raise DamagedError(f"{there} bytes stored, expected {stored_size}")
+    if stored_size < head_size(size):
+        raise DamagedError(f"{stored_size} bytes stored cannot be an object of {size} bytes")
+    return Index(_stored(source, 0, head_size(size)), size, stored_size)
 
 
 def _read(source: int, offset: int, count: int) -> bytes:

@@ -41,6 +41,7 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
             "name": name,
             "own": own,
             "problem": found.homeless(lifecycle.residency.tiers),
+            "note": found.note(lifecycle.residency.tiers),
             **found.describe(),
             "models": lifecycle.namespaces.describe_models([found]),
         }

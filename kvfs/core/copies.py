@@ -19,10 +19,12 @@ from typing import Protocol
 
 from kvfs.catalog import Inode
 from kvfs.core.backings import Io
+from kvfs.core.header import Header
 from kvfs.core.residency import Residency
+from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Bucket, Job, Tier
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,22 @@ class Fetcher(Protocol):
         Raises NotFoundError, StaleError if it has changed meanwhile.
         """
 
+    async def header(self, inode: Inode) -> Header | None:
+        """Its first bytes only; None: there is nothing less than to `fetch` it. NotFoundError."""
+
+
+class Unpacker(Protocol):
+    """Who can make a copy that can be opened of one that is packed."""
+
+    async def unpack(self, inode: Inode) -> None:
+        """There is one now, or the packed one was lost. Raises NotFoundError, StaleError."""
+
 
 class Copies:
-    """`renaming`: inodes whose backing file may have another name, see `Versions`."""
+    """`renaming`: inodes whose backing file may have another name, see `Versions`.
+
+    `scans`: who reads first bytes only.
+    """
 
     def __init__(
         self,
@@ -54,6 +69,7 @@ class Copies:
         io: Io,
         renaming: Container[int],
         fetcher: Fetcher | None = None,
+        unpacker: Unpacker | None = None,
     ) -> None:
         self.residency = residency
         self.catalog = residency.catalog
@@ -61,6 +77,8 @@ class Copies:
         self._io = io
         self._renaming = renaming
         self._fetcher = fetcher
+        self._unpacker = unpacker
+        self.scans = Scans()
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
@@ -76,28 +94,60 @@ class Copies:
             return None
         return ram, fd
 
-    async def open(self, inode: Inode, *, writable: bool) -> tuple[Tier, int, bool] | Stream:
-        """Open the best copy that is what it should be: tier, descriptor, whether it was fetched.
+    async def open(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
+        """Open the best copy that is what it should be: tier, descriptor, where its bytes were.
 
-        Or what comes from the bucket and can be read already. Raises NotFoundError (a miss),
-        StaleError, CatalogError.
+        Or what comes from the bucket and can be read already; for who scans, its beginning. Raises
+        NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
-        fetched = False
+        where: Tier | Bucket | None = None
+        if found is None and self._packed(inode):
+            await self._unpack(inode)
+            where = self.residency.nvme
+            found, _ = await self.open_here(inode, writable=writable)
+            lost = found is None
         if found is None and (spilled := self._spilled(inode)) is not None:
+            if not writable and self.scans.opens(spilled):
+                header = await self._header(spilled)
+                inode.take(spilled)
+                if header is not None:
+                    return header
             stream = await self.fetch(spilled, whole=writable)
             inode.take(spilled)
             if stream is not None:
                 return stream
-            fetched = True
+            where = self.residency.bucket
             found, lost = await self.open_here(inode, writable=writable)
         if found is not None:
-            return *found, fetched
+            return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.residency.counters["misses"] += 1
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def _packed(self, inode: Inode) -> bool:
+        """Whether this version is on NVMe, and packed there."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version or current.packed is None:
+            return False
+        return self.residency.nvme in self.residency.holders(current)
+
+    async def _unpack(self, inode: Inode) -> None:
+        """The record is brought up to date. Raises NotFoundError, StaleError."""
+        try:
+            if self._unpacker is None:
+                raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
+            await self._unpacker.unpack(inode)
+        except NotFoundError:
+            self.residency.counters["misses"] += 1
+            raise
+        current = self.catalog.inode(inode.ino)
+        if current is not None and current.version == inode.version:
+            inode.take(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
         """What the catalog has of it, if the bucket has this version."""
@@ -105,6 +155,26 @@ class Copies:
         if current is None or current.version != inode.version or not current.in_bucket:
             return None
         return current
+
+    async def _header(self, inode: Inode) -> Header | None:
+        """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
+
+        The record is brought up to date.
+        """
+        if self._fetcher is None:
+            return None
+        try:
+            header = await self._fetcher.header(inode)
+        except NotFoundError:
+            self.residency.counters["misses"] += 1
+            raise
+        current = self._spilled(inode)
+        if current is None or self.residency.holders(current):
+            if header is not None:
+                header.leave()
+            raise StaleError(f"inode {inode.ino} has changed while it was opened")
+        inode.take(current)
+        return header
 
     async def fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
         """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.
@@ -130,6 +200,8 @@ class Copies:
         """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
         lost = False
         for tier in self.residency.holders(inode):
+            if self.residency.is_packed_in(inode, tier):
+                continue
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
                 fd = await self._io(tier, Job("open", opening, os.close))

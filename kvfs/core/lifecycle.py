@@ -182,7 +182,11 @@ class Lifecycle:
                 self.residency.dirty.look_back(batch)
             batch.answers()
         self.residency.wake()
-        return self.namespaces.of(directory)
+        found = self.namespaces.of(directory)
+        note = found.note(self.residency.tiers)
+        if note and before.compression != settings.compression:
+            log.info("namespace %s: %s", self.namespaces.name(ino), note)
+        return found
 
     def _begin(self, directory: Inode, batch: Batch) -> None:
         """What is below is walked, and accounted to it."""

@@ -222,6 +222,21 @@ class Namespace:
             f"{'+'.join(names)} only: mount with {media[0]}=, or kvfs ns set media=all"
         )
 
+    def note(self, tiers: Iterable[Tier]) -> str:
+        """What compressed copies on NVMe mean here, for people; "" if it has none."""
+        if self.settings.compression != "nvme":
+            return ""
+        missing = {"ram", "nvme"} - {tier.name for tier in tiers if self.takes(tier)}
+        if missing:
+            return (
+                "compression=nvme compresses no copy on NVMe here: mount or media lack "
+                f"{' and '.join(sorted(missing))}; with s3 it is as compression=s3"
+            )
+        return (
+            "compression=nvme: what only NVMe has is read through RAM where it is compressed, "
+            "not by passthrough from NVMe"
+        )
+
     @property
     def urgency(self) -> tuple[bool, float]:
         """Who has most beyond what is his gives first: by soft quota, then by share."""

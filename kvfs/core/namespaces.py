@@ -10,7 +10,7 @@ All methods are synchronous. Not for walking trees (`Walks`), nor for choosing v
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -255,21 +255,26 @@ class Namespaces:
 
     # Accounts
 
-    def count(self, inode: Inode, holders: list[Tier], bucket: Bucket | None, sign: int) -> None:
-        """A sealed object comes (1) or goes (-1). What only the bucket has is in no quota."""
+    def count(
+        self, inode: Inode, costs: Mapping[str, int], bucket: Bucket | None, sign: int
+    ) -> None:
+        """A sealed object comes (1) or goes (-1). What no tier has is in no quota.
+
+        costs: bytes of its copies by tier. A quota counts it as if none was packed.
+        """
         found = self.of(inode)
         if bucket is not None:
             found.held[bucket.name] += sign * inode.size
             found.held_objects[bucket.name] += sign
-        if inode.in_bucket and not holders:
+        if not costs:
             return
         cost = Tier.cost(inode.blocks)
         found.bytes += sign * cost
         found.objects += sign
-        for tier in holders:
-            found.held[tier.name] += sign * cost
-            found.held_objects[tier.name] += sign
-        if len(holders) > 1:
+        for tier, bytes_ in costs.items():
+            found.held[tier] += sign * bytes_
+            found.held_objects[tier] += sign
+        if len(costs) > 1:
             found.clean_bytes += sign * cost
             found.clean_objects += sign
         if self._ended and not found.objects:

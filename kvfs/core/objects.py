@@ -31,7 +31,8 @@ from typing import TypeVar
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
-from kvfs.core.copies import Copies, Fetcher, Verifier
+from kvfs.core.copies import Copies, Fetcher, Unpacker, Verifier
+from kvfs.core.header import Header
 from kvfs.core.incoming import Incoming
 from kvfs.core.mappings import Mappings
 from kvfs.core.placement import Placement
@@ -46,7 +47,7 @@ from kvfs.errors import (
     TierError,
     TooLargeError,
 )
-from kvfs.tiers import Job, OverdueError, Tier
+from kvfs.tiers import Bucket, Job, OverdueError, Tier
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Objects:
         promote: Callable[[Inode], None],
         settle: Callable[[Inode], None],
         fetcher: Fetcher | None = None,
+        unpacker: Unpacker | None = None,
     ) -> None:
         self.residency = residency
         self.placement = placement
@@ -78,7 +80,10 @@ class Objects:
         self.promote = promote
         self.settle = settle
         self.versions = Versions(residency, self._io)
-        self.copies = Copies(residency, verifier, self._io, self.versions.renaming, fetcher)
+        self.copies = Copies(
+            residency, verifier, self._io, self.versions.renaming, fetcher, unpacker
+        )
+        self.scans = self.copies.scans
         self.incoming = Incoming(residency, self.copies, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
@@ -109,6 +114,7 @@ class Objects:
         await residency.lock(ino)
         try:
             held = residency.open.get(ino)
+            scanned = False
             if held is None:
                 inode = self.catalog.inode(ino)
                 if inode is None or residency.is_gone(inode):
@@ -117,15 +123,13 @@ class Objects:
                     held = await self._replace(inode)
                     held.writers += 1
                     return held
-                found = await self.copies.open(inode, writable=writable)
-                if isinstance(found, Stream):
-                    held = self._opened_early(inode, found)
-                else:
-                    tier, fd, fetched = found
-                    held = self._opened(inode, tier, fd, writable=writable, fetched=fetched)
+                held = await self._open_first(inode, writable=writable)
+                scanned = held.header is not None
+            elif held.header is not None and not writable:
+                scanned = self.scans.opens(held.inode)
             held.readers += 1  # keeps it while we wait
             try:
-                if held.direct:
+                if held.direct and not scanned:
                     await self.incoming.have(held, whole=writable)
                 if writable:
                     await self.versions.make_writable(held)
@@ -178,18 +182,32 @@ class Objects:
         held.readers += 1
         return held
 
+    async def _open_first(self, inode: Inode, *, writable: bool) -> OpenObject:
+        found = await self.copies.open(inode, writable=writable)
+        if isinstance(found, tuple):
+            tier, fd, where = found
+            return self._opened(inode, tier, fd, writable=writable, where=where)
+        if isinstance(found, Stream):
+            return self._opened_early(inode, found)
+        return self._scanned(inode, found)
+
     def _opened(
-        self, inode: Inode, tier: Tier, fd: int, *, writable: bool, fetched: bool = False
+        self,
+        inode: Inode,
+        tier: Tier,
+        fd: int,
+        *,
+        writable: bool,
+        where: Tier | Bucket | None = None,
     ) -> OpenObject:
-        """fetched: its bytes came from the bucket for it."""
+        """where: its bytes were there, if they had to be brought here for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         held.reserved = self.residency.from_limbo(inode.ino)
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
         self.residency.open[inode.ino] = held
-        bucket = self.residency.bucket
-        where = bucket if fetched and bucket is not None else tier
+        where = where or tier
         where.hits += 1
         if not writable and inode.links:
             self.residency.namespaces.read(inode, where)
@@ -210,14 +228,26 @@ class Objects:
         self.incoming.read_from(held, stream)
         self.residency.open[inode.ino] = held
         self.residency.counters["opens_served"] += 1
-        where = self.residency.bucket or stream.tier
-        where.hits += 1
-        self.residency.namespaces.read(inode, where)
+        self.incoming.opened(held)
         self.promote(inode)
+        return held
+
+    def _scanned(self, inode: Inode, header: Header) -> OpenObject:
+        """A reader comes who will hardly want more than that: no use of the object is counted.
+
+        It is in no tier yet, whatever `tier` says.
+        """
+        held = OpenObject(inode, self.residency.tiers[-1], -1, writable=False, direct=True)
+        held.accounted = bool(inode.links)
+        held.header = header
+        self.residency.open[inode.ino] = held
+        self.residency.counters["opens_served"] += 1
         return held
 
     async def read(self, held: OpenObject, start: int, length: int) -> bytes:
         """Less only at the end of the object. Raises TierError."""
+        if held.header is not None and held.header.has(start, length):
+            return held.header.read(start, length)
         fd = await self.incoming.bytes_here(held, start, length) if held.direct else held.fd
 
         def do(own: int) -> bytes:

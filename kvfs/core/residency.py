@@ -28,9 +28,10 @@ from typing import NamedTuple
 
 import trio
 
-from kvfs.catalog import Batch, Catalog, Dentry, Inode, Stored
+from kvfs.catalog import Batch, Catalog, Dentry, Inode, PackedCopy, Stored
 from kvfs.core.dirty import Dirty
 from kvfs.core.followers import Followers
+from kvfs.core.header import Header
 from kvfs.core.namespaces import Namespaces
 from kvfs.core.stream import Stream
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
@@ -81,6 +82,7 @@ class OpenObject:
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
     stream: Stream | None = None  # where its readers have it from, if it is direct
+    header: Header | None = None  # or only that, if nobody has read on
 
     @property
     def readable(self) -> bool:
@@ -88,6 +90,11 @@ class OpenObject:
         if not self.direct or self.fd >= 0:
             return True
         return self.stream is not None and self.stream.problem is None
+
+    @property
+    def coming(self) -> bool:
+        """Whether it was opened before its bytes were here."""
+        return self.stream is not None or self.header is not None
 
     @property
     def taken(self) -> int:
@@ -201,11 +208,27 @@ class Residency:
             found.append(self.nvme)
         return found
 
+    def cost(self, inode: Inode, tier: Tier) -> int:
+        """Bytes to account for its copy in a tier, be it packed."""
+        if inode.packed is not None and tier is self.nvme:
+            return tier.cost(inode.packed.blocks)
+        return tier.cost(inode.blocks)
+
+    def is_packed_in(self, inode: Inode, tier: Tier) -> bool:
+        """Whether its copy in a tier is one that cannot be opened."""
+        return inode.packed is not None and tier is self.nvme
+
+    def can_open(self, inode: Inode) -> bool:
+        """Whether there is a copy that can be opened as it is."""
+        return any(not self.is_packed_in(inode, tier) for tier in self.holders(inode))
+
     def set_holder(self, inode: Inode, tier: Tier, *, holds: bool) -> None:
+        """A copy that NVMe gets is no packed one, unless that is said afterwards."""
         if self.ram is not None and tier is self.ram:
             inode.ram_epoch = self.ram.epoch if holds else 0
         else:
             inode.on_nvme = holds
+            inode.packed = None
 
     def is_lost(self, inode: Inode) -> bool:
         """Whether nothing holds the bytes of this file any more: the RAM tier went away."""
@@ -253,7 +276,7 @@ class Residency:
         elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.staging:
             self._add_past(inode)
             for tier in self.holders(inode):
-                tier.uncounted = max(0, tier.uncounted - tier.cost(inode.blocks))
+                tier.uncounted = max(0, tier.uncounted - self.cost(inode, tier))
         self.counted_to = inode.ino
 
     def _add_past(self, inode: Inode) -> None:
@@ -323,7 +346,7 @@ class Residency:
     def _count(self, inode: Inode, sign: int = 1) -> None:
         holders = self.holders(inode)
         for tier in holders:
-            tier.used += sign * tier.cost(inode.blocks)
+            tier.used += sign * self.cost(inode, tier)
             tier.objects += sign
         if len(holders) > 1:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
@@ -335,7 +358,8 @@ class Residency:
         if inode.in_bucket and not holders:
             self.spilled += sign
             self.followers.count(inode, sign)
-        self.namespaces.count(inode, holders, bucket, sign)
+        costs = {tier.name: self.cost(inode, tier) for tier in holders}
+        self.namespaces.count(inode, costs, bucket, sign)
 
     @property
     def objects(self) -> int:
@@ -408,12 +432,25 @@ class Residency:
         else:
             self.drop(current, "lost", quarantine=quarantine)
 
-    def add_copy(self, inode: Inode, tier: Tier, blocks: int, digest: bytes) -> None:
-        """A mover has made a copy. What the caller had reserved for it, the caller gives back."""
+    def add_copy(
+        self,
+        inode: Inode,
+        tier: Tier,
+        blocks: int,
+        digest: bytes,
+        packed: PackedCopy | None = None,
+    ) -> None:
+        """A mover has made a copy. What the caller had reserved for it, the caller gives back.
+
+        packed: it is this one, on NVMe. A plain one takes the place of a packed one.
+        """
         before = inode.copy()
         self.set_holder(inode, tier, holds=True)
         inode.digest = digest
-        inode.blocks = max(inode.blocks, blocks)
+        if packed is None:
+            inode.blocks = max(inode.blocks, blocks)
+        else:
+            inode.packed = packed
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
@@ -601,7 +638,7 @@ class Residency:
             self.limbo[inode.ino] = None, 0
             return
         keep = self.holders(inode)[0]
-        cost = keep.cost(inode.blocks)
+        cost = self.cost(inode, keep)
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
 

@@ -296,7 +296,7 @@ class Tree:
             batch.put(inode)
         elif inode.ino in self.residency.open:
             self.residency.unlinked_open(inode, batch)
-        elif not inode.is_file or self.residency.holders(inode):
+        elif not inode.is_file or self.residency.can_open(inode):
             self.residency.to_limbo(inode, batch)
         else:
             self.residency.forget(inode, batch)

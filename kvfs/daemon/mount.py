@@ -99,6 +99,9 @@ class Mount:
             movers = await stack.enter_async_context(
                 Movers.open(config.movers, self.residency.counters)
             )
+            urgent = await stack.enter_async_context(
+                Movers.open(config.movers, self.residency.counters, niceness=0)
+            )
             remote = None
             if self.bucket is not None:
                 remote = await stack.enter_async_context(
@@ -116,6 +119,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
+                urgent=urgent,
                 remote=remote,
                 tree=tree,
                 notes=self.notes,
@@ -130,6 +134,7 @@ class Mount:
                 promote=self.flow.opened,
                 settle=self.flow.settlement.written,
                 fetcher=self.flow.hydration,
+                unpacker=self.flow.unpacking,
             )
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, quota)
@@ -144,9 +149,17 @@ class Mount:
             )
             if self.takeover:
                 await self._take_over(objects)
+            self._say_notes()
             self.residency.estimate()
             self.session = Session(config, self.operations)
             await self._serve_mounted(handlers(self))
+
+    def _say_notes(self) -> None:
+        """What the settings of namespaces cost."""
+        spaces, tiers = self.residency.namespaces, self.residency.tiers
+        for space in spaces if not self.takeover else ():
+            if note := space.note(tiers):
+                log.info("namespace %s: %s", spaces.name(space.ino), note)
 
     async def _take_over(self, objects: Objects) -> None:
         slots = self.backings.slots()
@@ -195,6 +208,7 @@ class Mount:
             self.flow.end_ahead()
             if self.flow.hydration is not None:
                 self.flow.hydration.stop()
+            self.flow.unpacking.stop()
             await self.operations.objects.mappings.end(lambda _: True)
             if time.monotonic() >= self.discard_until:
                 await self.flow.write_back.drain()

@@ -71,6 +71,7 @@ def status(mount: Mount) -> dict[str, Any]:
                 "state": tier.health.state,
                 "state_s": round(time.monotonic() - tier.health.since, 3),
                 "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
+                **(tier.counters if tier is residency.nvme else {}),
             }
             for tier in residency.tiers
         }

@@ -192,7 +192,7 @@ class Operations(pyfuse3.Operations):
             found = self.tree.lookup(parent_inode, name)
             if not discovery.doubts(found):
                 return self._attributes(found)
-            await discovery.confirm(found)
+            await discovery.confirm(found, ctx.pid)
         except NotFoundError:
             await discovery.find(parent_inode, name)
         return self._attributes(self.tree.lookup(parent_inode, name))
@@ -267,6 +267,9 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         wanted = FIRST_ENTRIES
+        if self.residency.bucket is not None:
+            caller.set(self.kernel.requester())
+            self.objects.scans.listed(fh)
         while True:
             entries, start_id, ended = self.tree.read(fh, start_id, wanted)
             for name, inode, cookie in entries:
@@ -407,6 +410,8 @@ class Operations(pyfuse3.Operations):
 
     async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
         caller.set(ctx.pid)
+        if self.discovery is not None:
+            self.discovery.openers.opened(ctx.pid, inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if self.residency.namespaces.limited and not writable:
@@ -469,9 +474,10 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
-        if held.direct:
+        if held.direct and not (held.header is not None and held.header.has(off, size)):
             request, _ = self.kernel.request()
-            with self.waits.unless_killed(self.kernel.requester()) as wait:
+            caller.set(self.kernel.requester())
+            with self.waits.unless_killed(caller.get()) as wait:
                 fd = await self.objects.incoming.bytes_here(held, off, size)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)

@@ -41,7 +41,7 @@ def download(
         try:
             spent = _fetch(transfers, stored, out, part, size, digest)
         except ObjectChangedError:
-            now, _ = publishing.as_it_is_now(transfers, stored, digest)
+            now, *_ = publishing.as_it_is_now(transfers, stored, digest)
             spent = _fetch(transfers, now, out, part, size, digest)
         os.utime(out, ns=(touched_ns, touched_ns))
         if failpoints.active:

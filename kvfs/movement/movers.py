@@ -19,9 +19,11 @@ from typing import TypeVar
 import trio
 import trio_parallel  # type: ignore[import-untyped]
 
+from kvfs.catalog import PackedCopy
 from kvfs.errors import TierError
-from kvfs.movement import copying
+from kvfs.movement import copying, repacking
 from kvfs.movement.copying import NICENESS, LostError, Moved, SourceChangedError
+from kvfs.movement.repacking import Repacked
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Movers:
         self._nursery = nursery
         self.workers = workers
         self._limiter = trio.CapacityLimiter(workers)
+        self._unpacking = trio.CapacityLimiter(workers)
         self.counters = counters
         self.running = 0
 
@@ -113,6 +116,47 @@ class Movers:
         destinations = [destination for _, destination, _ in items]
         return await self._run(
             copying.copy_all, items, options={}, patience=longest, destinations=destinations
+        )
+
+    async def pack(
+        self, source: str, destination: str, size: int, element_size: int | None
+    ) -> Repacked:
+        """See `repacking.pack`. Raises OSError, SourceChangedError, TierError."""
+        return await self._run(
+            *(repacking.pack, source, destination, size, element_size),
+            options={},
+            patience=patience_for(size),
+            destinations=[destination],
+        )
+
+    async def unpack(
+        self,
+        source: str,
+        destination: str,
+        packed: PackedCopy,
+        size: int,
+        digest: bytes,
+        *,
+        sync: bool,
+    ) -> Repacked:
+        """See `repacking.unpack`. Raises OSError, TierError. An open waits for it, not for copies.
+
+        It is given up if the mount ends.
+        """
+        return await self._run(
+            *(repacking.unpack, source, destination, packed, size, digest),
+            options={"sync": sync},
+            patience=patience_for(size),
+            destinations=[destination],
+            limiter=self._unpacking,
+        )
+
+    async def unpacked_digest(self, source: str, packed: PackedCopy, size: int) -> bytes:
+        """See `repacking.unpacked_digest`. Raises OSError, TierError."""
+        return await self._run(
+            *(repacking.unpacked_digest, source, packed, size),
+            options={},
+            patience=patience_for(size),
         )
 
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
@@ -241,6 +285,7 @@ __all__ = [
     "MoverFailedError",
     "MoverOverdueError",
     "Movers",
+    "Repacked",
     "SourceChangedError",
     "patience_for",
 ]

@@ -19,6 +19,7 @@ from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
 from kvfs.errors import UnsupportedError
 from kvfs.movement.packing import Packing
+from kvfs.s3 import header
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import (
     MetadataError,
@@ -77,8 +78,13 @@ class Uploaded(NamedTuple):
     packing: Packing | None = None
 
 
-def facts(about: About, stored: Stored, digest: bytes, chunks: Chunks | None) -> Facts:
-    """All that is said of an object. `digest` is of the object as its readers see it."""
+def facts(
+    about: About, stored: Stored, digest: bytes, chunks: Chunks | None, first: bytes
+) -> Facts:
+    """All that is said of an object. `digest` is of the object as its readers see it.
+
+    first: the digest of its header.
+    """
     return Facts(
         size=about.size,
         digest=digest,
@@ -93,6 +99,7 @@ def facts(about: About, stored: Stored, digest: bytes, chunks: Chunks | None) ->
         stored_size=stored.size,
         stored_digest=stored.digest,
         chunks=chunks,
+        header=first,
     )
 
 
@@ -144,11 +151,12 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
 
 def as_it_is_now(
     transfers: Transfers, stored: Stored, digest: bytes
-) -> tuple[Stored, Chunks | None]:
+) -> tuple[Stored, Chunks | None, bytes]:
     """What is stored, with the ETag that it has: another node may have changed its mode.
 
-    Or this one has, and lost the answer. With it the digests of its chunks, if it has any. Raises
-    ObjectChangedError if it is another object, NoObjectError, MetadataError.
+    Or this one has, and lost the answer. With it the digests of its chunks, if it has any, and that
+    of its header, b"" for none. Raises ObjectChangedError if it is another object, NoObjectError,
+    MetadataError.
     """
     try:
         head = transfers.store.head(stored.key)
@@ -157,7 +165,8 @@ def as_it_is_now(
             raise OutageError(f"{error}, but it is listed") from error
         raise
     if head.etag == stored.etag:
-        return stored, Chunks.of_metadata(stored.key, head.metadata, stored.size)
+        chunks = Chunks.of_metadata(stored.key, head.metadata, stored.size)
+        return stored, chunks, header.of_metadata(stored.key, head.metadata)
     try:
         found = Facts.of_head(stored.key, head)
     except MetadataError:
@@ -168,7 +177,7 @@ def as_it_is_now(
         stored.codec,
     ):
         raise ObjectChangedError(f"{transfers.store.name}/{stored.key}: its ETag has changed")
-    return stored._replace(etag=head.etag), found.chunks
+    return stored._replace(etag=head.etag), found.chunks, found.header
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from typing import Literal, TypeVar, cast
 
 import trio
 
-from kvfs.catalog import Stored
+from kvfs.catalog import PackedCopy, Stored
 from kvfs.errors import TierError
 from kvfs.movement import (
     asking,
     downloading,
     finding,
     looking,
+    peeking,
     renaming,
     stores,
     streaming,
@@ -29,6 +30,7 @@ from kvfs.movement import (
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.movers import Moved, Movers, patience_for
 from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.s3 import header
 from kvfs.s3.errors import StoreError
 from kvfs.s3.nodes import Node
 from kvfs.s3.place import Place
@@ -114,9 +116,10 @@ class Remote:
         target: Target,
         notes: str,
         scratch: str | None,
+        copy: PackedCopy | None = None,
     ) -> Uploaded:
         """See `uploading.upload`."""
-        wanted = (source, touched_ns, about, target, notes, scratch)
+        wanted = (source, touched_ns, about, target, notes, scratch, copy)
         return await self._run("up", about.size, (), uploading.upload, *wanted)
 
     async def copy(self, source: Stored, about: About, target: Target, notes: str) -> Uploaded:
@@ -156,6 +159,10 @@ class Remote:
         wanted = (stored, destination, size, digest, touched_ns, ends)
         alone = max(size, GROUP * (self.bucket.terms or Terms()).part)
         return await self._run("down", alone, [destination], job, *wanted)
+
+    async def peek(self, stored: Stored, size: int, digest: bytes) -> bytes:
+        """See `peeking.peek`."""
+        return await self._run("down", header.SIZE, (), peeking.peek, stored, size, digest)
 
     async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
         """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""

@@ -30,8 +30,8 @@ def copy(
         failpoints.reach("movement.upload")
     publishing.publish_name(transfers, target.record)
     # Not every store looks by itself.
-    source, chunks = publishing.as_it_is_now(transfers, source, about.digest)
-    metadata = publishing.facts(about, source, about.digest, chunks).metadata()
+    source, chunks, first = publishing.as_it_is_now(transfers, source, about.digest)
+    metadata = publishing.facts(about, source, about.digest, chunks, first).metadata()
     fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)
     try:
         if fresh:

@@ -92,7 +92,7 @@ def stream(
     If it has another ETag, or gets one meanwhile, it must say that it has the same bytes.
     """
     with _opened(ends) as (out, inp):
-        now, chunks = publishing.as_it_is_now(transfers, stored, digest)
+        now, chunks, _ = publishing.as_it_is_now(transfers, stored, digest)
         if chunks is None:
             tell(out, Word(Say.WHOLE))
             return downloading.download(transfers, now, destination, size, digest, touched_ns)

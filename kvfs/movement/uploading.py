@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvfs import failpoints
-from kvfs.catalog import Stored
+from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
 from kvfs.s3.transfer import Transfers
@@ -29,11 +30,13 @@ def upload(
     target: Target,
     notes: str,
     scratch: str | None,
+    copy: PackedCopy | None = None,
 ) -> Uploaded:
     """Store a backing file that was last changed at `touched_ns`.
 
     notes: the directory for ids of uploads. scratch: see `packing.packed`; None: it goes up as it
-    is. Raises ObjectExistsError if another object has the name, SourceError if the file has another
+    is. copy: the file is this one and goes up as it is, unless it was made a plain one since.
+    Raises ObjectExistsError if another object has the name, SourceError if the file has another
     digest than it should.
     """
     with ExitStack() as stack:
@@ -41,16 +44,24 @@ def upload(
         stack.callback(os.close, fd)
         if failpoints.active:
             failpoints.reach("movement.upload")
-        _expect(fd, source, about.size, touched_ns)
+        if copy is not None and os.fstat(fd).st_size == about.size:
+            copy = None
+        size = about.size if copy is None else copy.size
+        _expect(fd, source, size, touched_ns)
         packed = result = chunks = None
-        if scratch is not None:
+        first = b""
+        if copy is None and scratch is not None:
             packed, result = stack.enter_context(
                 packing.packed(fd, about.size, scratch, about.element_size)
             )
-        if packed is None:
+        if copy is not None:
+            sent, digest = fd, about.digest
+            stored = Stored(target.key, "", copy.size, copy.digest, copy.codec, told=about.told)
+        elif packed is None:
             digest = about.digest
             if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
                 digest, chunks = weigh(fd, about.size)
+            first = header.weigh(fd, about.size)
             sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)
         else:
             digest = packed.content
@@ -63,7 +74,7 @@ def upload(
                 f"the file that was to be stored as {target.key} has xxh3-128 {digest.hex()}, "
                 f"expected {about.digest.hex()}"
             )
-        metadata = publishing.facts(about, stored, digest, chunks).metadata()
+        metadata = publishing.facts(about, stored, digest, chunks, first).metadata()
         publishing.publish_name(transfers, target.record)
 
         def send(*, once: bool) -> Stored:
@@ -84,7 +95,7 @@ def upload(
                 done = send(once=False)
             else:
                 done = publishing.same(transfers, target.key, digest, about)
-        _expect(fd, source, about.size, touched_ns)
+        _expect(fd, source, size, touched_ns)
         if failpoints.active:
             failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)

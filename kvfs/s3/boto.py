@@ -9,16 +9,19 @@ Importing it loads boto3, so it is for movers only.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import boto3  # type: ignore[import-untyped]
 import botocore.loaders  # type: ignore[import-untyped]
 import botocore.session  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.response import StreamingBody  # type: ignore[import-untyped]
 
+from kvfs.s3.direct import LENGTH, Direct
 from kvfs.s3.errors import (
     NoObjectError,
     NoUploadError,
@@ -32,6 +35,7 @@ from kvfs.s3.place import Place
 from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Upload
 
 PIECE = 1 << 20  # bytes read from a connection at once
+META = "x-amz-meta-"  # begins the names of headers that are metadata
 ATTEMPTS = 4  # of one request, with 1, 2 and 4 s between them at most
 CONNECT_TIMEOUT = 5.0  # s
 READ_TIMEOUT = 20.0  # s without a byte
@@ -75,12 +79,19 @@ class BotoStore:
             },
         )
         with translated(str(place)):
-            session = _session(profile_name=place.profile, region_name=place.region)
+            core = _core(place.profile)
+            session = boto3.session.Session(botocore_session=core, region_name=place.region)
             self._client = session.client("s3", endpoint_url=place.endpoint, config=config)
+        self._direct = Direct(
+            *(core, self._client, place.bucket),
+            connections=connections,
+            timeout=(connect_timeout, read_timeout),
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+        self._direct.close()
 
     def clock(self) -> float:
         """Asked by a listing: what anybody may ask who may use the bucket."""
@@ -119,31 +130,60 @@ class BotoStore:
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
         if not length:
             return
-        match = {"IfMatch": f'"{etag}"'} if etag else {}
+        with self._range(key, start, length, etag) as answer:
+            while data := answer.body.read(PIECE):
+                yield data
+
+    @contextmanager
+    def _range(self, key: str, start: int, length: int, etag: str) -> Iterator["_Answer"]:
         asked = f"bytes={start}-{start + length - 1}"
         with self._of(key, precondition=ObjectChangedError):
-            answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=asked, **match)
-            with closing(answer["Body"]) as body:
-                if etag and _etag(answer) != etag:
+            answer = self._ask(key, asked, etag)
+            with closing(answer.body):
+                if etag and answer.etag != etag:
                     raise ObjectChangedError(f"{self.name}/{key}: its ETag is not {etag} any more")
                 # A store may ignore the range and send everything.
-                size, told = answer["ContentLength"], answer.get("ContentRange", "no range")
+                size, told = answer.size, answer.range
                 if size > length or not told.startswith(f"bytes {start}-{start + size - 1}/"):
                     raise WrongBytesError(
                         f"{self.name}/{key}: {size} bytes, {told}, were sent for {asked}"
                     )
-                while data := body.read(PIECE):
-                    yield data
+                yield answer
+
+    def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
+        with self._range(key, 0, length, etag) as answer:
+            size = answer.range.rpartition("/")[2]
+            if not size.isdecimal():
+                raise WrongBytesError(f"{self.name}/{key}: {answer.range} says no size")
+            return answer.head(int(size)), answer.body.read()
+
+    def _ask(self, key: str, asked: str, etag: str) -> "_Answer":
+        headers = {"Range": asked} | ({"If-Match": f'"{etag}"'} if etag else {})
+        direct = self._direct.get(key, headers)
+        if direct is not None:
+            size = int(direct.headers[LENGTH])
+            return _Answer(
+                StreamingBody(direct.raw, size),
+                size,
+                direct.headers.get("content-range", "no range"),
+                _etag({"ETag": direct.headers.get("etag", "")}),
+                partial(_head_of, direct.headers),
+            )
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+        answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=asked, **match)
+        self._direct.outdone()
+        return _Answer(
+            answer["Body"],
+            answer["ContentLength"],
+            answer.get("ContentRange", "no range"),
+            _etag(answer),
+            partial(_head, answer),
+        )
 
     def head(self, key: str) -> Head:
         with self._of(key):
             answer = self._client.head_object(Bucket=self._bucket, Key=key)
-            return Head(
-                answer["ContentLength"],
-                _etag(answer),
-                answer["LastModified"].timestamp(),
-                {name.lower(): text for name, text in answer.get("Metadata", {}).items()},
-            )
+            return _head(answer, answer["ContentLength"])
 
     def delete(self, key: str) -> None:
         with self._of(key):
@@ -262,18 +302,29 @@ class BotoStore:
 
 def preload() -> None:
     """Make the first client of a process, for nothing: later ones, also of its forks, are cheap."""
-    nobody = _session(
+    nobody = boto3.session.Session(
         aws_access_key_id="-",
         aws_secret_access_key="-",  # noqa: S106 (nobody's)
         region_name="us-east-1",
+        botocore_session=_core(None),
     )
     nobody.client("s3").close()
 
 
-def _session(**options: str | None) -> Any:  # noqa: ANN401 (untyped)
-    core = botocore.session.Session(profile=options.pop("profile_name", None))
+def _core(profile: str | None) -> Any:  # noqa: ANN401 (untyped)
+    core = botocore.session.Session(profile=profile)
     core.register_component("data_loader", _LOADER)
-    return boto3.session.Session(botocore_session=core, **options)
+    return core
+
+
+class _Answer(NamedTuple):
+    """Of a GET. range: as Content-Range says it; head: what it tells of an object of that size."""
+
+    body: Any
+    size: int
+    range: str
+    etag: str
+    head: Callable[[int], Head]
 
 
 class _Body:
@@ -302,6 +353,27 @@ class _Body:
 
 def _once(*, once: bool) -> dict[str, str]:
     return {"IfNoneMatch": "*"} if once else {}
+
+
+def _head(answer: Mapping[str, Any], size: int) -> Head:
+    return Head(
+        size,
+        _etag(answer),
+        answer["LastModified"].timestamp(),
+        {name.lower(): text for name, text in answer.get("Metadata", {}).items()},
+    )
+
+
+def _head_of(headers: Mapping[str, str], size: int) -> Head:
+    """As the client makes it of these. Raises StoreError."""
+    named = ((name.lower(), text) for name, text in headers.items())
+    told = headers["Last-Modified"]
+    try:
+        modified = parsedate_to_datetime(told).timestamp()
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"Last-Modified is {told!r}, expected a date") from error
+    metadata = {name[len(META) :]: text for name, text in named if name.startswith(META)}
+    return Head(size, _etag({"ETag": headers["ETag"]}), modified, metadata)
 
 
 def _etag(answer: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from kvfs.s3 import header
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.keys import escape, unescape
@@ -37,7 +38,8 @@ class Facts:
     size, digest: of what users read, in bytes, and its xxh3-128. stored_size, stored_digest: of
     what is in the bucket, which is the same without a codec. key, parent_key, model: its group, the
     one before it in its prompt (0: not known), and the model, as `kvfs.layouts` says. chunks: of
-    what is stored, None if nobody computed their digests.
+    what is stored, None if nobody computed their digests. header: the digest of its first bytes, as
+    `kvfs.s3.header` has it, b"" for none.
     """
 
     size: int
@@ -53,6 +55,7 @@ class Facts:
     stored_size: int
     stored_digest: bytes
     chunks: Chunks | None = None
+    header: bytes = b""
 
     def metadata(self) -> dict[str, str]:
         """Return it as user metadata of S3."""
@@ -72,6 +75,7 @@ class Facts:
             "kvfs-parent-key": f"{self.parent_key:016x}",
             "kvfs-model": escape(model),
             **({} if self.chunks is None else self.chunks.metadata()),
+            **header.metadata(self.header),
         }
 
     @classmethod
@@ -103,7 +107,7 @@ class Facts:
             model=field("model", _model),
         )
         chunks = Chunks.of_metadata(key, head.metadata, facts.stored_size)
-        facts = replace(facts, chunks=chunks)
+        facts = replace(facts, chunks=chunks, header=header.of_metadata(key, head.metadata))
         same = (facts.size, facts.digest) == (facts.stored_size, facts.stored_digest)
         if facts.codec == "none" and not same:
             raise MetadataError(f"{key}: stored is not what it means, though without a codec")

@@ -100,6 +100,12 @@ class Store(Protocol):
         WrongBytesError if it gives more or less than it announced.
         """
 
+    def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
+        """What `head` says and the first `length` bytes, less if it has no more, by one request.
+
+        Raises as `get`.
+        """
+
     def head(self, key: str) -> Head:
         """Raises NoObjectError."""
 

@@ -19,6 +19,7 @@ COUNTERS = (
     "upload_bytes",
     "downloads",
     "download_bytes",
+    "headers",
     "copies",
     "deletes",
     "spilled",

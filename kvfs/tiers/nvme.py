@@ -11,11 +11,21 @@ import logging
 import os
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import Tier
 
+COUNTERS = (  # of compressed copies; microseconds
+    "compressed",
+    "compressed_bytes",
+    "compressed_to_bytes",
+    "not_compressed",
+    "compress_cpu_us",
+    "decompressed",
+    "decompress_cpu_us",
+)
 PROBE = "probe"  # a name that the sweep takes for a file that was left half made
 _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
@@ -37,6 +47,7 @@ class NvmeTier(Tier):
         self, root: Path, capacity: int, *, expected: str | None = None, fresh: str = ""
     ) -> None:
         super().__init__(root, capacity)
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.measured = 0.0  # when, on the monotonic clock
         self.grows = False  # the size is a share of what is free, to which its objects are added
         if expected is not None:

@@ -3,13 +3,15 @@
 import os
 import random
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import deletion
+from kvfs.compression.files import decompress
+from kvfs.core.flow import deletion, transfers
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.core.residency import OpenObject
 from kvfs.s3.facts import Facts
@@ -19,6 +21,8 @@ from tests.unit.world import MIB, World
 _dice = random.Random(1)
 OLD, NEW, KEPT = (_dice.randbytes(size) for size in (20_000, 30_000, 10_000))
 TAIL = _dice.randbytes(7_000)
+NUMBERS = b"".join(bytes([byte, 0x3F]) for byte in _dice.randbytes(10_000))  # of 2 bytes each
+transfers.PACKED_LEAST = len(NUMBERS)
 
 # Contents by path; of a directory, whose path ends with a slash, there is none. An extended
 # attribute is PATH@NAME.
@@ -81,6 +85,27 @@ async def in_both(made: World) -> None:
     inode = await made.store(b"a", OLD, made.ram)
     await made.demote(inode.ino)
     assert made.residency.holders(made.tree.inode(inode.ino)) == made.tiers
+
+
+async def numbers_in_ram(made: World) -> None:
+    made.tell(".", compression="nvme", media="all")
+    await made.store(b"a", NUMBERS, made.ram)
+
+
+async def packed_in_both(made: World) -> None:
+    await numbers_in_ram(made)
+    await demote(made)
+    assert made.find(b"a").packed is not None
+
+
+async def packed(made: World) -> None:
+    await packed_in_both(made)
+    made.residency.drop_copy(made.find(b"a"), made.fast)
+
+
+async def packed_without_ram(made: World) -> None:
+    await packed(made)
+    made.tell(".", media="nvme")
 
 
 def also(name: bytes, content: bytes, before: Step = in_both) -> Step:
@@ -239,6 +264,15 @@ def make_room(made: World, number: int) -> None:
 async def evict(made: World) -> None:
     made.residency.drop(made.find(b"a"), "evicted")
     await made.flow.trash.empty()
+
+
+async def read_packed(made: World) -> None:
+    assert await made.read(made.find(b"a").ino) == NUMBERS
+
+
+async def append_to_packed(made: World) -> None:
+    async with opened(made, b"a", writable=True) as held:
+        made.write(held, TAIL, len(NUMBERS))
 
 
 async def mkdir(made: World) -> None:
@@ -405,6 +439,7 @@ PINNED = {**told(b"n", pin=b"on"), **INSIDE}
 BOTH: State = {**told(b"m", weight=b"7"), **told(b"n", weight=b"7")}
 
 A_OLD: State = {b"a": OLD}
+A_NUMBERS: State = {b"a": NUMBERS}
 TWO: State = {b"a": OLD, b"b": KEPT}
 REWRITTEN: list[State] = [A_OLD, {}, {b"a": NEW}]
 IN_PLACE: list[State] = [A_OLD, {}, {b"a": NEW}]
@@ -443,6 +478,18 @@ SCENARIOS = {
     "demote": Scenario(in_ram, demote, [A_OLD], ("ram", "nvme")),
     "demote many": Scenario(also(b"b", KEPT, in_ram), demote_many, [TWO], ("ram", "nvme")),
     "promote": Scenario(on_nvme, promote, [A_OLD], ("ram", "nvme")),
+    "demote packed": Scenario(numbers_in_ram, demote, [A_NUMBERS], ("ram", "nvme")),
+    "read packed": Scenario(packed, read_packed, [A_NUMBERS], ("ram", "nvme")),
+    "read packed without RAM": Scenario(packed_without_ram, read_packed, [A_NUMBERS], ("nvme",)),
+    "promote packed": Scenario(packed, promote, [A_NUMBERS], ("ram", "nvme")),
+    "rewrite packed": Scenario(packed, rewrite, [A_NUMBERS, {}, {b"a": NEW}]),
+    "append to packed": Scenario(packed, append_to_packed, [A_NUMBERS, {}, {b"a": NUMBERS + TAIL}]),
+    "append to packed in both": Scenario(
+        packed_in_both, append_to_packed, [A_NUMBERS, {}, {b"a": NUMBERS + TAIL}]
+    ),
+    "unlink packed": Scenario(packed, unlink, [A_NUMBERS, {}]),
+    "unlink packed in both": Scenario(packed_in_both, unlink, [A_NUMBERS, {}]),
+    "evict the packed copy": Scenario(packed_in_both, uncopy_nvme, [A_NUMBERS], ("ram",)),
     "settle": Scenario(on_nvme, settle, [A_OLD], ("nvme",)),
     "evict": Scenario(also(b"b", KEPT), evict, [TWO, {b"b": KEPT}]),
     "evict the copy in RAM": Scenario(in_both, uncopy_ram, [A_OLD], ("nvme",)),
@@ -584,8 +631,22 @@ async def move_and_work_off(made: World) -> None:
 def contents(made: World) -> State:
     """What others would find in the bucket."""
     assert isinstance(made.bucket_store, FolderStore)
-    found = {key.removeprefix("p/@0/"): one for key, one in made.bucket_store.objects.items()}
-    return {key.encode(): one.data for key, one in found.items()}
+    return {
+        key.removeprefix("p/@0/").encode(): _plain(Facts.of_head(key, store.head(key)), one.data)
+        for store in [made.bucket_store]
+        for key, one in store.objects.items()
+    }
+
+
+def _plain(facts: Facts, data: bytes) -> bytes:
+    """What an object is to its readers."""
+    if facts.codec == "none":
+        return data
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as plain:
+        source.write(data)
+        source.flush()
+        decompress(facts.codec, source.fileno(), plain.fileno(), facts.size, facts.stored_size)
+        return plain.read()
 
 
 def modes(made: World) -> dict[bytes, int]:
@@ -603,6 +664,10 @@ SCENARIOS |= {
     name: scenario._replace(bucket=True)
     for name, scenario in {
         "upload": Scenario(in_both, work_off, [A_OLD], ("ram", "nvme")),
+        "upload packed": Scenario(packed, work_off, [A_NUMBERS], ("ram", "nvme")),
+        "read packed and upload": Scenario(
+            packed, and_work_off(read_packed), [A_NUMBERS], ("ram", "nvme")
+        ),
         "upload a new version": Scenario(uploaded(in_ram), and_work_off(rewrite), REWRITTEN),
         "rename in the bucket": Scenario(
             uploaded(in_ram), and_work_off(rename(b"a", b"b")), [A_OLD, {b"b": OLD}]
@@ -691,7 +756,11 @@ def check_copies(made: World) -> None:
             copy = Path(tier.path(inode.ino, inode.version))
             assert copy.exists(), f"{path!r} is not in {tier.name}"
             about = copy.stat()
-            assert (about.st_size, about.st_mtime_ns) == (inode.size, inode.backing_mtime_ns)
+            assert about.st_mtime_ns == inode.backing_mtime_ns
+            sizes = {inode.size}
+            if inode.packed is not None and tier is made.nvme:
+                sizes.add(inode.packed.size)  # or a death has left it plain
+            assert about.st_size in sizes
 
 
 async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> State:
@@ -723,7 +792,7 @@ def check_all_is_named(made: World) -> None:
     assert {inode.ino for inode in made.inodes()} == {ROOT_INO, *named}
     for kind in (b"r", b"t", b"p"):
         assert not made.catalog.marks(kind), kind
-    spaces = {ino for ino, _ in made.catalog.marks(b"n")}
+    spaces = {ino for ino, _ in made.catalog.marks(b"n")} - {ROOT_INO}
     assert spaces == {space.ino for space in made.residency.namespaces} - {ROOT_INO}
     assert spaces <= named
 

@@ -13,7 +13,7 @@ from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Store, Uplo
 T = TypeVar("T")
 
 Verb = Literal[
-    "put", "copy", "get", "head", "delete", "delete_many", "list",
+    "put", "copy", "get", "peek", "head", "delete", "delete_many", "list",
     "begin", "put_part", "copy_part", "complete", "abort", "uploads", "clock", "any",
 ]  # fmt: skip
 
@@ -97,6 +97,15 @@ class FaultyStore:
             flip = False
         if fault.error is not None:
             raise fault.error
+
+    def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
+        self._pause("peek")
+        fault = self._count("peek") or Fault("peek")
+        if fault.error is not None:
+            raise fault.error
+        head, data = self._store.peek(key, length, etag=etag)
+        found = data[: fault.keep]
+        return head, bytes([found[0] ^ 1]) + found[1:] if fault.flip else found
 
     def head(self, key: str) -> Head:
         found = self._call("head", lambda: self._store.head(key))

@@ -88,6 +88,10 @@ class MemoryStore:
         for begin in range(0, len(data), PIECE):
             yield data[begin : begin + PIECE]
 
+    def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
+        data = b"".join(self.get(key, 0, length, etag=etag))
+        return self.head(key), data
+
     def head(self, key: str) -> Head:
         found = self._find(key)
         return Head(len(found.data), found.etag, found.modified, dict(found.metadata))

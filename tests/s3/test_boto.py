@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kvfs.s3.boto import BotoStore
+from kvfs.s3.direct import PATIENCE
 from kvfs.s3.errors import (
     NoObjectError,
     NoUploadError,
@@ -187,6 +188,32 @@ def test_wrong_ranges(liar: Liar, answer: Answer, expected: type[StoreError]) ->
     with pytest.raises(expected):
         b"".join(liar.store.get("key", 2, 3, etag="x"))
     gc.collect()  # urllib3 leaves the socket of a response that was cut to the collector
+
+
+def test_a_get_is_the_clients_where_that_is_given_more(liar: Liar) -> None:
+    """As by a store that redirects: one that asks without the client is refused, always."""
+    right = piece(b"234", "bytes 2-4/10")
+
+    def to_the_client_only(handler: BaseHTTPRequestHandler) -> None:
+        of_the_client = "amz-sdk-request" in handler.headers
+        (right if of_the_client else fails(403, "AccessDenied"))(handler)
+
+    def requests() -> int:
+        liar.asked.clear()
+        assert b"".join(one.get("a key/\u00e9+~", 2, 3, etag="x")) == b"234"
+        assert set(liar.asked) == {"GET /bucket/a%20key/%C3%A9%2B~"}
+        return len(liar.asked)
+
+    one = BotoStore(liar.place, attempts=1)
+    liar.answer = right
+    assert requests() == 1
+    liar.answer = to_the_client_only
+    assert [requests() for _ in range(PATIENCE)] == [2] * PATIENCE
+    liar.answer = right
+    assert requests() == 1
+    liar.answer = to_the_client_only
+    assert requests() == 1, "it is not tried without the client any more"
+    one.close()
 
 
 @pytest.mark.parametrize("answer", [says(200), says(200, b"<html><p>"), says(200, b"{}")])

@@ -88,6 +88,43 @@ def test_the_cache_of_a_model_is_smaller_there(
     assert found["hits"] == read_counters(kv, "n")["read_s3"] == 1
 
 
+def test_a_compressed_copy_on_nvme_goes_up_as_it_is(
+    made: Make,  # noqa: F811
+    s3: Server,
+    bucket: str,
+    tmp_path: Path,
+) -> None:
+    """
+    With `compression=nvme` what goes to the bucket is compressed as with `compression=s3`; a
+    compressed copy on NVMe goes up as it is.
+    """
+    kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    folder = kv.path / "n"
+    subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=3600"], check=True)
+    subprocess.run([*KVFS, "ns", "create", str(folder), "compression=nvme"], check=True)
+    (folder / "first").write_bytes(SMALL)  # begins on NVMe, and tells that the next ones may not
+    content = bytearray(8 << 20)
+    content[0::2] = os.urandom(4 << 20)
+    content[1::2] = bytes([0x3F]) * (4 << 20)
+    path = folder / "block"
+    path.write_bytes(content)
+    kv.umount()  # it is copied to NVMe, and not uploaded yet
+    stored = max(one.stat().st_size for one in (tmp_path / "nvme" / "objects").rglob("*.*"))
+    assert stored < len(content) / 1.8
+    kv.mount()
+    all_uploaded(kv)
+    assert keys(s3, bucket)["n@1/block"] == stored
+    assert said(s3, bucket, "n@1/block")["kvfs-codec"].startswith("blosc-zstd-s")
+    assert s3_of(kv)["compressed"] == 0, "it was compressed once"
+    assert path.read_bytes() == content, "from NVMe"
+    subprocess.run([*KVFS, "ns", "set", str(folder), "quota_objects=1"], check=True)
+    (folder / "next").write_bytes(SMALL)
+    all_uploaded(kv)
+    wait_for(lambda: attribute(path, "tier") == "s3", "only the bucket has it")
+    assert path.read_bytes() == content
+    assert s3_of(kv)["decompressed"] == 1
+
+
 def test_modes_and_times_get_there_without_the_bytes(
     made: Make,  # noqa: F811
     s3: Server,

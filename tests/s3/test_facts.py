@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from kvfs.compression.container import codec_name
 from kvfs.s3.boto import BotoStore
+from kvfs.s3.chunks import LEAST, MOST, Chunks
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import FORMAT, MODEL_MAX, Facts
 from kvfs.s3.store import Head
+from kvfs.s3.transfer import ATTEMPT
 
 FACTS = Facts(
     size=5,
@@ -51,13 +53,41 @@ def head(metadata: dict[str, str], size: int = 5) -> Head:
         codec=st.sampled_from(["zstd", "planes-zstd.1", codec_name(2)]),
         stored_size=sizes,
         stored_digest=digests,
+        header=st.one_of(st.just(b""), digests),
     )
 )
 def test_facts_come_back(facts: Facts) -> None:
     metadata = facts.metadata()
     assert Facts.of_head("key", head(metadata, facts.stored_size)) == facts
     assert all(text.isascii() and text.isprintable() and text.strip() for text in metadata.values())
-    assert sum(len(name) + len(text) for name, text in metadata.items()) < 2048 - 100
+    assert _length(metadata) < 2048 - 100
+
+
+def _length(metadata: dict[str, str]) -> int:
+    return sum(len(name) + len(text) for name, text in metadata.items())
+
+
+def test_the_longest_fits_beside_the_attempt() -> None:
+    most = 2**63 - 1
+    size = MOST * LEAST
+    facts = Facts(
+        size=size,
+        digest=b"x" * 16,
+        uid=2**32 - 2,
+        gid=2**32 - 2,
+        key=most,
+        parent_key=most,
+        stored_size=size,
+        stored_digest=b"x" * 16,
+        header=b"x" * 16,
+        mtime_ns=-most,
+        mode=0o7777,
+        model="\udcff" * MODEL_MAX,
+        chunks=Chunks(LEAST, (2**64 - 1,) * MOST),
+    )
+    metadata = facts.metadata()
+    assert Facts.of_head("key", head(metadata, size)) == facts
+    assert _length({**metadata, ATTEMPT: "0" * 32}) < 2048
 
 
 def test_facts_survive_the_store(boto: BotoStore) -> None:
@@ -97,6 +127,7 @@ def test_a_field_that_is_missing_is_named(name: str) -> None:
         ("format", ["", "0", "2", "one"]),
         ("stored-size", ["6", "4"]),
         ("stored-xxh3-128", ["0" * 32]),
+        ("header", ["", "00", "g" * 32, "A" * 32, "0" * 33]),
     ],
 )
 def test_a_field_that_is_wrong_is_named(name: str, texts: list[str]) -> None:

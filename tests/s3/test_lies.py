@@ -121,7 +121,7 @@ def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -
 def test_a_store_that_is_merely_slow_costs_nothing_but_time(
     front: Front, mount: Mount, bucket: str
 ) -> None:
-    """Each request takes a third of a second: nothing is ill, missed or said for that."""
+    # Each request takes a third of a second: nothing is ill, missed or said for that.
     kv, proxy, *_ = fronted = front()
     other = mount(
         f"ram=64M,s3_delay=0.1,s3=s3://{bucket}/p,s3_endpoint={proxy.endpoint},s3_region=us-east-1",

@@ -208,7 +208,7 @@ def read_or_none(path: Path) -> bytes | None:
 def test_an_unmount_does_not_wait_for_a_store_that_hangs(
     made: Make, own: Server, own_bucket: str, arguments: tuple[str, ...]
 ) -> None:
-    """What is dirty is on NVMe by then, and goes up with the next mount."""
+    # What is dirty is on NVMe by then, and goes up with the next mount.
     kv = made()
     away = narrow(kv, "n")
     send_away(away, {"gone": SMALL})

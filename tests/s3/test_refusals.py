@@ -86,7 +86,7 @@ def test_a_bucket_that_is_not_there(refused: Refused) -> None:
 
 
 def test_a_store_that_hangs_at_the_mount(refused: Refused, bucket: str) -> None:
-    """It takes connections, and never answers."""
+    # It takes connections, and never answers.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()

@@ -20,6 +20,7 @@ from tests.unit.world import digest
 
 MIB = 1 << 20
 CONTENT = random.Random(3).randbytes(12 * MIB + 5)
+FIRST = digest(CONTENT[:4096])
 ABOUT = About(len(CONTENT), digest(CONTENT), 5, 0o644, 1, 2, 3, 4, "m", "0644 1 2 5")
 
 
@@ -48,7 +49,7 @@ def chunks_of(content: bytes) -> Chunks:
 def put(store: Store, key: str = "a", content: bytes = CONTENT) -> Stored:
     stored = Stored(key, "", len(content), digest(content))
     about = ABOUT._replace(size=len(content))
-    metadata = facts(about, stored, digest(content), chunks_of(content)).metadata()
+    metadata = facts(about, stored, digest(content), chunks_of(content), FIRST).metadata()
     return stored._replace(etag=store.put(key, content, metadata, once=True))
 
 
@@ -65,7 +66,7 @@ def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: 
     done = renaming.copy(transfers, source, about, target, str(tmp_path))
     found = Facts.of_head(key, transfers.store.head(key))
     assert (found.mode, found.mtime_ns, found.digest) == (0o600, 7, ABOUT.digest)
-    assert found.chunks == chunks_of(CONTENT)
+    assert (found.chunks, found.header) == (chunks_of(CONTENT), FIRST)
     assert (done.digest, done.stored.told) == (ABOUT.digest, "0600 1 2 7")
     assert transfers.store.head(key).metadata["kvfs-put"] == "t"
     assert not list(transfers.store.uploads(""))

@@ -114,6 +114,19 @@ def test_ranges(store: Store) -> None:
         get(store, "a", len(data), 1)
 
 
+def test_a_peek_is_the_first_bytes_and_what_head_says(store: Store) -> None:
+    data = bytes(range(256)) * 40
+    etag = store.put("a", data, {"kvfs-x": "1"}, once=True)
+    head, first = store.peek("a", 100, etag=etag)
+    assert (head, first) == (store.head("a"), data[:100])
+    assert store.peek("a", 1 << 20, etag=etag) == (head, data)
+    put(store, "a", b"another")
+    with pytest.raises(ObjectChangedError):
+        store.peek("a", 100, etag=etag)
+    with pytest.raises(NoObjectError):
+        store.peek("nothing", 100, etag=etag)
+
+
 def test_a_range_of_what_has_changed_is_refused(store: Store) -> None:
     etag = put(store, "a", b"one")
     assert get(store, "a", 0, 3, etag) == b"one"

@@ -121,7 +121,7 @@ def test_it_is_read_before_it_is_here(spilled: Spilled, valve: Valve, options: s
 def test_another_node_reads_it_while_it_comes(
     valve: Valve, s3: Server, bucket: str, mount: Mount
 ) -> None:
-    """The chunks are as the node that has uploaded it says."""
+    # The chunks are as the node that has uploaded it says.
     store = f"s3=s3://{bucket}/p,s3_region=us-east-1,s3_delay=0.1,s3_stream=16M"
     one = mount(f"{RAM},{store},s3_endpoint={s3.endpoint}".replace("{tmp}/", "{tmp}/one-"), "one")
     other = mount(f"{NVME},{store},s3_endpoint={valve.endpoint}", "other")

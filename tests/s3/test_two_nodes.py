@@ -14,6 +14,7 @@ from scripts.s3_server import Server
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.s3.test_mounted import all_uploaded, attribute, keys, s3_of
+from tests.semantics.syscalls import drop_caches
 
 _dice = random.Random(7)
 OLD, NEW, OTHER = (_dice.randbytes(300_000) for _ in range(3))
@@ -172,6 +173,35 @@ def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucke
     assert keys(s3, bucket) == {"@0/k": len(NEW + OTHER)}
 
 
+def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> None:
+    """
+    A thread that has opened what it looked up last is expected to do so again: then the
+    bucket is asked by the open, which never gets what is not there any more. If no open
+    comes, what that look saw may be a tenth of a second older than the look, and the
+    bucket's answer to the next one counts.
+    """
+    a, b = two()
+    subprocess.run([*KVFS, "ns", "set", b.path, "prefetch=off"], check=True, capture_output=True)
+    names = [str(number) for number in range(20)]
+    for name in names:
+        (a.path / name).write_bytes(OLD)
+    all_uploaded(a)
+    for name in names:
+        assert found(b.path / name).stat().st_size == len(OLD)
+    drop_caches()
+    assert (b.path / names[0]).read_bytes() == OLD
+    for name in names[10:]:
+        (a.path / name).unlink()
+    wait_for(lambda: len(keys(s3, bucket)) == 10, "the bucket has followed")
+    for name in names[10:15]:
+        with pytest.raises(FileNotFoundError):
+            (b.path / name).open("rb")
+    (b.path / names[15]).exists()
+    wait_for(lambda: not (b.path / names[15]).exists(), "the bucket's answer counts")
+    for name in names[16:]:
+        assert not (b.path / name).exists(), "it opens nothing now, so that each look asks"
+
+
 def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
     """
     A listing tells as much: what is here is held against it once in `s3_recheck` seconds,
@@ -210,7 +240,7 @@ def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
 
 
 def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
-    """As `ls` without any option: no name is ever looked at."""
+    # As `ls` without any option: no name is ever looked at.
     a, b = two()
     for name in ("k", "n"):
         (a.path / name).write_bytes(OLD)

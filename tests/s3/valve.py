@@ -15,6 +15,7 @@ _PIECE = 1 << 16
 class Valve:
     """`asked` has the first byte of each range that was asked for, in their order.
 
+    `brought`: bytes that the store has answered with, headers of HTTP among them.
     `damage`: bytes that are replaced in what the store answers, by others of the same length.
     """
 
@@ -22,6 +23,7 @@ class Valve:
         host, port = endpoint.removeprefix("http://").split(":")
         self._store = (host, int(port))
         self.asked: list[int] = []
+        self.brought = 0
         self.damage: tuple[bytes, bytes] | None = None
         self._passes: Callable[[int], bool] = lambda _: True
         self._changed = threading.Condition()
@@ -81,6 +83,8 @@ class Valve:
 
     def _down(self, store: socket.socket, client: socket.socket) -> None:
         def harm(data: bytes) -> bytes:
+            with self._changed:
+                self.brought += len(data)
             return data.replace(*self.damage) if self.damage is not None else data
 
         self._pass_on(store, client, harm)

@@ -18,6 +18,7 @@ BUCKET = [
     for name in (
         *("mounted", "outage", "lies", "refusals", "door", "gc", "fsck", "warm", "two_nodes"),
         "stream",
+        "scan",
     )
 ]
 DOCUMENT = HERE.parent.parent / "SEMANTICS.md"

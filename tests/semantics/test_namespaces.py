@@ -446,6 +446,54 @@ def test_media(mount: Mount) -> None:
     write(kv.path / "cold", numbered(8, 9))
 
 
+def test_compressed_on_nvme(mount: Mount) -> None:
+    """
+    With `compression=nvme` an object of 1 MiB or more is compressed when it is copied from RAM to
+    NVMe, without loss, where that makes it at least 1.1 times smaller. Such a copy is never read as
+    it is: an open that finds no other one waits until it is decompressed into RAM and its digest
+    was compared, and then reads from there, or from NVMe, where it becomes plain again, if RAM does
+    not take it. Sizes and quotas are as without. A change of the setting is for what is copied
+    later.
+    """
+    kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    directory = namespace(kv, "n", compression="nvme", write="through")
+    (directory / "first").write_bytes(b"x")  # begins on NVMe, and tells that the next ones may not
+    contents = {
+        "small": b"s" * (M - 1),
+        "ones": b"1" * (4 * M),
+        "twos": b"2" * (4 * M),
+        "noise": os.urandom(4 * M),
+    }
+
+    def nvme() -> dict[str, int]:
+        found: dict[str, int] = kv.status()["tiers"]["nvme"]
+        return found
+
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    wait_for(lambda: held(kv, "n") == {"ram": 4, "nvme": 5}, "all are copied")
+    assert (nvme()["compressed"], nvme()["not_compressed"]) == (2, 1)
+    assert nvme()["compressed_bytes"] == 8 * M > 100 * nvme()["compressed_to_bytes"]
+    shown = show(kv, "n")
+    assert shown["bytes"] >= 13 * M - 1 > shown["tiers"]["nvme"]["bytes"]
+    tell(directory, compression="off")
+    (directory / "later").write_bytes(contents["ones"])
+    wait_for(lambda: held(kv, "n") == {"ram": 5, "nvme": 6}, "it is copied")
+    assert nvme()["compressed"] == 2
+    kv.remount()
+    assert (directory / "ones").stat().st_size == 4 * M
+    for name in ("ones", "noise", "small"):
+        assert (directory / name).read_bytes() == contents[name]
+    assert nvme()["decompressed"] == 1
+    assert held(kv, "n")["ram"] == 1, "what is plain is read where it is"
+    kv.umount()
+    kv.mount(kv.options.replace("ram=32M", "ram=0"))
+    for _ in range(2):
+        assert (directory / "twos").read_bytes() == contents["twos"]
+    assert nvme()["decompressed"] == 1
+    kv.check_accounts()
+
+
 def test_write_through(mount: Mount) -> None:
     """
     With `write=through` an object is copied to NVMe as soon as it is closed, not when RAM gets

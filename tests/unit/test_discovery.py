@@ -16,6 +16,7 @@ import trio.testing
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow import discovery as timing
+from kvfs.core.flow import openers
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
 from kvfs.errors import ControlError, NotFoundError, StaleError
@@ -56,6 +57,10 @@ class Requests:
     def request(self) -> tuple[int, bool]:
         self.number += 1
         return self.number, False
+
+    @staticmethod
+    def requester() -> int:
+        return Caller.pid
 
 
 class Caller:
@@ -413,6 +418,55 @@ def test_what_is_no_object_of_kvfs_is_not_there(
         assert await other.names() == [b"x"], "a listing cannot tell"
         assert await other.find(b"x") is None
         assert contents(store) == {"@0/x": A}, "it is left alone"
+
+    run(case)
+
+
+def test_who_opens_what_it_looks_up_asks_with_the_open(run: Callable[[Case], None]) -> None:
+    async def case(one: Node, other: Node) -> None:
+        for name in (b"a", b"b", b"c", b"d"):
+            await one.store(name, A)
+            await other.there(name)
+        caller = Caller()
+        caller.pid = 7
+        other.caller = cast("pyfuse3.RequestContext", caller)
+        await later(timing.VALID)
+        other.calls.clear()
+        first = await other.there(b"a")
+        assert other.calls == {"head": 1}, "nothing says yet that it will be opened"
+        other.discovery.openers.opened(7, first.ino)
+        second = await other.there(b"b")
+        other.discovery.openers.opened(7, second.ino)
+        await later(openers.PAUSE)
+        assert other.calls == {}, "its open asks"
+        await other.there(b"c")
+        await later(0.0)  # its pause has begun
+        assert other.calls == {}
+        await later(openers.PAUSE)
+        await other.behind()
+        assert other.calls == {"head": 1}, "no open has come, so it is asked behind"
+        await one.unlink(b"d")
+        await one.made.upload_all()
+        other.calls.clear()
+        assert await other.find(b"d") is None, "it does not open what it looks up any more"
+
+    run(case)
+
+
+def test_what_has_just_come_is_not_asked_for(run: Callable[[Case], None]) -> None:
+    async def case(one: Node, other: Node) -> None:
+        await one.store(b"a", A)
+        found = await other.there(b"a")
+        await later(timing.VALID)
+        assert await other.made.read(found.ino) == A
+        other.calls.clear()
+        await other.there(b"a")
+        await other.behind()
+        assert "head" not in other.calls
+        await later(RECHECK)
+        await other.there(b"a")
+        await other.behind()
+        assert other.calls == {"head": 1}
 
     run(case)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.catalog import LINK_MAX, Inode
+from kvfs.catalog import LINK_MAX, Inode, PackedCopy
 
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 TIME = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -34,6 +34,14 @@ INODES = st.builds(
     on_nvme=st.booleans(),
     backing_mtime_ns=TIME,
     digest=st.one_of(st.just(b""), st.binary(min_size=16, max_size=16)),
+    packed=st.none()
+    | st.builds(
+        PackedCopy,
+        codec=st.sampled_from(["blosc-zstd-s2/1", "another"]),
+        size=U64,
+        blocks=U64,
+        digest=st.binary(min_size=16, max_size=16),
+    ),
 )
 
 

@@ -46,7 +46,7 @@ HOMES = {
     "trio_parallel": ("kvfs.movement",),
     "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3", "kvfs.compression"),
     "boto3": ("kvfs.s3.boto",),
-    "botocore": ("kvfs.s3.boto", "kvfs.s3.failures"),
+    "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),

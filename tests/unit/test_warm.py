@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import warm
+from kvfs.core.flow import transfers, warm
 from kvfs.errors import ConfigError, NoSpaceError
 from kvfs.s3.errors import NoObjectError
 from tests.s3.faulty import Fault, FaultyStore
@@ -60,6 +60,23 @@ def test_a_tree_comes_whole(made: World) -> None:
         made.check()
         await warmed(made, made.at(b"d").ino)
         assert counters(made)["downloads"] == 150
+
+    run(case)
+
+
+def test_what_is_compressed_on_nvme_comes_to_ram(made: World) -> None:
+    async def case() -> None:
+        made.tell(".", compression="nvme")
+        content = b"1" * transfers.PACKED_LEAST
+        inode = await made.store(b"a", content, made.ram)
+        await made.demote(inode.ino)
+        made.residency.drop_copy(again(made, inode.ino), made.fast)
+        assert again(made, inode.ino).packed is not None
+        found = await warmed(made, inode.ino)
+        assert found["done"] == 1
+        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert await made.read(inode.ino) == content
+        made.check()
 
     run(case)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import trio
 import xxhash
 
-from kvfs.catalog import ROOT_INO, Catalog, Inode, keys
+from kvfs.catalog import ROOT_INO, Catalog, Inode, PackedCopy, keys
 from kvfs.core.attributes import Attributes
 from kvfs.core.flow import Flow
 from kvfs.core.flow.movement import Movement
@@ -27,8 +27,8 @@ from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
 from kvfs.daemon.storage import begin_session, bind
-from kvfs.movement import copying
-from kvfs.movement.movers import Moved, Movers, SourceChangedError
+from kvfs.movement import copying, repacking
+from kvfs.movement.movers import Moved, Movers, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3.place import Place
 from kvfs.s3.store import Store
@@ -80,6 +80,33 @@ class Inline(Movers):
         moved = copying.copy_all(items)
         await self.after()
         return moved
+
+    async def pack(
+        self, source: str, destination: str, size: int, element_size: int | None
+    ) -> Repacked:
+        await self.before()
+        moved = repacking.pack(source, destination, size, element_size)
+        await self.after()
+        return moved
+
+    async def unpack(
+        self,
+        source: str,
+        destination: str,
+        packed: PackedCopy,
+        size: int,
+        digest: bytes,
+        *,
+        sync: bool,  # noqa: ARG002
+    ) -> Repacked:
+        await self.before()
+        moved = repacking.unpack(source, destination, packed, size, digest, sync=False)
+        await self.after()
+        return moved
+
+    async def unpacked_digest(self, source: str, packed: PackedCopy, size: int) -> bytes:
+        await self.before()
+        return repacking.unpacked_digest(source, packed, size)
 
     async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG002
         await self.before()
@@ -229,6 +256,7 @@ class World:
             promote=self.flow.opened,
             settle=self.flow.settlement.written,
             fetcher=self.flow.hydration,
+            unpacker=self.flow.unpacking,
         )
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
@@ -442,15 +470,16 @@ class World:
                 assert held is not None, f"{inode} is neither open nor sealed"
                 continue
             holders = residency.holders(inode)
-            assert holders or inode.in_bucket, f"{inode} is nowhere"
+            if held is None or not held.coming or inode.links:  # else its key is kept for it
+                assert holders or inode.in_bucket, f"{inode} is nowhere"
             if inode.in_bucket:
                 stored[0] += inode.size
                 stored[1] += 1
             if not holders:
-                spilled += 1
+                spilled += inode.in_bucket
                 continue
             for tier in holders:
-                used[tier.name] += tier.cost(inode.blocks)
+                used[tier.name] += residency.cost(inode, tier)
                 objects[tier.name] += 1
             if len(holders) > 1:
                 clean += Tier.cost(inode.blocks)
@@ -544,6 +573,9 @@ class World:
             unfinished.add(ino)
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
+        if self.flow.hydration is not None:
+            headers = sum(held.header is not None for held in residency.open.values())
+            assert self.flow.hydration.headers.kept == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
             assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"
@@ -606,6 +638,7 @@ class World:
         assert self.flow.demotion._under_way == 0
         assert not self.flow._jobs
         assert not self.backings.taken
+        assert self.flow.hydration is None or not self.flow.hydration.downloads.reading
 
 
 @contextmanager

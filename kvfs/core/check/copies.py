@@ -18,6 +18,7 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Inode, audit
+from kvfs.compression.container import DamagedError
 from kvfs.core.check.survey import Survey
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import SourceChangedError
@@ -33,11 +34,14 @@ Stat = os.stat_result | OSError | None  # None: there is no file
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a copy. `remedy`: the copy goes, or record or time are corrected."""
+    """What is wrong with a copy. `remedy`: the copy goes, or record or time are corrected.
+
+    "plain": it is one, though the record says that it is packed.
+    """
 
     kind: str
     what: str
-    remedy: str  # "lose", "restamp", "recount", or "" if nothing can be said for sure
+    remedy: str  # "lose", "restamp", "recount", "plain", or "" if nothing can be said for sure
 
 
 Hashed = bytes | Verdict | None  # the digest, or why there is none; None: nobody has looked
@@ -136,11 +140,15 @@ class Copies:
                 self._take_digest(current, tier, hashed)
         await survey.step(inode.size)
 
-    async def _hash(self, inode: Inode, tier: Tier) -> Hashed:
+    async def _hash(self, inode: Inode, tier: Tier, *, plain: bool = False) -> Hashed:
+        """plain: it is, whatever the record says."""
         path = tier.path(inode.ino, inode.version)
         try:
+            if inode.packed is not None and tier is self.residency.nvme and not plain:
+                movers = self.survey.movers
+                return await movers.unpacked_digest(path, inode.packed, inode.size)
             return (await self.survey.movers.read_through(path, inode.size, sync=False)).digest
-        except SourceChangedError as error:
+        except (SourceChangedError, DamagedError) as error:
             return Verdict("damaged", str(error), "lose")
         except (OSError, KvfsError) as error:
             bad = isinstance(error, OSError) and error.errno in UNREADABLE
@@ -165,6 +173,11 @@ class Copies:
         """Whether a power loss may have come between the bytes and the disk."""
         return tier is self.residency.nvme and inode.session in self.residency.suspect
 
+    def _blocks(self, inode: Inode, tier: Tier) -> int:
+        """That are accounted for its copy in a tier."""
+        packed = inode.packed if tier is self.residency.nvme else None
+        return inode.blocks if packed is None else packed.blocks
+
     def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
         if found is None:
             return Verdict("missing", "it is not there", "lose")
@@ -172,8 +185,11 @@ class Copies:
             return Verdict("unread", f"nothing can be said of it: {found}", "")
         if not stat.S_ISREG(found.st_mode):
             return Verdict("damaged", "it is no regular file", "lose")
-        if found.st_size != inode.size:
-            what = f"it has {found.st_size} bytes, expected {inode.size}"
+        packed = inode.packed if tier is self.residency.nvme else None
+        size, blocks = (inode if packed is None else packed).size, self._blocks(inode, tier)
+        plain = packed is not None and found.st_size == inode.size
+        if found.st_size != size and not plain:
+            what = f"it has {found.st_size} bytes, expected {size}"
             return Verdict("damaged", what, "lose")
         touched = found.st_mtime_ns != inode.backing_mtime_ns
         suspect = self._suspect(inode, tier)
@@ -193,8 +209,10 @@ class Copies:
         if suspect and not inode.digest and self.survey.hashes:
             what = "it was last written before a power loss, and has no digest to tell its bytes"
             return Verdict("unproven", what, "lose")
-        if found.st_blocks * 512 > inode.blocks * 512 + SLACK:
-            what = f"it takes {found.st_blocks} blocks, accounted are {inode.blocks}"
+        if plain:
+            return Verdict("unpacked", "it was decompressed, and the record lacks that", "plain")
+        if found.st_blocks * 512 > blocks * 512 + SLACK:
+            what = f"it takes {found.st_blocks} blocks, accounted are {blocks}"
             return Verdict("blocks", what, "recount")
         return None
 
@@ -219,7 +237,9 @@ class Copies:
                 verdict = self._verdict(inode, tier, status, None)
                 hopeless = verdict is not None and verdict.remedy == "lose"
                 if survey.hashes and not hopeless:
-                    verdict = self._verdict(inode, tier, status, await self._hash(inode, tier))
+                    plain = verdict is not None and verdict.remedy == "plain"
+                    hashed = await self._hash(inode, tier, plain=plain)
+                    verdict = self._verdict(inode, tier, status, hashed)
                 if verdict is not None and (tier.name, ino, version) not in survey.said:
                     verdicts.append((tier, status, verdict))
             current = self._fit(ino, version)
@@ -261,6 +281,7 @@ class Copies:
             "lose": "forget this copy" if there is None else "put this copy into quarantine",
             "restamp": "set the time back to what it was",
             "recount": "correct the record",
+            "plain": "correct the record",
             "": "none while that cannot be told",
         }[verdict.remedy]
         if last:
@@ -285,9 +306,14 @@ class Copies:
         if remedy == "lose":
             residency.counters["missing" if there is None else "quarantined"] += 1
             residency.lose(inode, tier, quarantine=there is not None)
-        elif remedy == "recount" and there is not None:
+        elif remedy in {"recount", "plain"} and there is not None:
             before = inode.copy()
-            inode.blocks = there.st_blocks
+            if remedy == "plain":
+                inode.packed = None
+            if inode.packed is not None and tier is residency.nvme:
+                inode.packed = inode.packed._replace(blocks=there.st_blocks)
+            else:
+                inode.blocks = there.st_blocks
             with self.catalog.batch() as batch:
                 batch.put(inode)
                 batch.then(partial(residency.dismiss, before))

@@ -63,7 +63,7 @@ class Demotion:
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
 
     def _oldest_in_ram(self, space: Namespace) -> list[int]:
-        """One object, or many small ones that are synced together."""
+        """One object, or many small ones that are synced together; what is packed is alone."""
         inos: list[int] = []
         size = 0
         spare = space.ram_spare if self.write_back.wanted else ()
@@ -71,11 +71,14 @@ class Demotion:
             if ino in self._jobs or self.transfers.written(ino):
                 continue
             inode = self.residency.inode(ino)
+            alone = inode is not None and self.transfers.packs(inode)
+            if inos and alone:
+                break
             size += 0 if inode is None else inode.blocks * 512
             if inos and size > BATCH_BYTES:
                 break
             inos.append(ino)
-            if len(inos) == BATCH_OBJECTS:
+            if alone or len(inos) == BATCH_OBJECTS:
                 break
         return inos
 

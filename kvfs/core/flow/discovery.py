@@ -4,7 +4,8 @@ Contract: `find` and `confirm` ask the bucket where it is worth it and return wi
 that does; what comes later is entered all the same, for who asks next. They raise nothing: a bucket
 that is down, throttled or slow leaves everything as it is known here, which for a name is a miss,
 and is then left alone for a moment. One question about a key at a time, whoever wants to know;
-those that come together go together. That a name is nowhere is remembered for a second.
+those that come together go together. That a name is nowhere is remembered for a second. What a
+thread will open is asked for by that open itself (`openers`).
 Not for what an answer means (`core/adoption.py`), nor for listings (`core/flow/presence.py`).
 """
 
@@ -18,6 +19,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.adoption import Adoption, is_bare
+from kvfs.core.flow.openers import Openers
 from kvfs.core.folders import Place, Verdict
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement.finding import Answer, Ask
@@ -84,6 +86,7 @@ class Discovery:
         self._wait = FIRST_WAIT
         self._absent: Times[str] = Times()
         self.confirmed: Times[int] = Times()
+        self.openers = Openers(self._confirm_behind)
 
     # What operations ask
 
@@ -112,21 +115,34 @@ class Discovery:
             return True
         return self.bucket.shared and self.confirmed.age(inode.ino) >= self._believed(inode)
 
-    async def confirm(self, inode: Inode) -> None:
-        """Have the bucket say that it is there still; of what is here as well, behind."""
+    async def confirm(self, inode: Inode, thread: int = 0) -> None:
+        """Have the bucket say that it is there still; of what is here as well, behind.
+
+        thread: whose lookup it is.
+        """
+        if self._is_here(inode):
+            self._confirm_behind(inode.ino)
+            return
+        if thread and not is_bare(inode) and self.openers.expected(thread, inode.ino):
+            return
         stored = self.dirty.stored(inode.ino)
         if stored is None or not self.may_ask():
             return
-        here = self._is_here(inode)
-        if here and len(self._looks) >= BEHIND:
-            return  # at another time
         look = self._look(Ask(stored.key, sure=True), ino=inode.ino)
-        if here:
-            self.confirmed.note(inode.ino)  # as good as: it is on its way
-            return
         with trio.move_on_after(self._wait) as waited:
             await look.ended.wait()
         self._waited(waited)
+
+    def _confirm_behind(self, ino: int) -> None:
+        stored = self.dirty.stored(ino)
+        if stored is None or not self.may_ask() or len(self._looks) >= BEHIND:
+            return  # at another time
+        self._look(Ask(stored.key, sure=True), ino=ino)
+        self.confirmed.note(ino)  # as good as: it is on its way
+
+    def matched(self, ino: int) -> None:
+        """Its bytes have come from the bucket, or gone there: it has this version."""
+        self.confirmed.note(ino)
 
     async def ask_of(self, inodes: Sequence[int]) -> None:
         """Have the bucket say of objects whether they are there still, however long that takes."""

@@ -16,6 +16,7 @@ Not for who waits, how long, nor in which turn: `hydration`; nor for what comes 
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -66,6 +67,10 @@ class UnwantedError(NotFoundError):
     """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
 
 
+def _ignore(ino: int) -> None:
+    """Nobody is told that the bucket has it still."""
+
+
 class Fetch:
     """One that runs. `problem`: why there is no copy; None if there is one.
 
@@ -112,20 +117,27 @@ class Downloads:
         self.backpressure = Backpressure(self.residency)
         self.remote = remote
         self.bucket = bucket
-        self.reading: Counter[str] = Counter()  # keys of what is read while it comes
+        self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here
+        self.matched: Callable[[int], None] = _ignore  # told of what the bucket has as it is known
         self._jobs = jobs
         self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
 
+    def stored(self, ino: int) -> Stored | None:
+        """Where it is, or, of what was unlinked since its header was read, where it still is."""
+        held = self.residency.open.get(ino)
+        header = None if held is None else held.header
+        return self.residency.dirty.stored(ino) or (header.stored if header is not None else None)
+
     def cost(self, inode: Inode) -> int:
         """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
-        stored = self.residency.dirty.stored(inode.ino)
+        stored = self.stored(inode.ino)
         cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
         return cost if stored is None or stored.codec == "none" else cost * 2
 
     def may_stream(self, inode: Inode) -> bool:
         """Whether it can be read while it comes."""
-        stored = self.residency.dirty.stored(inode.ino)
+        stored = self.stored(inode.ino)
         return (
             0 < self.bucket.stream <= inode.size
             and inode.size > LEAST
@@ -175,7 +187,7 @@ class Downloads:
         try:
             tier = await self._find_room(inode, running)
             try:
-                stored = self._stored(ino)  # a job may have given it another name
+                stored = self._expect_stored(ino)  # a job may have given it another name
                 await self._wait_for_trash(tier, ino, version)
                 self._enter(inode, tier, await self._download(inode, stored, tier, running))
             finally:
@@ -184,9 +196,9 @@ class Downloads:
             self._jobs.discard(ino)
             self.residency.wake()
 
-    def _stored(self, ino: int) -> Stored:
+    def _expect_stored(self, ino: int) -> Stored:
         """Where it is. Raises NoObjectError."""
-        found = self.residency.dirty.stored(ino)
+        found = self.stored(ino)
         if found is None:
             raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
         return found
@@ -227,6 +239,7 @@ class Downloads:
         except KvfsError:
             residency.throw_away(tier, ino, version)
             raise
+        self.matched(ino)
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
         if moved.cpu_seconds:
@@ -236,7 +249,7 @@ class Downloads:
     def _fit(self, ino: int, version: int) -> Inode | None:
         """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
         held = self.residency.open.get(ino)
-        if held is not None and held.stream is not None and held.inode.version == version:
+        if held is not None and held.coming and held.inode.version == version:
             return None if held.writers else held.inode
         return self.transfers.fit(ino, version)
 

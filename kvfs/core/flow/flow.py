@@ -33,6 +33,7 @@ from kvfs.core.flow.spill import Spill
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.trash import TrashBin
 from kvfs.core.flow.trouble import Trouble
+from kvfs.core.flow.unpacking import Unpacking
 from kvfs.core.flow.warm import Warm
 from kvfs.core.flow.write_back import WriteBack
 from kvfs.core.quota import Quota
@@ -63,13 +64,17 @@ class Flow:
         promote_after: int,
         reclaimable: int,
         nvme_writes: int = 0,
+        urgent: Movers | None = None,
         remote: Remote | None = None,
         tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
         mountpoint: str = "",
     ) -> None:
-        """remote: calls of the bucket, for names in `tree`; the rest is as its users say."""
+        """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
+
+        The rest is as its users say.
+        """
         self.residency = residency
         self.room = room
         self._jobs: set[int] = set()
@@ -83,7 +88,10 @@ class Flow:
         self.demotion = Demotion(
             transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
         )
-        self.promotion = Promotion(transfers, room, self.requests, after=promote_after)
+        self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)
+        self.promotion = Promotion(
+            transfers, room, self.requests, self.unpacking, after=promote_after
+        )
         self.settlement = Settlement(transfers, self.admission, self.requests)
         self.transfers = transfers
         self.hydration: Hydration | None = None
@@ -107,10 +115,11 @@ class Flow:
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
             self.hydration.complete = discovery.complete
+            self.hydration.downloads.matched = discovery.matched
             self.spill.deletion.reading = self.hydration.downloads.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
-        self.warm = Warm(transfers, room, self.hydration, self._jobs)
+        self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, quota, lambda: self.admission.spent)

@@ -1,9 +1,9 @@
 """From the bucket: what only it has, and somebody opens, comes back into a tier.
 
 Contract: `fetch` returns when the object has a copy here, or, if that will do, when it can be read
-while it comes. Who has waited too long has a miss, the fetch goes on. A store that is down is not
-asked: that is a miss at once. `ahead` has an object fetched for which no open waits, as long as an
-`Errand` wants it; an open that comes makes it its own.
+while it comes; `header` when its first bytes can. Who has waited too long has a miss, the fetch
+goes on. A store that is down is not asked: that is a miss at once. `ahead` has an object fetched
+for which no open waits, as long as an `Errand` wants it; an open that comes makes it its own.
 
 Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
 becomes of those; it is among the running ones from the moment when somebody asks until all who
@@ -20,7 +20,9 @@ from kvfs.catalog import Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow.budget import Budget
 from kvfs.core.flow.download import Downloads, Errand, Fetch
+from kvfs.core.flow.headers import Headers
 from kvfs.core.flow.transfers import Transfers
+from kvfs.core.header import Header
 from kvfs.core.room import Room
 from kvfs.core.stream import Stream
 from kvfs.errors import NotFoundError, StaleError
@@ -48,6 +50,7 @@ class Hydration:
         self.residency = transfers.residency
         self.bucket = bucket
         self.downloads = Downloads(transfers, room, remote, bucket, jobs)
+        self.headers = Headers(self.downloads)
         self._running: dict[int, Fetch] = {}
         self.opening: Callable[[Inode], None] = _ignore
         # What brings the facts of an object that only a listing told of; None if they do not come.
@@ -76,7 +79,31 @@ class Hydration:
             self._join(running)
         self.opening(inode)
         since = running.began if running.stream is None else trio.current_time()
-        enough = running.ended if whole else running.ready
+        await self._wait(ino, running.ended if whole else running.ready, since)
+        if not running.ended.is_set():
+            return running.stream
+        if isinstance(running.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(running.problem)) from running.problem
+        if running.problem is not None:
+            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        return None
+
+    async def header(self, inode: Inode) -> Header | None:
+        """Its first bytes, without the rest; None: nothing less than `fetch` will do.
+
+        Raises NotFoundError. The caller holds the inode's lock.
+        """
+        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+            return None
+        asked = None if inode.ino in self._running else self.headers.ask(inode)
+        if asked is None:
+            return None
+        await self._wait(inode.ino, asked.ended, trio.current_time())
+        return self.headers.take(inode, asked)
+
+    async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
+        """As long as an open may. Raises NotFoundError."""
+        bucket = self.bucket
         with trio.move_on_at(since + bucket.wait):
             while not enough.is_set() and not bucket.health.down:
                 with trio.move_on_after(GLANCE):
@@ -85,13 +112,6 @@ class Hydration:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         if not enough.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
-        if not running.ended.is_set():
-            return running.stream
-        if isinstance(running.problem, StaleError):  # its name may mean another file by now
-            raise StaleError(str(running.problem)) from running.problem
-        if running.problem is not None:
-            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
-        return None
 
     def ahead(self, inode: Inode, errand: Errand) -> bool:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
@@ -112,6 +132,7 @@ class Hydration:
         """Bring nothing more: it was unmounted."""
         for running in self._running.values():
             running.scope.cancel()
+        self.headers.stop()
 
     def _begin(
         self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False

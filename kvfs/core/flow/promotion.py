@@ -10,6 +10,7 @@ from collections import OrderedDict
 from kvfs.catalog import Inode
 from kvfs.core.flow.movement import Requests
 from kvfs.core.flow.transfers import Transfers
+from kvfs.core.flow.unpacking import Unpacking
 from kvfs.core.room import Room
 
 OPENS_REMEMBERED = 65536  # inodes whose opens are counted
@@ -20,11 +21,20 @@ class Promotion:
 
     name = "promote"
 
-    def __init__(self, transfers: Transfers, room: Room, requests: Requests, *, after: int) -> None:
+    def __init__(
+        self,
+        transfers: Transfers,
+        room: Room,
+        requests: Requests,
+        unpacking: Unpacking,
+        *,
+        after: int,
+    ) -> None:
         self.residency = transfers.residency
         self.transfers = transfers
         self.room = room
         self.requests = requests
+        self.unpacking = unpacking
         self.after = after
         self._opens: OrderedDict[int, int] = OrderedDict()
 
@@ -54,6 +64,9 @@ class Promotion:
             residency.counters["promotions_skipped"] += 1
             return
         try:
-            await self.transfers.copy(inodes, nvme, ram, "promoted")
+            if inode.packed is not None:
+                await self.unpacking.carry(inode, ram)
+            else:
+                await self.transfers.copy(inodes, nvme, ram, "promoted")
         finally:
             ram.reserved -= cost

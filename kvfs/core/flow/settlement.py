@@ -48,7 +48,7 @@ class Settlement:
         """Read one object through, and record its digest."""
         (inode,) = inodes
         ino, version, nvme = inode.ino, inode.version, self.residency.nvme
-        if nvme is None or not inode.on_nvme:
+        if nvme is None or not inode.on_nvme or inode.packed is not None:
             return
         try:
             found = await self.movers.read_through(nvme.path(ino, version), inode.size, sync=True)

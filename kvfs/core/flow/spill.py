@@ -112,6 +112,7 @@ class Spill:
     async def job(self, ino: int) -> None:
         """One object, which is in `jobs` and counted as running."""
         later = Later(AGAIN)
+        self.transfers.sending.add(ino)
         try:
             later = await self._upload(ino) or Later(0.0)
         except (StoreError, TierError) as error:
@@ -124,7 +125,9 @@ class Spill:
                 self.transfers.trouble.failed("upload", ino, error)
         finally:
             self.running -= 1
-            self._jobs.discard(ino)
+            self.transfers.sending.discard(ino)
+            if ino not in self.transfers.unpacking:
+                self._jobs.discard(ino)
             self.dirty.give_back(ino, _in(later.seconds))
             self.dirty.wake()
             self.residency.wake()

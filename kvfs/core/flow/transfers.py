@@ -8,9 +8,10 @@ a copy takes is reserved by the caller, and given back by it.
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from kvfs import failpoints
-from kvfs.catalog import Inode
+from kvfs.catalog import Inode, PackedCopy
 from kvfs.core.flow.trouble import Trouble
 from kvfs.core.residency import Residency
 from kvfs.errors import CatalogError
@@ -20,22 +21,32 @@ from kvfs.movement.movers import (
     MoverFailedError,
     MoverOverdueError,
     Movers,
+    Repacked,
     SourceChangedError,
 )
-from kvfs.tiers import Tier
+from kvfs.tiers import NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
+PACKED_LEAST = 1 << 20  # bytes: what is less is opened sooner than a mover could decompress it
+
 
 class Transfers:
-    """`in_flight` has the copies under way by namespace."""
+    """`in_flight` has the copies under way by namespace.
+
+    `sending` and `unpacking` are inodes of which that is done: of all jobs these two may be at work
+    on the same object, since an open that waits for the second must not wait for a bucket.
+    """
 
     def __init__(self, residency: Residency, movers: Movers, trouble: Trouble) -> None:
         self.residency = residency
         self.movers = movers
         self.trouble = trouble
         self.in_flight: Counter[int] = Counter()
+        self.sending: set[int] = set()
+        self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
+        self._said_packing = False
 
     def written(self, ino: int) -> bool:
         """Whether a copy would be in vain: it is being written, or goes when it is closed."""
@@ -56,7 +67,7 @@ class Transfers:
             (source.path(ino, version), target.path(ino, version), size)
             for ino, version, _, size in jobs
         ]
-        results: list[Moved | OSError | SourceChangedError]
+        results: Sequence[Repacked | Moved | OSError | SourceChangedError]
         space = self.residency.namespaces.of(inodes[0])
         settings = space.settings
         self.in_flight[space.ino] += 1
@@ -68,7 +79,7 @@ class Transfers:
                 bulk=settings.priority == "bulk",
             ):
                 if len(paths) == 1:
-                    results = [await self.movers.copy(*paths[0], sync=target.slow, cold=True)]
+                    results = [await self._carry(inodes[0], target, *paths[0])]
                 else:
                     results = await self.movers.copy_all(paths)
         except (MoverFailedError, MoverOverdueError):
@@ -77,14 +88,15 @@ class Transfers:
             raise
         finally:
             self.in_flight[space.ino] -= 1
-        for (ino, version, digest, _), moved in zip(jobs, results, strict=True):
+        for (ino, version, digest, _), result in zip(jobs, results, strict=True):
             current = self.fit(ino, version)
+            moved, packed = result[:2] if isinstance(result, Repacked) else (result, None)
             if isinstance(moved, Exception):
                 if current is not None:
                     self.trouble.failed("copy", ino, moved)
             elif current is not None and digest in {b"", moved.digest}:
                 try:
-                    self._enter(current, target, moved)
+                    self._enter(current, target, moved, packed)
                 except CatalogError as error:
                     self.residency.throw_away(target, ino, version)
                     self.trouble.failed("copy", ino, error)
@@ -96,11 +108,51 @@ class Transfers:
                 if current is not None:
                     self.rotten(current, source)
 
-    def _enter(self, inode: Inode, target: Tier, moved: Moved) -> None:
+    def packs(self, inode: Inode) -> bool:
+        """Whether its copy on NVMe is to be compressed: then it has to fit RAM to be opened."""
+        ram, space = self.residency.ram, self.residency.namespaces.of(inode)
+        if space.settings.compression != "nvme" or ram is None or not space.takes(ram):
+            return False
+        if inode.size < PACKED_LEAST or inode.blocks * 512 < inode.size // 2:
+            return False
+        return ram.cost(inode.blocks) <= ram.capacity // 2
+
+    async def _carry(
+        self, inode: Inode, target: Tier, source: str, destination: str, size: int
+    ) -> Repacked:
+        nvme = self.residency.nvme
+        if nvme is None or target is not nvme or not self.packs(inode):
+            moved = await self.movers.copy(source, destination, size, sync=target.slow, cold=True)
+            return Repacked(moved)
+        element_size = self.residency.namespaces.places.element_size(inode)
+        found = await self.movers.pack(source, destination, size, element_size)
+        self._count(inode, nvme, found)
+        return found
+
+    def _count(self, inode: Inode, nvme: NvmeTier, found: Repacked) -> None:
+        """What compressing it came to."""
+        counters, packing = nvme.counters, found.packing
+        assert packing is not None
+        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
+        if found.packed is not None:
+            counters["compressed"] += 1
+            counters["compressed_bytes"] += inode.size
+            counters["compressed_to_bytes"] += found.packed.size
+            return
+        counters["not_compressed"] += 1
+        if packing.failure:
+            log.log(
+                logging.DEBUG if self._said_packing else logging.WARNING,
+                "inode %d is not compressed (said once): %s",
+                *(inode.ino, packing.failure),
+            )
+            self._said_packing = True
+
+    def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
         """A copy is there: say so. Raises CatalogError."""
         if failpoints.active:
             failpoints.reach("flow.copied")
-        self.residency.add_copy(inode, target, moved.blocks, moved.digest)
+        self.residency.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
     def rotten(self, inode: Inode, tier: Tier) -> None:
         """A copy that looked untouched has other bytes than it was sealed with."""

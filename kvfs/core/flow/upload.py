@@ -33,7 +33,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket
+from kvfs.tiers import Bucket, Tier
 
 log = logging.getLogger(__name__)
 
@@ -97,18 +97,21 @@ class Uploads:
             return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
         holders = self.residency.holders(inode)
         copied = inode.in_bucket and stored is not None
-        if not copied and not holders:
+        source = None if copied else self._source(inode, holders)
+        if not copied and source is None:
             self.settle(inode, wanted=True)
             return None
         try:
-            if copied and stored is not None:
+            if source is None:
+                assert stored is not None
                 about = self._about(inode)
                 uploaded = await self.remote.copy(stored, about, target, self._notes)
             else:
-                path = holders[0].path(inode.ino, inode.version)
+                path = source.path(inode.ino, inode.version)
                 about, scratch = self._about(inode), self._scratch(inode)
+                copy = inode.packed if self.residency.is_packed_in(inode, source) else None
                 uploaded = await self.remote.upload(
-                    path, inode.backing_mtime_ns, about, target, self._notes, scratch
+                    path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
                 )
         except ObjectExistsError as error:
             if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
@@ -129,14 +132,14 @@ class Uploads:
             return Later(AGAIN)
         except SourceError as error:
             current = self.transfers.fit(inode.ino, inode.version)
-            if current is not None and holders[0] in self.residency.holders(current):
+            if current is not None and source and source in self.residency.holders(current):
                 log.error("inode %d is not uploaded: %s", inode.ino, error)
-                self.transfers.rotten(current, holders[0])
+                self.transfers.rotten(current, source)
                 return Later(BUSY)
             return Later(AGAIN)
         except FileNotFoundError:
             current = self.transfers.fit(inode.ino, inode.version)
-            if current is not None and holders[0] in self.residency.holders(current):
+            if current is not None and source in self.residency.holders(current):
                 raise
             return Later(BUSY)  # its room was needed, and another tier has it
         if failpoints.active:
@@ -144,6 +147,14 @@ class Uploads:
         self._enter(inode, uploaded, copied=copied)
         self.backoff.worked()
         return None
+
+    def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
+        """The copy that goes up: the fastest, or a packed one that need not be made once more."""
+        packed = next((one for one in holders if self.residency.is_packed_in(inode, one)), None)
+        wanted = packed is not None and not packed.health.down
+        if wanted and self._scratch(inode) is not None:
+            return packed
+        return holders[0] if holders else None
 
     def _scratch(self, inode: Inode) -> str | None:
         """Where it is compressed, "" for in memory only; None if its namespace does not want that.

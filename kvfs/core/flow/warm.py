@@ -21,6 +21,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.transfers import Transfers
+from kvfs.core.flow.unpacking import Unpacking
 from kvfs.core.room import Room
 from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement.movers import SourceChangedError
@@ -82,10 +83,16 @@ class Warm:
     """`hydration` is None without a bucket; `jobs` are inodes that movers work on."""
 
     def __init__(
-        self, transfers: Transfers, room: Room, hydration: Hydration | None, jobs: set[int]
+        self,
+        transfers: Transfers,
+        room: Room,
+        hydration: Hydration | None,
+        unpacking: Unpacking,
+        jobs: set[int],
     ) -> None:
         self.residency = transfers.residency
         self.transfers = transfers
+        self.unpacking = unpacking
         self.room = room
         self.hydration = hydration
         self._busy = jobs
@@ -313,7 +320,10 @@ class Warm:
             return
         self._busy.add(inode.ino)
         try:
-            await self.transfers.copy([inode], nvme, ram, "promoted")
+            if inode.packed is not None:
+                await self.unpacking.carry(inode, ram)
+            else:
+                await self.transfers.copy([inode], nvme, ram, "promoted")
         finally:
             ram.reserved -= cost
             self._busy.discard(inode.ino)

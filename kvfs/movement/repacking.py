@@ -1,0 +1,180 @@
+"""What a mover does between RAM and NVMe where copies on NVMe are compressed.
+
+Contract: runs in a worker process, decides nothing, knows no catalog. `pack` makes a copy that is
+smaller than its object, where that pays, else one as `copying.copy` does; `unpack` makes a plain
+one again, whose digest it has compared. Either appears under its final name only complete, with the
+source's modification time, and synced if asked; nothing is left behind by a failure. `unpack` to
+where the packed copy is takes its place: whoever did not live to say so has left a plain file, by
+whose size it is known. Raises OSError, SourceChangedError, TierError. Not for the form
+(`kvfs.compression`), nor for what is compressed on its way to a bucket (`packing`).
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from kvfs import failpoints
+from kvfs.catalog import PackedCopy
+from kvfs.compression.container import DamagedError
+from kvfs.compression.files import compress, content_digest, decompress
+from kvfs.errors import KvfsError
+from kvfs.movement import copying
+from kvfs.movement.copying import PART, Moved, SourceChangedError
+from kvfs.movement.packing import Packing
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+
+
+class Repacked(NamedTuple):
+    """`moved` is of the object; `packed`: what the copy is, None for a plain one.
+
+    in_place: nothing was copied, the source is a plain copy already.
+    """
+
+    moved: Moved
+    packed: PackedCopy | None = None
+    packing: Packing | None = None
+    in_place: bool = False
+
+
+def pack(source: str, destination: str, size: int, element_size: int | None) -> Repacked:
+    """Compress `size` bytes into a new file and sync it; element_size: see `compress`."""
+    part = destination + PART
+    inp = os.open(source, _READ)
+    try:
+        if failpoints.active:
+            failpoints.reach("movement.pack")
+        before = _expect(inp, source, size)
+        out = os.open(part, _NEW, 0o600)
+        try:
+            packed, content, packing = _compressed(inp, out, size, element_size)
+            if packed is not None:
+                if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
+                    raise SourceChangedError(f"{source} was written to while it was compressed")
+                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+                os.fsync(out)
+                for fd in (inp, out):
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                packed = packed._replace(blocks=os.fstat(out).st_blocks)
+                if failpoints.active:
+                    failpoints.reach("movement.pack.written")
+                os.rename(part, destination)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(out)
+    finally:
+        os.close(inp)
+    if packed is None:
+        moved = copying.copy(source, destination, size, sync=True, cold=True)
+        return Repacked(moved, packing=packing)
+    if failpoints.active:
+        failpoints.reach("movement.pack.renamed")
+    return Repacked(Moved(content, packed.blocks, packing.cpu_seconds), packed, packing)
+
+
+def _compressed(
+    inp: int, out: int, size: int, element_size: int | None
+) -> tuple[PackedCopy | None, bytes, Packing]:
+    """With the digest of the bytes that were read. What cannot be compressed is to be copied."""
+    begun, made, failure = time.thread_time(), None, ""
+    try:
+        made = compress(inp, out, size, element_size)
+    except KvfsError as error:  # if it is the file's own fault, who copies it finds that out
+        failure = str(error)
+    packing = Packing(time.thread_time() - begun, smaller=made is not None, failure=failure)
+    if made is None:
+        return None, b"", packing
+    digest = copying.digest_of(out, made.stored_size)
+    return PackedCopy(made.codec, made.stored_size, 0, digest), made.digest, packing
+
+
+def unpack(
+    source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
+) -> Repacked:
+    """Decompress into a new file of `size` bytes that have this xxh3-128.
+
+    Raises DamagedError if the source is not what was written, OSError of either file.
+    """
+    try:
+        return _unpack(source, destination, packed, size, digest, sync=sync)
+    except KvfsError as error:
+        if isinstance(error.__cause__, OSError):  # whose number tells how a disk is
+            raise error.__cause__ from None
+        raise
+
+
+def _unpack(
+    source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
+) -> Repacked:
+    inp = os.open(source, _READ)
+    try:
+        if failpoints.active:
+            failpoints.reach("movement.unpack")
+        found = os.fstat(inp)
+        if found.st_size == size:
+            moved = copying.read_through(source, size, sync=sync)
+            _expect_digest(source, moved.digest, digest)
+            return Repacked(moved, in_place=True)
+        moved = _unpacked(inp, found, destination, packed, size, digest, sync=sync)
+    finally:
+        os.close(inp)
+    if failpoints.active:
+        failpoints.reach("movement.unpack.renamed")
+    return Repacked(moved)
+
+
+def _unpacked(
+    inp: int,
+    found: os.stat_result,
+    destination: str,
+    packed: PackedCopy,
+    size: int,
+    digest: bytes,
+    *,
+    sync: bool,
+) -> Moved:
+    part = destination + PART
+    out = os.open(part, _NEW, 0o600)
+    try:
+        os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+        spent = decompress(packed.codec, inp, out, size, packed.size)
+        _expect_digest(part, copying.digest_of(out, size), digest)
+        os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
+        if sync:
+            os.fsync(out)
+        os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
+        if failpoints.active:
+            failpoints.reach("movement.unpack.written")
+        blocks = os.fstat(out).st_blocks
+        os.rename(part, destination)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(out)
+    return Moved(digest, blocks, spent)
+
+
+def unpacked_digest(source: str, packed: PackedCopy, size: int) -> bytes:
+    """The xxh3-128 of what a packed copy stands for. Raises DamagedError."""
+    inp = os.open(source, _READ)
+    try:
+        return content_digest(packed.codec, inp, size, packed.size)
+    finally:
+        os.close(inp)
+
+
+def _expect(inp: int, source: str, size: int) -> os.stat_result:
+    found = os.fstat(inp)
+    if found.st_size != size:
+        raise SourceChangedError(f"{source} has {found.st_size} bytes, expected {size}")
+    return found
+
+
+def _expect_digest(path: str, found: bytes, expected: bytes) -> None:
+    if found != expected:
+        raise DamagedError(f"{path} has xxh3-128 {found.hex()}, expected {expected.hex()}")
