@@ -283,7 +283,10 @@ def has_part(server: Server, bucket: str) -> bool:
     for one in unfinished(server, bucket):
         try:
             parts = client.list_parts(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
-        except client.exceptions.NoSuchUpload:  # it is complete by now
+        except (
+            client.exceptions.NoSuchUpload,
+            client.exceptions.NoSuchKey,
+        ):  # it is complete by now
             continue
         if parts.get("Parts"):
             return True
