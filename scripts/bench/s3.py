@@ -4,9 +4,10 @@
 
 A real S3 server of its own on loopback. `transfers`: uploads of what was written, and objects that
 only the bucket has, opened and read to their end by 1 and by 8 readers; boto3 does the same with
-files in /dev/shm, s3fs and rclone with a mount. All take turns in each round, with the same bytes;
-ratios are medians over the rounds. `opens`: open+close of objects in RAM, idle and while others go
-up and come down. `restart`: the first answer of a daemon that has 10,000 objects to upload.
+files in a tmpfs like kvfs's, s3fs and rclone with a mount. All take turns in each round, with the
+same bytes; ratios are medians over the rounds. `opens`: open+close of objects in RAM, idle and
+while others go up and come down. `restart`: the first answer of a daemon that has 10,000 objects to
+upload.
 It wants root, `apt-get install s3fs rclone`, and `scripts/install.sh bench` for boto3's CRT.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +41,8 @@ from scripts.s3_server import Server
 MiB = 1 << 20
 BUCKET = "bench"
 READERS = (1, 8)
-BYTES = 64 * MiB  # that each reads, or uploads, in a round, about
-MOST = 64  # objects of those
+BYTES = 256 * MiB  # that each reads, or uploads, in a round, about: several objects for a reader
+MOST = 256  # objects of those
 HELD = "1000"  # s3_delay: nothing goes up before it is asked for
 POLL_S = 0.02
 PATIENCE_S = 300.0
@@ -73,7 +75,7 @@ class Field:
         self.names: list[str] = []
 
     def begin(self, round_: int) -> None:
-        """New files, in /dev/shm and in the mount, which does not upload them yet."""
+        """New files, in memory and in the mount, which does not upload them yet."""
         self.names = [f"{self.each}-{round_}-{index}" for index in range(len(READERS) * self.count)]
         rng = random.Random(f"{self.seed} {round_} {self.each}")  # noqa: S311 (reproducible bytes)
         for name in self.names:
@@ -350,20 +352,27 @@ def bucket_options(place: Place) -> str:
 @click.option("--size", "sizes", multiple=True, default=["1M", "8M", "32M", "64M"])
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--seconds", default=5.0, show_default=True, help="Of each turn of opens.")
+@click.option(
+    "--huge",
+    type=click.Choice(["within_size", "always", "advise", "never"]),
+    default="within_size",
+    show_default=True,
+    help="Pages of kvfs's tmpfs and of boto3's.",
+)
 @click.option("--objects", default=10_000, show_default=True, help="Of the restart.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
 def main(
     *, parts: tuple[str, ...], sizes: tuple[str, ...], rounds: int, seconds: float, objects: int,
-    seed: int, output: Path | None,
+    huge: str, seed: int, output: Path | None,
 ) -> None:  # fmt: skip
     """Compare a mount that has a bucket with boto3, s3fs and rclone."""
-    report = Report("s3", rounds=rounds, seed=seed)
+    report = Report("s3", rounds=rounds, seed=seed, huge=huge)
     results: dict[str, Any] = {}
     bars: list[dict[str, Any]] = []
     found: tuple[Any, list[dict[str, Any]]]
     with (
-        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+        tmpfs(huge) as memory,
         tempfile.TemporaryDirectory(dir="/var/tmp") as disk,
     ):
         server = Server(Path(disk) / "server")
@@ -375,9 +384,11 @@ def main(
                 place = server.place(f"{BUCKET}-{part}")
                 client.create_bucket(Bucket=place.bucket)
                 if part == "transfers":
-                    found = compare(Path(memory), Path(disk), server, place, sizes, rounds, seed)
+                    found = compare(
+                        memory, Path(disk), server, place, sizes, rounds, seed, huge=huge
+                    )
                 elif part == "opens":
-                    found = opens_meanwhile(Path(disk), Path(memory), place, seconds, rounds)
+                    found = opens_meanwhile(Path(disk), memory, place, seconds, rounds)
                 elif part == "restart":
                     found = restart(Path(disk), Path(disk), place, objects)
                 else:
@@ -394,9 +405,22 @@ def main(
     report.write(output)
 
 
+@contextlib.contextmanager
+def tmpfs(huge: str) -> Iterator[Path]:
+    """Memory for files; what its pages cost depends on their size, most where a host lends them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"huge={huge},mode=700", "kvfs-bench", path], check=True
+        )
+        try:
+            yield Path(path)
+        finally:
+            subprocess.run(["umount", path], check=True)
+
+
 def compare(
     memory: Path, disk: Path, server: Server, place: Place, sizes: Sequence[str], rounds: int,
-    seed: int,
+    seed: int, *, huge: str,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """Rows and bars of all sizes."""
     clients = [client for client in (classic(place), crt(place)) if client is not None]
@@ -405,7 +429,7 @@ def compare(
     for name in missing():
         note(f"{name} is not installed: it has no column (apt-get install {name})")
     rows, bars = [], []
-    options = f"ram=2G,nvme={disk}/nvme,nvme_size=4G,s3_dirty=2G,s3_delay={HELD}"
+    options = f"ram=2G,nvme={disk}/nvme,nvme_size=4G,s3_dirty=2G,s3_delay={HELD},huge={huge}"
     with contextlib.ExitStack() as stack:
         others: dict[str, Path] = {}
         if "s3fs" not in missing():
