@@ -25,6 +25,7 @@ from kvfs.core.sessions import Past, past_sessions
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
+from kvfs.s3.errors import OutageError
 from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket, NvmeTier, RamTier
@@ -125,7 +126,8 @@ async def _run(
             nursery.cancel_scope.cancel()
     say(ended=failure is None)
     if failure is not None:
-        raise TierError(f"{nvme.root}: the check cannot go on: {failure}") from failure
+        cure = f"; {bucket.place.cure}" if bucket and isinstance(failure, OutageError) else ""
+        raise TierError(f"{nvme.root}: the check cannot go on: {failure}{cure}") from failure
 
 
 def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:

@@ -23,6 +23,7 @@ from kvfs.errors import ConfigError
 from kvfs.movement import publishing, stores
 from kvfs.s3 import marker
 from kvfs.s3.collection import Collector, Report, Tally, Tell
+from kvfs.s3.errors import NoBucketError, OutageError
 from kvfs.s3.garbage import Own
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.place import Place
@@ -53,7 +54,14 @@ def run(
     with _node(target, options, mounted=mounted) as (place, look):
         keys = Keys(place.prefix)
         transfers = stores.transfers(place, Terms())
-        found = marker.read(transfers, keys)
+        try:
+            found = marker.read(transfers, keys)
+            if found is None:
+                transfers.store.clock()  # tells whether there is a bucket at all
+        except OutageError as error:
+            raise OutageError(f"{error}; {place.cure}") from error
+        except NoBucketError as error:
+            raise ConfigError(f"{error}: name the bucket that the mounts have") from error
         if found is None:
             raise ConfigError(
                 f"{place}: has no {keys.own}format.json, so it is no prefix that a kvfs uses"

@@ -79,7 +79,8 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         return bucket
     why = found.get("refused") or found["failed"]
     if config.s3_required:
-        cure = "" if "refused" in found else "; s3_required=off mounts without it meanwhile"
+        without = "s3_required=off mounts without it meanwhile"
+        cure = "" if "refused" in found else f"; {place.cure} {without}"
         raise ConfigError(f"s3={config.s3}: {why}{cure}")
     log.warning("mounted without the bucket %s, until it answers: %s", place, why)
     bucket.health.unanswered(time.monotonic(), why)

@@ -138,7 +138,8 @@ def translated(
             raise OutageError(f"{what}: HTTP 404 without a code: that is no S3 store") from error
         raise failure_of(code, status, what, missing=missing, precondition=precondition) from error
     except _NO_CREDENTIALS as error:
-        raise RefusedError(f"{what}: {type(error).__name__}; {_CREDENTIALS}") from error
+        named = f" ({error})" if isinstance(error, of_botocore.ProfileNotFound) else ""
+        raise RefusedError(f"{what}: {type(error).__name__}{named}; {_CREDENTIALS}") from error
     except of_botocore.NoRegionError as error:
         raise RefusedError(f"{what}: no region is known; {_REGION}") from error
     except _OUT as error:

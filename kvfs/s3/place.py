@@ -40,7 +40,10 @@ class Place:
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         folders = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
         if not url.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-            raise ValueError("s3://BUCKET or s3://BUCKET/PREFIX")
+            raise ValueError(
+                "s3://BUCKET or s3://BUCKET/PREFIX, with a bucket of 3 to 63 lower-case letters, "
+                "digits, dots and hyphens"
+            )
         if len(prefix) > PREFIX_MAX or not all(map(_plain, folders)):
             raise ValueError(
                 f"a prefix of letters, digits, _ = . - and single slashes, {PREFIX_MAX} at most"
@@ -48,6 +51,13 @@ class Place:
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise ValueError("an endpoint such as https://s3.example.org:9000, nothing after it")
         return cls(bucket, "".join(f"{name}/" for name in folders), endpoint, region, profile)
+
+    @property
+    def cure(self) -> str:
+        """What to look at when nobody answers there."""
+        if self.endpoint is None:
+            return "Amazon was asked: give s3_endpoint= if the bucket is another store's."
+        return f"is s3_endpoint={self.endpoint} right?"
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"

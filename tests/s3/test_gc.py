@@ -194,6 +194,7 @@ def test_a_kvfs_that_is_not_mounted_and_none_at_all(
         ((), "no bucket: give MOUNTPOINT"),
         ((nvme(kv), "-o", place.replace("/p,", "/q,")), "the objects of .* are in s3://"),
         (("-o", place.replace("/p,", "/q,")), "is no prefix that a kvfs uses"),
+        (("-o", place.replace(f"//{bucket}/", "//no-such/")), "NoSuchBucket.*name the bucket"),
         (("-o", f"{place},ram=1G"), "ram does not say where a bucket is"),
         ((tmp_path, "-o", place), "is neither where a kvfs is mounted"),
         (("-o", place, "--older-than", "soon"), "expected a duration"),
@@ -202,5 +203,9 @@ def test_a_kvfs_that_is_not_mounted_and_none_at_all(
         assert done.returncode == 2, done.stderr
         assert re.search(reason, done.stderr), done.stderr
         assert done.stderr.count("\n") == 1
+    done = run("-o", f"s3=s3://{bucket}/p,s3_endpoint=http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.endswith("; is s3_endpoint=http://127.0.0.1:1 right?\n")
+    assert done.stderr.count("\n") == 1
     kv.mount()
     assert os.listdir(kv.path / "x") == ["a"]

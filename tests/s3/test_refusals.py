@@ -94,7 +94,7 @@ def test_a_store_that_hangs_at_the_mount(refused: Refused, bucket: str) -> None:
         assert time.monotonic() - began < 2 * PATIENCE
     assert said == (
         f"kvfs: s3=s3://{bucket}/p/: s3://{bucket}/p/ has not answered in {PATIENCE:.0f} s; "
-        "s3_required=off mounts without it meanwhile"
+        f"is s3_endpoint={endpoint} right? s3_required=off mounts without it meanwhile"
     )
 
 
@@ -121,8 +121,8 @@ def test_credentials_that_are_wrong(
 
 def test_a_profile_that_is_not_there(refused: Refused, bucket: str) -> None:
     assert refused(s3_profile="nobody") == (
-        f"kvfs: s3=s3://{bucket}/p/: s3://{bucket}/p/: ProfileNotFound; check the credentials that "
-        "boto3 finds and what they permit"
+        f"kvfs: s3=s3://{bucket}/p/: s3://{bucket}/p/: ProfileNotFound (The config profile "
+        "(nobody) could not be found); check the credentials that boto3 finds and what they permit"
     )
 
 
@@ -150,16 +150,16 @@ def test_a_bucket_that_may_only_be_read(refused: Refused, s3: Server, bucket: st
 
 
 def test_an_endpoint_that_does_not_answer(refused: Refused, s3: Server, bucket: str) -> None:
-    cure = "; s3_required=off mounts without it meanwhile"
+    cure = "; is s3_endpoint={} right? s3_required=off mounts without it meanwhile"
     for endpoint in ("http://127.0.0.1:1", "http://no-such-host.invalid"):
         assert refused(s3_endpoint=endpoint) == (
             f"kvfs: s3=s3://{bucket}/p/: {bucket}/p/: EndpointConnectionError: Could not connect "
-            f'to the endpoint URL: "{endpoint}/{bucket}"{cure}'
+            f'to the endpoint URL: "{endpoint}/{bucket}"' + cure.format(endpoint)
         )
     tls = s3.endpoint.replace("http:", "https:")
     said = refused(s3_endpoint=tls)
     assert said.startswith(f"kvfs: s3=s3://{bucket}/p/: {bucket}/p/: SSLError: SSL validation")
-    assert said.endswith(cure)
+    assert said.endswith(cure.format(tls))
 
 
 NEWER = (
