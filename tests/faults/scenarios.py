@@ -22,7 +22,6 @@ _dice = random.Random(1)
 OLD, NEW, KEPT = (_dice.randbytes(size) for size in (20_000, 30_000, 10_000))
 TAIL = _dice.randbytes(7_000)
 NUMBERS = b"".join(bytes([byte, 0x3F]) for byte in _dice.randbytes(10_000))  # of 2 bytes each
-transfers.PACKED_LEAST = len(NUMBERS)
 
 # Contents by path; of a directory, whose path ends with a slash, there is none. An extended
 # attribute is PATH@NAME.
@@ -46,7 +45,8 @@ class Scenario(NamedTuple):
 
 
 def world_of(storage: Path, scenario: Scenario) -> World:
-    """Where a scenario takes place."""
+    """Where a scenario takes place, with small objects in the place of large ones."""
+    transfers.PACKED_LEAST = len(NUMBERS)
     return World(storage, store=FolderStore(storage / "bucket") if scenario.bucket else None)
 
 

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from kvfs import failpoints, mounts
+from kvfs.core.flow import transfers
 from kvfs.errors import KvfsError
 from tests.faults.lives import COUNT, live, passed
 from tests.faults.scenarios import (
@@ -55,6 +56,12 @@ def inhabited(storage: Path, scenario: Scenario) -> Iterator[World]:
 def disarmed() -> Iterator[None]:
     yield
     failpoints.arm("")
+
+
+@pytest.fixture(autouse=True)
+def here_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `world_of` makes small is as large as ever for the tests of other modules."""
+    monkeypatch.setattr(transfers, "PACKED_LEAST", transfers.PACKED_LEAST)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -13,6 +13,7 @@ M = 1 << 20
 
 
 def write_back(kv: Mounted) -> None:
+    kv.idle()  # what was closed is released a moment later, and is not asked for before
     wait_for(lambda: not request(kv.path, "write_back")["objects_left"], "all is on NVMe")
     wait_for(lambda: not kv.status()["writing_back"], "what comes now stays in RAM")
     kv.idle()
