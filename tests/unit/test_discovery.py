@@ -19,7 +19,7 @@ from kvfs.core.flow import discovery as timing
 from kvfs.core.flow import openers
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
-from kvfs.errors import ControlError, NotFoundError, StaleError
+from kvfs.errors import CatalogError, ControlError, NotFoundError, StaleError
 from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Page
@@ -449,6 +449,33 @@ def test_who_opens_what_it_looks_up_asks_with_the_open(run: Callable[[Case], Non
         await one.made.upload_all()
         other.calls.clear()
         assert await other.find(b"d") is None, "it does not open what it looks up any more"
+
+    run(case)
+
+
+def test_a_catalog_that_fails_meanwhile_ends_nothing(
+    run: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_ino: int) -> None:
+        raise CatalogError("no disk")
+
+    async def case(one: Node, other: Node) -> None:
+        for name in (b"a", b"b"):
+            await one.store(name, A)
+        first = await other.there(b"a")
+        await other.there(b"b")
+        caller = Caller()
+        caller.pid = 7
+        other.caller = cast("pyfuse3.RequestContext", caller)
+        await later(timing.VALID)
+        await other.there(b"a")
+        other.discovery.openers.opened(7, first.ino)
+        await other.there(b"b")
+        await later(0.0)  # its pause has begun
+        with monkeypatch.context() as patch:
+            patch.setattr(other.made.residency.dirty, "stored", fail)
+            await later(openers.PAUSE)
+        assert "is not held against the bucket: no disk" in caplog.text
 
     run(case)
 

@@ -86,7 +86,7 @@ class Discovery:
         self._wait = FIRST_WAIT
         self._absent: Times[str] = Times()
         self.confirmed: Times[int] = Times()
-        self.openers = Openers(self._confirm_behind)
+        self.openers = Openers(self._not_opened)
 
     # What operations ask
 
@@ -140,8 +140,15 @@ class Discovery:
         self._look(Ask(stored.key, sure=True), ino=ino)
         self.confirmed.note(ino)  # as good as: it is on its way
 
+    def _not_opened(self, ino: int) -> None:
+        """Nobody waits for it, and nobody is there to be told why not."""
+        try:
+            self._confirm_behind(ino)
+        except CatalogError as error:
+            log.error("inode %d is not held against the bucket: %s", ino, error)
+
     def matched(self, ino: int) -> None:
-        """Its bytes have come from the bucket, or gone there: it has this version."""
+        """Its bytes have come from the bucket: it has this version."""
         self.confirmed.note(ino)
 
     async def ask_of(self, inodes: Sequence[int]) -> None:

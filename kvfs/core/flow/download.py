@@ -27,7 +27,7 @@ from kvfs.compression.container import DamagedError
 from kvfs.core.backpressure import Backpressure
 from kvfs.core.flow import streaming
 from kvfs.core.flow.budget import Turn
-from kvfs.core.flow.transfers import Transfers
+from kvfs.core.flow.transfers import PERIOD, Transfers
 from kvfs.core.room import Room
 from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
@@ -45,7 +45,6 @@ from kvfs.tiers import Bucket, Tier
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.002  # s between two looks at what nothing tells of
 FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
 OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
 
@@ -188,7 +187,7 @@ class Downloads:
             tier = await self._find_room(inode, running)
             try:
                 stored = self._expect_stored(ino)  # a job may have given it another name
-                await self._wait_for_trash(tier, ino, version)
+                await self.transfers.wait_for_trash(tier, ino, version)
                 self._enter(inode, tier, await self._download(inode, stored, tier, running))
             finally:
                 tier.reserved -= cost
@@ -336,9 +335,3 @@ class Downloads:
             raise UnwantedError(f"{bucket.place} is down: {bucket.health.why}")
         if not errand.wanted(inode):
             raise UnwantedError("it is not wanted any more")
-
-    async def _wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
-        """A copy that was evicted has the same name, and may yet be unlinked by it."""
-        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
-            self.residency.wake()
-            await trio.sleep(PERIOD)

@@ -3,8 +3,8 @@
 Contract: `expected` guesses, from the thread's last lookup of such an object, whether an open comes
 next. If it did not within PAUSE, `missed` is called with the inode, once. The kernel's lookup does
 not say what it is for; to ask the bucket at the lookup, and again at the open, took half of the
-time of a cold read: 8 readers of 1 MiB had 138 MB/s, and 289 without (scripts.bench.s3, 2 CPUs).
-Not for asking.
+time of a cold read: 8 readers of 1 MiB had 138 MB/s, and 289 with `s3_shared=off`, which does not
+ask (one run by hand beside other work, 2 CPUs). `missed` raises nothing. Not for asking.
 """
 
 from collections import OrderedDict

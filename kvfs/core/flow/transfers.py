@@ -10,6 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+import trio
+
 from kvfs import failpoints
 from kvfs.catalog import Inode, PackedCopy
 from kvfs.core.flow.trouble import Trouble
@@ -28,6 +30,7 @@ from kvfs.tiers import NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
+PERIOD = 0.002  # s between two looks at what nothing tells of
 PACKED_LEAST = 1 << 20  # bytes: what is less is opened sooner than a mover could decompress it
 
 
@@ -128,6 +131,12 @@ class Transfers:
         found = await self.movers.pack(source, destination, size, element_size)
         self._count(inode, nvme, found)
         return found
+
+    async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
+        """A copy that was evicted has the same name, and may yet be unlinked by it."""
+        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
+            self.residency.wake()
+            await trio.sleep(PERIOD)
 
     def _count(self, inode: Inode, nvme: NvmeTier, found: Repacked) -> None:
         """What compressing it came to."""

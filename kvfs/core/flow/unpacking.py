@@ -19,7 +19,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.compression.container import DamagedError
-from kvfs.core.flow.transfers import Transfers
+from kvfs.core.flow.transfers import PERIOD, Transfers
 from kvfs.core.residency import Residency
 from kvfs.core.room import Room
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 WAIT = 30.0  # s that an open waits, where there is no bucket whose `s3_wait` says so
 GLANCE = 0.5  # s between two looks whether the disk that an open waits for is down
-PERIOD = 0.002  # s between two looks at what nothing tells of
 
 
 class _Running:
@@ -165,7 +164,7 @@ class Unpacking:
         assert nvme is not None
         assert packed is not None
         ino, version, digest = inode.ino, inode.version, inode.digest
-        await self._wait_for_trash(target, ino, version)
+        await self.transfers.wait_for_trash(target, ino, version)
         path, to = nvme.path(ino, version), target.path(ino, version)
         try:
             found = await self.movers.unpack(
@@ -220,9 +219,3 @@ class Unpacking:
         log.error("nvme tier: %s %s", nvme.path(inode.ino, inode.version), what)
         residency.counters["quarantined" if quarantine else "missing"] += 1
         residency.lose(current, nvme, quarantine=quarantine)
-
-    async def _wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
-        """A copy that was evicted has the same name, and may yet be unlinked by it."""
-        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
-            self.residency.wake()
-            await trio.sleep(PERIOD)
