@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
+from kvfs.metrics.address import Address, check_free
 from kvfs.parsing import (
     DIRECTORY,
     FILE,
@@ -25,6 +26,7 @@ from kvfs.parsing import (
     Kind,
     choice,
     count,
+    optional,
     read_value,
     unknown_name,
 )
@@ -75,6 +77,7 @@ _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
 _BUCKET = Kind("URL", lambda text: str(Place.parse(text)))
 _DIRTY = Kind("size or share", _size_or_share, _size_or_share_text)
+_ADDRESS = Kind("address", lambda text: str(Address.parse(text)))
 _ENDPOINT = Kind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
@@ -110,6 +113,7 @@ class OptionRow(NamedTuple):
     unit: str
     default: str
     hot: bool
+    upgrade: bool
     meaning: str
 
 
@@ -261,6 +265,30 @@ class Config:
         default="info",
         hot=True,
     )
+    access_log: Path | None = _option(
+        optional(FILE),
+        "where reads, writes and misses are noted for kvfs profile; none: nowhere",
+        default=None,
+        hot=True,
+    )
+    access_log_size: int = _option(
+        SIZE,
+        "most bytes of that, in two files of which the older one is FILE.1",
+        default=256 * MIB,
+        hot=True,
+    )
+    metrics: str | None = _option(
+        _ADDRESS,
+        "where metrics are: PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
+        default=None,
+        upgrade=True,
+    )
+    web: str | None = _option(
+        _ADDRESS,
+        "where a page for browsers is, as for metrics; it names files (docs/seeing.md)",
+        default=None,
+        upgrade=True,
+    )
     mount_flags: tuple[str, ...] = _option(
         _MOUNT_FLAGS,
         "ro nosuid nodev noexec noatime, for mount(2); and their opposites",
@@ -321,6 +349,18 @@ class Config:
         preflight.check_resources(
             self.mountpoint, ram=self.ram, nvme=self.nvme, nvme_size=self.nvme_size, log=self.log
         )
+        if self.access_log is not None:
+            tiers = () if self.nvme is None else (self.nvme,)
+            preflight.check_access_log(self.access_log, self.mountpoint, tiers)
+        for option, address in self.addresses.items():
+            if address.path:
+                preflight.check_apart(option, Path(address.path), self.mountpoint)
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """Where something is shown, by option."""
+        given = {name: getattr(self, name) for name in ("metrics", "web")}
+        return {name: Address.parse(text) for name, text in given.items() if text is not None}
 
     @property
     def tiers(self) -> list[str]:
@@ -347,6 +387,7 @@ class Config:
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
         config.check_resources()
+        check_free(config.addresses, self.addresses.values())  # the new daemon would go on without
         return config
 
     def as_options(self) -> dict[str, str]:
@@ -370,9 +411,15 @@ class Config:
     def from_json(cls, text: str) -> "Config":
         """Return what to_json wrote. An option that an older version did not know has its default.
 
-        Raises ConfigError for one that only a newer version knows.
+        Raises ConfigError for one that only a newer version knows, and for what is none.
         """
-        values = json.loads(text)
+        try:
+            return cls._from_values(json.loads(text), text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"a configuration {text[:80]!r} makes no sense: {error}") from None
+
+    @classmethod
+    def _from_values(cls, values: Any, text: str) -> "Config":  # noqa: ANN401 - JSON
         known = {item.name for item in fields(cls)}
         if not isinstance(values, dict) or not {"mountpoint"} <= values.keys() <= known:
             unknown = sorted(set(values) - known) if isinstance(values, dict) else text[:80]
@@ -380,7 +427,8 @@ class Config:
                 f"a configuration of another version of kvfs, with {unknown}; this one knows "
                 f"{', '.join(sorted(known))}"
             )
-        for name in {"mountpoint", "nvme", "log", "namespaces"} & values.keys():
+        paths = {"mountpoint", "nvme", "log", "namespaces", "access_log"}
+        for name in paths & values.keys():
             values[name] = None if values[name] is None else Path(values[name])
         for name in {"mount_flags", "fitted"} & values.keys():
             values[name] = tuple(values[name])
@@ -419,7 +467,7 @@ def describe_options() -> list[OptionRow]:
         OptionRow(
             item.name,
             item.metadata["kind"].unit,
-            *(item.metadata[key] for key in ("default", "hot", "meaning")),
+            *(item.metadata[key] for key in ("default", "hot", "upgrade", "meaning")),
         )
         for item in fields(Config)
         if item.metadata

@@ -5,6 +5,8 @@ into errno values, in one exhaustive table. A message names the thing, the value
 expected and, where there is one, the cure. Not for errors of the Python program itself.
 """
 
+DEFECT = "defect"  # counted for an exception that is none of these
+
 
 class KvfsError(Exception):
     """The root of all domain errors."""

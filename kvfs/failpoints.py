@@ -16,6 +16,7 @@ Not for faults at random, nor for anything that a user would want to set.
 
 import errno
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -106,12 +107,12 @@ def _parsed(entry: str) -> tuple[str, _Fault]:
         raise ConfigError(
             f"{VARIABLE}: {entry!r} names no fail point, expected one of {', '.join(POINTS)}"
         )
-    if passing and not (passing.isdecimal() and int(passing)):
+    if passing and not re.fullmatch(r"[1-9][0-9]{0,8}", passing):
         raise ConfigError(f"{VARIABLE}: {entry!r} has passing {passing!r}, expected 1, 2, 3, ...")
     number = int(passing or 1)
     if action == "kill" and not argument:
         return name, _Fault(action, 0, number)
-    if action == "delay" and argument.replace(".", "", 1).isdecimal():
+    if action == "delay" and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", argument):
         return name, _Fault(action, float(argument), number)
     if action == "raise" and argument in errno.errorcode.values():
         if not POINTS[name]:

@@ -74,7 +74,7 @@ def _place(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
     if known is None or place is None:
         raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
     if str(place) != known:
-        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}")
+        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
     return place
 
 

@@ -133,7 +133,7 @@ def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, 
     if place is None:
         raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
     if known is not None and str(place) != known:
-        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}")
+        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
     has = claims.spaces(Namespaces(catalog))
     strays: list[str] = []
     after = 0

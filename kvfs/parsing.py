@@ -31,7 +31,12 @@ def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN
     try:
         return kind.parse(text)
     except ValueError as expected:
-        raise ConfigError(f"{what} {name}={text}: expected {expected}") from None
+        raise ConfigError(f"{what} {name}={_shown(text)}: expected {expected}") from None
+
+
+def _shown(text: str) -> str:
+    """A value in a message, which may end in a log: without what looks like a password."""
+    return re.sub(r"//[^/]*@", "//...@", text)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -10,6 +10,9 @@ Not for the syntax of options (config), nor for trials of the kernel (cli/probe)
 
 import errno
 import os
+import re
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvfs import runtime
@@ -19,6 +22,8 @@ from kvfs.units import MIB, format_size
 SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's default file
 
 _NVME_SHARE = 0.80
+# How each line begins that `kvfs.core.access_log` writes, also one that a death has torn.
+_ACCESS = re.compile(rb'\{"(op":"(read|write|absent)"|t":[\d.]+,"op":"lost")')
 _OVERLAYFS_MAGIC = 0x794C7630
 
 
@@ -28,7 +33,7 @@ def check_mountpoint(mountpoint: Path) -> None:
     if mount := runtime.mount_at(mountpoint):
         raise ConfigError(
             f"{mountpoint} is already a mount point ({mount.fstype}); if it answers "
-            f"'{os.strerror(errno.ENOTCONN)}', its daemon has died: umount -l {mountpoint}"
+            f"'{os.strerror(errno.ENOTCONN)}', its daemon has died: kvfs umount {mountpoint}"
         )
     try:
         is_directory = mountpoint.is_dir()
@@ -50,11 +55,67 @@ def check_resources(
     if ram > (most := runtime.memory()):
         raise ConfigError(f"ram={format_size(ram)}: more than the memory, {most // MIB}M")
     if nvme is not None:
-        _check_apart("nvme", nvme, mountpoint)
+        check_apart("nvme", nvme, mountpoint)
         _check_tier_directory(nvme, nvme_size)
     if log is not None:
-        _check_apart("log", log, mountpoint)
+        check_apart("log", log, mountpoint)
         _check_log(log)
+
+
+def check_access_log(path: Path, mountpoint: Path, tiers: Iterable[Path]) -> None:
+    """Expect a new file, or one of accesses, outside of what they are about: it is appended to."""
+    check_apart("access_log", path, mountpoint)
+    real = Path(os.path.realpath(path))
+    if mount := runtime.kvfs_holding(real):
+        raise ConfigError(
+            f"access_log={path} is on {mount.path}, which is a kvfs itself: give a file elsewhere"
+        )
+    for directory in tiers:
+        if real.is_relative_to(os.path.realpath(directory)):
+            raise ConfigError(
+                f"access_log={path} is inside {directory}, which is a tier's: give a file elsewhere"
+            )
+    check_access_file(path)
+    check_access_file(older(path))  # it is replaced
+
+
+def older(path: Path) -> Path:
+    """The former half of a log of accesses."""
+    return path.with_name(f"{path.name}.1")
+
+
+def check_access_file(path: Path) -> None:
+    """Expect nothing at this path, or what `expect_accesses` takes."""
+    try:
+        expect_regular(path, path.lstat())  # an open alone may do something to a device
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"access_log={path} cannot be looked at: {error.strerror}") from error
+    try:
+        expect_accesses(path, file)
+    finally:
+        os.close(file)
+
+
+def expect_regular(path: Path, found: os.stat_result) -> None:
+    """No device, directory, pipe or link is written to."""
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(
+            f"access_log={path}: {stat.filemode(found.st_mode)} is no regular file: give a new name"
+        )
+
+
+def expect_accesses(path: Path, file: int) -> None:
+    """An open file is a regular one, and empty or a log of accesses."""
+    expect_regular(path, os.fstat(file))
+    first = os.pread(file, 64, 0)
+    if first and not _ACCESS.match(first):
+        raise ConfigError(
+            f"access_log={path}: it has something else than accesses, and is left as it is: "
+            "give a new name"
+        )
 
 
 def default_nvme_size(directory: Path) -> int:
@@ -84,8 +145,11 @@ def _existing(directory: Path) -> Path:
     raise ConfigError(f"nvme={directory}: {directory.parent} does not exist; mkdir -p {directory}")
 
 
-def _check_apart(name: str, path: Path, mountpoint: Path) -> None:
-    """Keep apart what would make a daemon wait for itself: what it needs, and its mount."""
+def check_apart(name: str, path: Path, mountpoint: Path) -> None:
+    """Keep apart what a mount needs and the mount, which hides what is below its mount point.
+
+    A daemon that uses what is there would wait for itself.
+    """
     real = Path(os.path.realpath(path))
     if real.is_relative_to(mountpoint):
         raise ConfigError(
@@ -107,6 +171,8 @@ def _check_tier_directory(directory: Path, size: int) -> None:
             f"nvme={directory} is on {mount.path}, which is a kvfs itself; expected a directory "
             "on ext4 or xfs"
         )
+    if place == directory and place.stat().st_mode & 0o022:
+        raise ConfigError(f"nvme={directory} may be written to by others: chmod go-w {directory}")
     volume = os.statvfs(place)
     if volume.f_flag & os.ST_RDONLY:
         raise ConfigError(f"nvme={directory} is on a read-only file system")
@@ -119,6 +185,10 @@ def _check_tier_directory(directory: Path, size: int) -> None:
 
 
 def _check_log(path: Path) -> None:
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(place, os.W_OK, effective_ids=True):
+    try:
+        place = path if path.exists() else path.parent
+        good = not path.is_dir() and os.access(place, os.W_OK, effective_ids=True)
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"log={path}: {error.strerror}") from None
+    if not good:
         raise ConfigError(f"log={path}: expected a file that uid {os.geteuid()} may write")

@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from kvfs.errors import ConfigError
 
 FSTYPE = "fuse.kvfs"
 PROC = Path("/proc")
+FIRST_CONTROL = 1 << 62  # the inode of .kvfs; those of what is in it follow
 
 # An AF_UNIX address has 107 bytes; this leaves room for /tmp/kvfs-4294967294/ and /control.sock.
 _LONGEST_ESCAPE = 64
@@ -33,21 +35,39 @@ class Mount(NamedTuple):
     source: str
     super_options: tuple[str, ...]
 
+    @property
+    def owner(self) -> str:
+        """Who mounted a FUSE file system, for a message."""
+        return next((one for one in self.super_options if one.startswith("user_id=")), "user_id=?")
+
 
 def mounts(proc: Path = PROC) -> list[Mount]:
     """Return what is mounted in this mount namespace, the topmost mount of a path last."""
-    found = []
-    for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).splitlines():
+    return [mount for _, mount in _numbered(proc)]
+
+
+def _numbered(proc: Path) -> Iterator[tuple[int, Mount]]:
+    # Not splitlines, which ends lines at characters that anybody may have in a directory's name.
+    for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
-        found.append(Mount(root, path, rest[0], rest[1], tuple(rest[2].split(","))))
-    return found
+        mount = Mount(root, path, rest[0], rest[1], tuple(rest[2].split(",")))
+        yield int(fields[0]), mount
 
 
 def mount_at(path: Path) -> Mount | None:
     """Return what is mounted exactly at this canonical path, or None."""
     return next((mount for mount in reversed(mounts()) if mount.path == str(path)), None)
+
+
+def mount_id(path: Path, proc: Path = PROC) -> int:
+    """Return the kernel's number of the topmost mount at this canonical path, 0 if there is none.
+
+    As in /proc/PID/fdinfo. It may be given out again after an unmount.
+    """
+    numbers = [number for number, mount in _numbered(proc) if mount.path == str(path)]
+    return numbers[-1] if numbers else 0
 
 
 def kvfs_holding(path: Path) -> Mount | None:
@@ -58,17 +78,23 @@ def kvfs_holding(path: Path) -> Mount | None:
     return nearest if nearest is not None and nearest.fstype == FSTYPE else None
 
 
+def is_control_file(ino: int) -> bool:
+    """Return whether this is the number of `.kvfs` or of what is in it, on a mount of kvfs."""
+    return ino >= FIRST_CONTROL
+
+
 def kvfs_mount(mountpoint: Path) -> Mount:
     """Return the kvfs mount at this canonical path, or refuse, saying what is there instead."""
     mount = mount_at(mountpoint)
     if mount is None:
-        raise ConfigError(f"{mountpoint} is not a mount point; mounts of kvfs: {_list_mounts()}")
+        raise ConfigError(f"{mountpoint} is not a mount point; mounts of kvfs: {list_mounts()}")
     if mount.fstype != FSTYPE:
         raise ConfigError(f"{mountpoint} is a mount of type {mount.fstype}, expected {FSTYPE}")
     return mount
 
 
-def _list_mounts() -> str:
+def list_mounts() -> str:
+    """Where kvfs are mounted, for a message."""
     return ", ".join(mount.path for mount in mounts() if mount.fstype == FSTYPE) or "none"
 
 

@@ -191,10 +191,10 @@ class Settings:
         """
         try:
             texts = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"settings {text[:80]!r}: expected JSON: {error}") from None
         if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
-            raise ConfigError(f"settings {text[:80]}: expected texts by name")
+            raise ConfigError(f"settings {text[:80]!r}: expected texts by name")
         return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
 
     def check_media(self, mounted: Collection[str]) -> None:

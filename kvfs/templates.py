@@ -39,7 +39,7 @@ class Templates:
             document = tomllib.loads(path.read_bytes().decode())
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
-        except ValueError as error:  # of TOML, with line and column, or of UTF-8
+        except (ValueError, RecursionError) as error:  # of TOML, with its place, or of UTF-8
             raise ConfigError(f"{path}: {error}") from None
         for name in document:
             if name != TABLE:

@@ -35,13 +35,33 @@ if ! has pkg-config || ! pkg-config --exists fuse3; then
     packages+=(libfuse3-dev)
 fi
 has fusermount3 || packages+=(fuse3)
+# Documents' commands are run, with what they name, on a loopback of their own.
+if [ "$extra" = test ]; then
+    has ip || packages+=(iproute2)
+    has curl || packages+=(curl)
+    has setfattr || packages+=(attr)
+    has xz || packages+=(xz-utils)
+fi
+# Tests of metrics run a real Prometheus.
+if [ "$extra" = test ] && ! { has prometheus && has promtool; }; then
+    packages+=(prometheus)
+fi
+# Tests of the page run a real browser.
+if [ "$extra" = test ] && ! { has chromium && has chromedriver; }; then
+    packages+=(chromium chromium-driver)
+fi
+# Tests of the service run a real systemd, in namespaces of its own.
+if [ "$extra" = test ] && ! { has systemd-analyze && [ -x /lib/systemd/systemd ]; }; then
+    packages+=(systemd)
+fi
 
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" -eq 0 ] && has apt-get; then
         say "apt-get install ${packages[*]}"
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+        # RUNLEVEL=1 keeps Debian's maintainer scripts from starting services.
+        RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
     else
         fail "missing, and only root on Debian or Ubuntu can have it installed: ${packages[*]}"
     fi
@@ -72,8 +92,14 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$wor
     echo "$wanted" >"$stamp"
 fi
 
+# Tests of the chart run a real helm.
+[ "$extra" != test ] || scripts/install-helm.sh
+
 # Tests of the S3 tier run against a real server.
 [ "$extra" != test ] || scripts/s3-server.sh install
+
+# And those of NFS.
+[ "$extra" != test ] || scripts/nfs-server.sh install
 
 # The second name is the one that mount(8) looks for when it remounts.
 ours=$PWD/mount/mount.kvfs

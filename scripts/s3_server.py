@@ -12,6 +12,7 @@ from kvfs.s3.place import Place
 
 SCRIPT = Path(__file__).with_name("s3-server.sh")
 PORTS = range(41)  # from the first one: gateway, monitor, and those of the other daemons
+_CLAIMS: list[socket.socket] = []
 
 
 @dataclass
@@ -81,10 +82,22 @@ class Server:
 
 
 def free_ports() -> int:
-    """The first of as many ports in a row, free right now, as the server wants."""
+    """The first of as many ports in a row, free right now, as the server wants.
+
+    What is free is not taken at once: so it is claimed against other processes that ask here, by a
+    name that nobody else can have while this one lives.
+    """
     for first in range(20000, 32000, 50):  # below the ports that the kernel gives to clients
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0kvfs-test-ports-{first}")
+        except OSError:
+            claim.close()
+            continue
         if all(map(_free, (first + offset for offset in PORTS))):
+            _CLAIMS.append(claim)
             return first
+        claim.close()
     raise RuntimeError("no free ports")
 
 

@@ -1,15 +1,20 @@
 """The fixtures that all tests share."""
 
+import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import boto3  # type: ignore[import-untyped]
 import pytest
 
 from kvfs import runtime
+from scripts.s3_server import Server
 from tests.harness import Mounted
 
 Mount = Callable[..., Mounted]
+_NUMBERS = itertools.count(1)
 
 
 @pytest.fixture
@@ -54,3 +59,31 @@ def kv(mount: Mount) -> Mounted:
 def either(request: pytest.FixtureRequest, mount: Mount) -> Mounted:
     """The usual mount with the kernel moving the bytes, and again with the daemon doing it."""
     return mount(f"ram=256M,nvme={{tmp}}/nvme,nvme_size=2G,{request.param}")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for a whole run. Its credentials are in the environment, as people give them."""
+    server = Server(tmp_path_factory.mktemp("s3") / "server")
+    before = dict(os.environ)
+    try:
+        server.start()
+        os.environ.update(server.credentials)
+        yield server
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        server.wipe()
+
+
+@pytest.fixture
+def bucket(s3: Server) -> str:
+    """A new bucket."""
+    name = f"kvfs-test-{next(_NUMBERS)}"
+    make_bucket(s3, name)
+    return name
+
+
+def make_bucket(s3: Server, name: str) -> None:
+    session = boto3.session.Session()  # the default one keeps the credentials of another server
+    session.client("s3", endpoint_url=s3.endpoint).create_bucket(Bucket=name)

@@ -7,6 +7,7 @@ Not for policy, nor for backing files. The format of keys and values: `keys`, `i
 """
 
 import logging
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvfs.errors import CatalogError, ConfigError
 log = logging.getLogger(__name__)
 
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
+_NUMBER = re.compile(r"[0-9]{1,19}")
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
 
 
@@ -48,7 +50,7 @@ class Catalog:
         if found is None:
             with self.batch() as batch:
                 batch.set_fact("format", str(keys.FORMAT))
-        elif not found.isdigit() or int(found) > keys.FORMAT:
+        elif not _NUMBER.fullmatch(found) or int(found) > keys.FORMAT:
             raise ConfigError(
                 f"catalog {self.path} has format {found}, this kvfs reads up to {keys.FORMAT}: "
                 "mount it with the kvfs that wrote it, or a newer one"
@@ -57,8 +59,11 @@ class Catalog:
 
     def _first_free(self, first_id: int) -> int:
         found = self.fact("next_id")
-        if found is not None and not found.isdigit():
-            raise ConfigError(f"catalog {self.path} counts from {found!r}, expected a number")
+        if found is not None and not _NUMBER.fullmatch(found):
+            raise ConfigError(
+                f"catalog {self.path} counts from {found!r}, expected a number: nothing is "
+                "changed; restore it, or remove the whole NVMe directory to begin anew"
+            )
         return int(found or first_id)
 
     def close(self) -> None:
@@ -130,7 +135,7 @@ class Catalog:
 
     def fact(self, name: str) -> str | None:
         value = self.database.get(keys.FACTS + name.encode())
-        return None if value is None else value.decode()
+        return None if value is None else value.decode("utf-8", "backslashreplace")
 
     def inode(self, ino: int) -> Inode | None:
         """Raises CatalogError also for a record that makes no sense."""
@@ -201,8 +206,13 @@ class Catalog:
     def xattr(self, ino: int, name: bytes) -> bytes | None:
         return self.database.get(keys.XATTRS + keys.name_key(ino, name))
 
+    def xattr_sizes(self, ino: int) -> dict[bytes, int]:
+        """Bytes of each value, by its name."""
+        found = self.database.scan(keys.XATTRS + keys.number_key(ino))
+        return {name: len(value) for name, value in found}
+
     def xattr_names(self, ino: int) -> list[bytes]:
-        return [name for name, _ in self.database.scan(keys.XATTRS + keys.number_key(ino))]
+        return list(self.xattr_sizes(ino))
 
     def answer_entries(self) -> list[tuple[bytes, bytes]]:
         return [(keys.ANSWERS + key, value) for key, value in self.database.scan(keys.ANSWERS)]

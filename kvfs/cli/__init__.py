@@ -22,15 +22,23 @@ COMMANDS = (
     "mount",
     "umount",
     "status",
+    "stat",
+    "du",
+    "top",
     "flush",
     "import",
     "warm",
+    "evict",
+    "pin",
     "set",
     "ns",
+    "export",
     "upgrade",
     "fsck",
     "gc",
     "doctor",
+    "bench",
+    "profile",
     "simulate",
     "replay",
 )
@@ -43,7 +51,7 @@ class Refusal(click.ClickException):
     """One line on stderr, and exit code 1."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(" ".join(reason.split()))
+        super().__init__(printable(" ".join(reason.split())))
 
     def show(self, file: Any = None) -> None:  # noqa: ANN401 - click's own signature
         """Print the reason, behind the name of the program that refuses."""
@@ -132,6 +140,14 @@ def is_mount(path: Path) -> bool:
             f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
         )
     return False
+
+
+def printable(text: str | os.PathLike[str]) -> str:
+    """Return a text with names of others in it so that it moves nothing of the terminal.
+
+    Names may have any bytes but a slash: what cannot be printed is escaped as Python does it.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in os.fspath(text))
 
 
 def human(size: int) -> str:

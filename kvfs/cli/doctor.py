@@ -25,8 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kvfs import runtime
-from kvfs.cli import human, json_option
+from kvfs.cli import human, json_option, printable
 from kvfs.cli.screen import screen
+from kvfs.errors import ConfigError
 
 KERNEL = (6, 9)
 LIBFUSE = (3, 14)
@@ -48,14 +49,39 @@ class Check(NamedTuple):
     cure: str = ""
 
 
+def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
+    if value == "":  # an unset variable in a script; it would mean the current directory
+        raise click.BadParameter("the path is empty: expected a new file's")
+    return None if value is None else Path(value)
+
+
 @click.command
 @json_option
-def command(*, as_json: bool) -> None:
+@click.option(
+    "--bundle",
+    callback=_file,
+    metavar="FILE.tar.gz",
+    help="Write this, and all else that a report of a defect needs, into a new file.",
+)
+@click.option("--names", is_flag=True, help="Do not mask names of objects and namespaces in it.")
+@click.option("--no-fsck", is_flag=True, help="Do not look for damage in what is mounted for it.")
+def command(*, as_json: bool, bundle: Path | None, names: bool, no_fsck: bool) -> None:
     """Check whether this machine can run kvfs at full speed, and say what would cure it.
 
-    The exit code is 0 if it can, 1 if it cannot, or only slower.
+    The exit code is 0 if it can, 1 if it cannot, or only slower. With --bundle it is 0 if the file
+    is written. No secret is in it, and look at it before you send it.
     """
+    if (names or no_fsck) and bundle is None:
+        raise ConfigError("--names and --no-fsck go with --bundle")
     checks = list(_checks())
+    if bundle is not None:
+        from kvfs.cli.bundle import write  # noqa: PLC0415 - the doctor alone needs none of it
+
+        rows = [check._asdict() for check in checks]
+        found = write(bundle, rows, names=names, fsck=not no_fsck)
+        written = f"{printable(bundle)}: {len(found)} files"
+        click.echo(f"{written}; look at them before you send it")
+        return
     well = all(check.verdict == "ok" for check in checks)
     if as_json:
         rows = [check._asdict() for check in checks]

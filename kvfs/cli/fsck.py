@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from kvfs.cli import Refusal, is_mount, json_option, target_argument
+from kvfs.cli import Refusal, is_mount, json_option, printable, target_argument
 from kvfs.cli.screen import progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
@@ -185,10 +185,10 @@ class _Report:
                 click.echo(f"note: {notes[name]} {meaning}")
         found, states = sum(self._states.values()), self._states
         click.echo(
-            f"{click.format_filename(self._target)}: {self._last['inodes']} inodes and "
+            f"{printable(self._target)}: {self._last['inodes']} inodes and "
             f"{notes.get('copies', 0)} copies are in order"
             if not found
-            else f"{click.format_filename(self._target)}: {found} findings in "
+            else f"{printable(self._target)}: {found} findings in "
             f"{self._last['inodes']} inodes, {states['repaired']} repaired, "
             f"{found - states['repaired']} left"
         )

@@ -15,10 +15,10 @@ from typing import IO, Any, NoReturn
 import click
 
 from kvfs import runtime
-from kvfs.cli import human, mountpoint_argument
+from kvfs.cli import human, mountpoint_argument, printable, users
 from kvfs.config import Config, describe_options
-from kvfs.control import request
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.control import request, request_keeper
+from kvfs.errors import ConfigError, ControlError, KvfsError
 
 USAGE_ERROR = 2
 
@@ -43,15 +43,40 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     """Mount kvfs on the directory MOUNTPOINT."""
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
-    fresh = config.nvme is not None and not config.nvme.exists()
+    _check_ended(mountpoint)
+    fresh = "" if config.nvme is None or config.nvme.exists() else printable(config.nvme)
     if foreground:
         if fresh:
-            click.echo(f"kvfs: nvme={config.nvme} does not exist: the mount makes it", err=True)
+            click.echo(f"kvfs: nvme={fresh} does not exist: the mount makes it", err=True)
         _become_keeper(config)
     _start(config)
     if fresh:  # a slip of the pen looks like this
-        click.echo(f"kvfs: nvme={config.nvme} did not exist: it was made, and is empty", err=True)
+        click.echo(
+            f"kvfs: nvme={fresh} did not exist: it was made, and is empty",
+            err=True,
+        )
     click.echo(_what_is_on(mountpoint))
+
+
+def _check_ended(mountpoint: Path) -> None:
+    """Raises ConfigError if a mount that was detached is still kept, with what would end it.
+
+    Nothing is mounted there: a keeper that answers has such a one.
+    """
+    try:
+        keeper = request_keeper(mountpoint, "status")["keeper_pid"]
+    except ControlError:
+        return
+    if stop := users.end_of_export(mountpoint):
+        raise ConfigError(
+            f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
+            f"serves it until the export ends: {stop}"
+        )
+    raise ConfigError(
+        f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until the last file "
+        "there is closed and all is saved: then mount again. Something of a detached mount is open "
+        f"in {users.of_detached()}"
+    )
 
 
 def _become_keeper(config: Config) -> NoReturn:
@@ -120,9 +145,7 @@ def _what_is_on(mountpoint: Path) -> str:
     parts += [
         f"{name} {_size(name, tier)}at {tier['path']}" for name, tier in status["tiers"].items()
     ]
-    return (
-        f"{click.format_filename(mountpoint)}: {', '.join(parts)}; log {log_of(status, mountpoint)}"
-    )
+    return printable(f"{mountpoint}: {', '.join(parts)}; log {log_of(status, mountpoint)}")
 
 
 def _size(name: str, tier: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvfs import connectors, runtime
-from kvfs.cli import Commands, human, json_option, mountpoint_argument
+from kvfs.cli import Commands, human, json_option, mountpoint_argument, printable
 from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
@@ -153,7 +153,7 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
     """What a setting costs, beside what is printed to be pasted."""
     if note := answer.get("note"):  # a daemon of an earlier version has none
-        click.echo(f"kvfs: namespace {namespace.name}: {note}", err=True)
+        click.echo(f"kvfs: namespace {printable(namespace.name)}: {note}", err=True)
 
 
 @command.command()
@@ -299,8 +299,8 @@ def drop(namespace: Named, *, wait: bool) -> None:
     ino = answer["dropped"]
     if answer["before"]:
         click.echo(
-            f"namespace {namespace.name} is not there any more: the daemon that died over this "
-            "has dropped it, or there was none"
+            f"namespace {printable(namespace.name)} is not there any more: the daemon that died "
+            "over this has dropped it, or there was none"
         )
     if not wait:
         return

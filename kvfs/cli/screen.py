@@ -3,9 +3,18 @@
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
+
+from kvfs.cli import printable
 
 PIPE_COLUMNS = 240  # a pipe has no width, and a line broken in two is of no use to grep
 
@@ -29,11 +38,16 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def line(text: str) -> Text:
-    """Return a text that is no markup, though names may look like it, and leaves its line alone.
+    """Return a text that is no markup, though names may look like it, and leaves its line alone."""
+    return Text(printable(text))
 
-    Names may have any bytes but a slash: what cannot be printed is escaped as Python does it.
-    """
-    return Text(text if text.isprintable() else repr(text)[1:-1])
+
+def duration(seconds: float) -> str:
+    """Return a time as a person reads it: 2 d 03:04:05."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days} d {hour:02}:{minute:02}:{second:02}"
 
 
 def progress() -> Progress:
@@ -47,5 +61,18 @@ def progress() -> Progress:
         console=console,
         transient=True,
         redirect_stdout=False,  # it would lead to stderr
+        disable=not console.is_terminal,
+    )
+
+
+def counting(what: str = "files") -> Progress:
+    """The same for what has no known end: it counts."""
+    console = Console(stderr=True)
+    return Progress(
+        *(SpinnerColumn(), TextColumn(f"{{task.description}}: {{task.completed}} {what}")),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
         disable=not console.is_terminal,
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 from kvfs import runtime
 from kvfs.cli import human, json_option, mountpoint_argument
 from kvfs.cli.ns import models, problems, table
-from kvfs.cli.screen import line, pairs, screen
+from kvfs.cli.screen import duration, line, pairs, screen
 from kvfs.control import request
 
 
@@ -41,13 +41,16 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("mount point", status["mountpoint"]),
         ("version", status["version"]),
-        ("daemon", f"pid {status['daemon_pid']}, up {_duration(status['uptime_s'])}"),
+        ("daemon", f"pid {status['daemon_pid']}, up {duration(status['uptime_s'])}"),
         ("keeper", _keeper(status)),
     ]
     for name in ("passthrough", "huge_pages"):
         state = status[name]
         why = f": {state['why']}" if state["why"] else ""
         facts.append((name.replace("_", " "), f"{'on' if state['on'] else 'off'}{why}"))
+    for option, state in status.get("shown", {}).items():  # a daemon of before has none
+        told = f"at {status['options'][option]}" if state["on"] else f"off now: {state['why']}"
+        facts.append((option, told))
     census = "" if status["census_done"] else " (still counting)"
     facts.append(("objects", f"{status['objects']}{census}"))
     if status["without_bucket"]:
@@ -71,7 +74,7 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     waits = f"{bucket['dirty_objects']} objects, {human(bucket['dirty_bytes'])}"
     if bucket["dirty_objects"]:
         waits += f" of at most {human(bucket['dirty_most_bytes'])}"
-        waits += f", the oldest for {_duration(bucket['oldest_dirty_s'])}"
+        waits += f", the oldest for {duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
     done = (
         "uploads",
@@ -128,7 +131,7 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
     table.add_column("state")
     table.add_column("path", overflow="fold")
     for name, tier in tiers.items():
-        ill = "" if tier["state"] == "healthy" else f" for {_duration(tier['state_s'])}"
+        ill = "" if tier["state"] == "healthy" else f" for {duration(tier['state_s'])}"
         state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
         if name == "s3":
@@ -136,10 +139,3 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
         cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
         table.add_row(*map(line, cells))
     return table
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{days} d {hour:02}:{minute:02}:{second:02}"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvfs import runtime
-from kvfs.cli import mountpoint_argument
+from kvfs.cli import mountpoint_argument, users
 from kvfs.control import request
 from kvfs.errors import ControlError, KvfsError
 
@@ -45,7 +45,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             raise
         if keeper is not None and not lazy and not _ended(keeper):
             raise KvfsError(
-                f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s"
+                f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s: it "
+                "waits for a disk or a bucket, see the log"
             )
     finally:
         if keeper is not None:
@@ -121,40 +122,11 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
     except subprocess.CalledProcessError as error:
         message = error.stderr.strip().rstrip(".") or f"{program[0]} exited with {error.returncode}"
         if "busy" in message:
-            message += f"; in use by {_users(mountpoint)}; or detach it: kvfs umount --lazy"
+            cure = (stop := users.end_of_export(mountpoint)) and f": {stop}"
+            message += (
+                f"; in use by {users.of_mount(mountpoint)}{cure}; or detach it: kvfs umount --lazy"
+            )
         raise KvfsError(message) from None
-
-
-def _users(mountpoint: Path) -> str:
-    """Name the processes with something open there, as far as we may see them.
-
-    Only links are read, and no path is followed: that would ask the daemon, or hang.
-    """
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        links = [process / "cwd", process / "root", *_entries(process / "fd")]
-        links += _entries(process / "map_files")
-        if any(_inside(link, mountpoint) for link in links):
-            try:
-                name = (process / "comm").read_text().strip()
-            except OSError:
-                continue
-            found.append(f"{name} ({process.name})")
-    return ", ".join(sorted(found)) or "a process that is not visible from here"
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:  # it ended meanwhile, or is another user's
-        return []
-
-
-def _inside(link: Path, mountpoint: Path) -> bool:
-    try:
-        return Path(os.readlink(link)).is_relative_to(mountpoint)
-    except OSError:
-        return False
 
 
 def _ended(pidfd: int) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from kvfs import __version__, runtime
-from kvfs.cli import mountpoint_argument
-from kvfs.config import Config
+from kvfs.cli import mountpoint_argument, printable
+from kvfs.config import Config, describe_options
 from kvfs.control import request_keeper
 from kvfs.errors import ConfigError
 from kvfs.templates import Templates
@@ -20,7 +20,14 @@ from kvfs.templates import Templates
 PATIENCE = 180.0  # s: the keeper's own bounds come first
 
 
-@click.command
+def _options_help() -> str:
+    rows = describe_options()
+    alone = ", ".join(row.name for row in rows if row.upgrade and not row.hot)
+    hot = ", ".join(row.name for row in rows if row.hot)
+    return f"Options that can change with it: {alone}; and what kvfs set can change: {hot}."
+
+
+@click.command(epilog=_options_help())
 @mountpoint_argument
 @click.option(
     "-o", "options", multiple=True, metavar="OPTION=VALUE,...", help="Options to change with it."
@@ -28,15 +35,17 @@ PATIENCE = 180.0  # s: the keeper's own bounds come first
 def command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """Serve the kvfs at MOUNTPOINT with this version of kvfs, without unmounting it.
 
-    Who uses the mount waits for less than a second. Size of the tiers, huge, movers, log and
-    watchdog can change at the same time, and what `kvfs set` can change.
+    Who uses the mount waits for less than a second. Some options can change at the same time.
     """
-    runtime.kvfs_mount(mountpoint)
+    mount = runtime.kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"
     try:
         text = path.read_text()
     except OSError as error:
-        raise ConfigError(f"{mountpoint} has no keeper to upgrade it ({error})") from error
+        raise ConfigError(
+            f"{mountpoint} has no keeper here to upgrade it ({error}). Ask as who mounted it "
+            f"({mount.owner}), and in the same container; else unmount, and mount with this kvfs"
+        ) from error
     config = Config.from_json(text).upgraded(",".join(options))
     if config.namespaces is not None:  # the new daemon would go on without them
         Templates.read(config.namespaces, config.tiers)
@@ -48,6 +57,6 @@ def command(mountpoint: Path, options: tuple[str, ...]) -> None:
         config=json.loads(config.to_json()),
     )
     click.echo(
-        f"{click.format_filename(mountpoint)}: kvfs {done['from']} -> {done['to']}, "
+        f"{printable(mountpoint)}: kvfs {done['from']} -> {done['to']}, "
         f"{done['seconds']:.2f} s (this command: {__version__})"
     )

@@ -1,6 +1,5 @@
 """`kvfs warm`: bring files and trees to the fastest tier that takes them, before they are used."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvfs import runtime
 from kvfs.cli import human
+from kvfs.cli.arguments import on_mount
 from kvfs.control import request
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.errors import KvfsError
 
 POLL_S = 0.2
 AT_ONCE = 1000  # paths of one job; a request has room for 3000
@@ -36,7 +35,7 @@ def command(paths: tuple[str, ...], *, no_wait: bool) -> None:
     """
     wanted: dict[Path, list[int]] = {}
     for path in paths:
-        mountpoint, ino = _on_mount(path)
+        mountpoint, ino = on_mount(path)
         wanted.setdefault(mountpoint, []).append(ino)
     jobs = [
         _Job(mountpoint, request(mountpoint, "warm", inos=some)["job"])
@@ -54,17 +53,6 @@ def command(paths: tuple[str, ...], *, no_wait: bool) -> None:
     click.echo(_summary(found))
     if found["failed"]:
         raise KvfsError(f"{found['failed']} files are not warm: {_reasons(found)}")
-
-
-def _on_mount(path: str) -> tuple[Path, int]:
-    """The mount that a path is on, and its inode there."""
-    mount = runtime.kvfs_holding(Path(os.path.realpath(path)))
-    if mount is None:
-        raise ConfigError(f"{path} is on no mount of kvfs")
-    try:
-        return Path(mount.path), os.stat(path).st_ino
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
 
 
 def _parts(inos: list[int]) -> Iterator[list[int]]:

@@ -5,6 +5,6 @@ it, or root. Not for data, nor for anything that needs a reply later: long work 
 request and looked at by others.
 """
 
-from kvfs.control.client import request, request_keeper
+from kvfs.control.client import request, request_keeper, request_within
 
-__all__ = ["request", "request_keeper"]
+__all__ = ["request", "request_keeper", "request_within"]

@@ -17,6 +17,7 @@ Not for clients: those use the control sockets.
 
 import array
 import json
+import os
 import socket
 from typing import Any
 
@@ -56,14 +57,25 @@ class Channel:
             raise Closed from error
 
     def receive(self) -> tuple[Message, int]:
-        """The next message, and the descriptor that came with it or -1. Raises Closed."""
+        """The next message, and the descriptor that came with it or -1. Raises Closed.
+
+        Who sends anything but a message is as good as gone.
+        """
         try:
             text, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_MAX, 1)
         except ConnectionResetError as error:
             raise Closed from error
         if not text:
             raise Closed
-        return json.loads(text), descriptors[0] if descriptors else -1
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("what"), str):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise Closed
+        return message, descriptors[0] if descriptors else -1
 
     def close(self) -> None:
         self.socket.close()

@@ -22,11 +22,26 @@ def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
     A daemon that dies meanwhile has a successor soon, which is asked again, and told so: the dead
     one may have done it. No request does harm when it is made twice.
     """
-    deadline = time.monotonic() + TAKEOVER
+    return _request(mountpoint, PATIENCE, verb, arguments)
+
+
+def request_within(
+    mountpoint: Path, patience: float, verb: str, **arguments: object
+) -> dict[str, Any]:
+    """The same, but wait for an answer so many seconds in all, at least RETRY."""
+    return _request(mountpoint, patience, verb, arguments)
+
+
+def _request(
+    mountpoint: Path, patience: float, verb: str, arguments: dict[str, object]
+) -> dict[str, Any]:
+    began = time.monotonic()
+    deadline = began + min(TAKEOVER, patience)
     again = False
     while True:
         try:
-            return _ask(runtime.socket_path(mountpoint), PATIENCE, verb, arguments, again=again)
+            left = max(RETRY, began + patience - time.monotonic())
+            return _ask(runtime.socket_path(mountpoint), left, verb, arguments, again=again)
         except OSError as error:
             again |= not isinstance(error, UNHEARD)
             if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
@@ -41,12 +56,11 @@ def _advice(mountpoint: Path, error: OSError) -> str:
     if mount is None or mount.fstype != runtime.FSTYPE:
         return "is it a kvfs mount?"
     if not isinstance(error, FileNotFoundError):
-        return f"if its daemon has died: umount -l {mountpoint}"
-    owner = next((o for o in mount.super_options if o.startswith("user_id=")), "user_id=?")
+        return f"if its daemon has died: kvfs umount {mountpoint}"
     return (
         f"its sockets are not in {runtime.runtime_dir(mountpoint)}. Ask as who mounted it "
-        f"({owner}), and in the same container; else its daemon has died: umount -l {mountpoint}, "
-        f"or they were deleted, and it serves on: umount {mountpoint}"
+        f"({mount.owner}), and in the same container; else its daemon has died, or they were "
+        f"deleted and it serves on: kvfs umount {mountpoint}"
     )
 
 
@@ -57,7 +71,9 @@ def request_keeper(
     try:
         return _ask(runtime.keeper_path(mountpoint), patience, verb, arguments)
     except OSError as error:
-        raise ControlError(f"no keeper answers for {mountpoint} ({error})") from error
+        raise ControlError(
+            f"no keeper answers for {mountpoint} ({error}): if it is dead, unmount, and mount anew"
+        ) from error
 
 
 def _ask(
@@ -74,11 +90,19 @@ def _ask(
         connection.sendall(line)
         with connection.makefile("rb") as stream:
             reply = stream.readline()
-    if not reply:
+    return read_answer(path, reply)
+
+
+def read_answer(path: Path, reply: bytes) -> dict[str, Any]:
+    """Raises ControlError or ConfigError with the other's reason, OSError without an answer."""
+    if not reply.endswith(b"\n"):  # it has died over it
         raise ConnectionResetError(errno.ECONNRESET, f"{path}: closed without an answer")
-    answer: dict[str, Any] = json.loads(reply)
-    if answer.get("invalid"):
-        raise ConfigError(answer["error"])
+    try:
+        answer = json.loads(reply)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ControlError(f"{path}: answered {reply[:80]!r}, expected a JSON object: is it kvfs?")
     if "error" in answer:
-        raise ControlError(answer["error"])
+        raise (ConfigError if answer.get("invalid") else ControlError)(answer["error"])
     return answer

@@ -17,8 +17,9 @@ from typing import Any
 
 import trio
 
+from kvfs.control import peer
 from kvfs.control.client import PATIENCE
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.errors import ConfigError, ControlError, KvfsError
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,13 @@ def _remove(path: Path) -> None:
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
     try:
         with trio.move_on_after(PATIENCE):
-            answer = await _answer(await _line(stream), handlers)
+            line = await _line(stream)
+            try:
+                peer.check(stream.socket)
+            except ControlError as error:
+                answer: dict[str, Any] = {"error": str(error)}
+            else:
+                answer = await _answer(line, handlers)
             await stream.send_all(json.dumps(answer).encode() + b"\n")
     except trio.BrokenResourceError:
         log.debug("a control client went away")

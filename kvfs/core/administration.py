@@ -93,12 +93,12 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
         "hot": [
             {"path": path, "opens": hot.opens}
             for hot in namespaces.hot.top(HOTTEST)
-            if (path := _path(lifecycle, hot.key))
+            if (path := path_of(lifecycle, hot.key))
         ],
     }
 
 
-def _path(lifecycle: Lifecycle, ino: int) -> str:
+def path_of(lifecycle: Lifecycle, ino: int) -> str:
     """Below the mount point; "" for what has no name any more."""
     names: list[bytes] = []
     while ino != ROOT_INO:

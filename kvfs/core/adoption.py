@@ -16,7 +16,7 @@ from functools import partial
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.folders import Folders, Place, Verdict
-from kvfs.core.tree import NAME_MAX, Tree
+from kvfs.core.tree import Tree, is_name
 from kvfs.movement.finding import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
@@ -53,7 +53,7 @@ class Adoption:
     def ask(self, place: Place) -> Ask | None:
         """What to ask about a name; None if it is in no bucket, or about to leave it."""
         directory, name = self.folders.directory(place.parent), place.name
-        if directory is None or name in {b".", b".."} or len(name) > NAME_MAX:
+        if directory is None or not is_name(name, place.parent):
             return None
         called = self.namespaces.bucket_name(directory, name)
         if called is None or self.namespaces.places.is_temporary(directory, name):
@@ -182,7 +182,7 @@ class Adoption:
         places, new = self.namespaces.places, 0
         with self.catalog.batch() as batch:
             for name, entry in entries:
-                if len(name) > NAME_MAX or self.catalog.lookup(parent, name) is not None:
+                if not is_name(name, parent) or self.catalog.lookup(parent, name) is not None:
                     continue
                 if entry.key in self.superseded or places.is_temporary(directory, name):
                     continue

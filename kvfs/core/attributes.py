@@ -17,6 +17,7 @@ from kvfs.errors import (
 
 XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
 XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
+XATTR_VALUES_MAX = 1 << 20  # bytes of one inode's: no quota counts them, and the catalog has them
 ATIME_STEP = 60 * 10**9  # ns
 
 
@@ -93,9 +94,14 @@ class Attributes:
             raise InvalidError(f"attribute name of {len(name)} bytes, at most {NAME_MAX}")
         if len(value) > XATTR_VALUE_MAX:
             raise AttributeTooLargeError(f"value of {len(value)} bytes, at most {XATTR_VALUE_MAX}")
-        names = {*self.xattrs(ino), name}
-        if sum(map(len, names)) + len(names) > XATTR_NAMES_MAX:
-            raise AttributeTooLargeError(f"inode {ino} has {len(names) - 1} attributes already")
+        sizes = {**self.catalog.xattr_sizes(ino), name: len(value)}
+        if sum(map(len, sizes)) + len(sizes) > XATTR_NAMES_MAX:
+            raise AttributeTooLargeError(f"inode {ino} has {len(sizes) - 1} attributes already")
+        if sum(sizes.values()) > XATTR_VALUES_MAX:
+            raise AttributeTooLargeError(
+                f"inode {ino} would have {sum(sizes.values())} bytes in its attributes, at most "
+                f"{XATTR_VALUES_MAX}"
+            )
         inode.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:
             batch.set_xattr(ino, name, value)

@@ -125,9 +125,13 @@ class Copies:
             return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
-        self.residency.counters["misses"] += 1
+        self._missed(inode)
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def _missed(self, inode: Inode) -> None:
+        self.residency.counters["misses"] += 1
+        self.residency.namespaces.of(inode).counters["misses"] += 1
 
     def _packed(self, inode: Inode) -> bool:
         """Whether this version is on NVMe, and packed there."""
@@ -143,7 +147,7 @@ class Copies:
                 raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
             await self._unpacker.unpack(inode)
         except NotFoundError:
-            self.residency.counters["misses"] += 1
+            self._missed(inode)
             raise
         current = self.catalog.inode(inode.ino)
         if current is not None and current.version == inode.version:
@@ -166,7 +170,7 @@ class Copies:
         try:
             header = await self._fetcher.header(inode)
         except NotFoundError:
-            self.residency.counters["misses"] += 1
+            self._missed(inode)
             raise
         current = self._spilled(inode)
         if current is None or self.residency.holders(current):
@@ -186,7 +190,7 @@ class Copies:
                 raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
             stream = await self._fetcher.fetch(inode, whole=whole)
         except NotFoundError:
-            self.residency.counters["misses"] += 1
+            self._missed(inode)
             raise
         fetched = self.catalog.inode(inode.ino)
         if fetched is None or fetched.version != inode.version:
@@ -288,7 +292,7 @@ class Copies:
             return False
         if inode.ino in self._renaming:  # late, and then it is taken back
             return True
-        log.error("%s", reason)
+        log.error("a copy is missing: %s", reason)
         self.residency.counters["missing"] += 1
         self.residency.lose(inode, tier)
         return True

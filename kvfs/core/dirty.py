@@ -31,6 +31,7 @@ FACT = "bucket"  # of the catalog: the place whose objects the marks are about
 CAUGHT_UP = "bucket_caught_up"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
+SPARE_AGES = 1024
 SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
 
 
@@ -53,6 +54,7 @@ class Dirty:
         self._entries: dict[int, _Entry] = {}
         self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
+        self._ages: list[tuple[int, int]] = []  # a heap of when what was sealed; some in vain
         self._hurry_until = 0.0
         self.superseded = Superseded(catalog, None if bucket is None else self.wake)
         self.behind = trio.Event()  # what was sealed before is to be looked for
@@ -71,7 +73,14 @@ class Dirty:
     @property
     def oldest_ns(self) -> int:
         """When the one was sealed that waits longest; 0: none waits."""
-        return min((entry.sealed_ns for entry in self._entries.values()), default=0)
+        ages = self._ages
+        while ages:
+            sealed_ns, ino = ages[0]
+            entry = self._entries.get(ino)
+            if entry is not None and entry.sealed_ns == sealed_ns:
+                return sealed_ns
+            heapq.heappop(ages)
+        return 0
 
     @property
     def full(self) -> bool:
@@ -84,6 +93,17 @@ class Dirty:
         done.set()
 
     # What is known of an inode
+
+    def waits(self, ino: int) -> tuple[int, int] | None:
+        """When it was marked and when it is due, in ns since 1970; None if it is not dirty.
+
+        Due is 0 while somebody has taken it, or as long as that is not loaded.
+        """
+        entry = self._entries.get(ino)
+        if entry is not None:
+            return entry.sealed_ns, self._due.get(ino, 0)
+        value = None if self.loaded else self.catalog.mark(keys.UNSTORED, ino)
+        return None if value is None else (keys.U64.unpack(value)[0], 0)
 
     def stored(self, ino: int) -> Stored | None:
         """What the bucket has of it, perhaps an older version, perhaps under an older name."""
@@ -235,6 +255,7 @@ class Dirty:
             self.superseded.claim(inode.ino, stored.key)
         size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
         self._entries[inode.ino] = _Entry(sealed_ns, size)
+        heapq.heappush(self._ages, (sealed_ns, inode.ino))
         self.bytes += size
         through = self.namespaces.of(inode).settings.write == "through"
         delay = 0.0 if through or self._hurrying() or self.bucket is None else self.bucket.delay
@@ -254,7 +275,14 @@ class Dirty:
         self._due.pop(ino, None)
         if entry is not None:
             self.bytes -= entry.size
+            self._forget_ages()
             self.wake()
+
+    def _forget_ages(self) -> None:
+        """Behind one that waits long there is room for as many in vain as there are others."""
+        if len(self._ages) > SPARE_AGES + 2 * len(self._entries):
+            self._ages = [(entry.sealed_ns, ino) for ino, entry in self._entries.items()]
+            heapq.heapify(self._ages)
 
     # Whose turn it is
 

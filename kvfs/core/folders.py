@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.tree import NAME_MAX, Tree
+from kvfs.core.tree import Tree, is_name
 from kvfs.s3.keys import KEY_MAX, Name
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket
@@ -65,9 +65,12 @@ class Folders:
         return found if len(found) <= KEY_MAX else ""
 
     def make_directory(self, place: Place) -> Inode | None:
-        """One that is there because something is below it; None where templates say otherwise."""
+        """One that is there because something is below it; None where templates say otherwise.
+
+        None also for what is no name of a directory.
+        """
         directory = self.directory(place.parent)
-        if directory is None:
+        if directory is None or not is_name(place.name, place.parent):
             return None
         if place.parent == ROOT_INO and self._template(place.name) is not None:
             return None  # here it would be a namespace, whose objects are elsewhere
@@ -75,7 +78,12 @@ class Folders:
         return self.tree.make(*place, mode, directory.uid, directory.gid)
 
     def make_namespace(self, name: bytes, version: int) -> Inode | None:
-        """One of which there is something; None where templates keep it out of the bucket."""
+        """One of which there is something; None where templates keep it out of the bucket.
+
+        None also for what is no name of a directory.
+        """
+        if not is_name(name, ROOT_INO):
+            return None
         settings = dataclasses.replace(self._template(name) or Settings(), version=version)
         if settings.media and self.bucket.name not in settings.media:
             return None
@@ -115,14 +123,13 @@ class Folders:
             return "in a directory that is a namespace here"
         for part in way:
             entry = self.catalog.lookup(at, part)
-            inode = self.residency.inode(entry.ino) if entry else self._made(Place(at, part))
+            inode = (
+                self.residency.inode(entry.ino) if entry else self.make_directory(Place(at, part))
+            )
             if inode is None or not inode.is_dir:
                 return "below a name that is no directory here"
             at = inode.ino
         return self.directory(at) or "in a namespace that is not in the bucket here"
-
-    def _made(self, place: Place) -> Inode | None:
-        return self.make_directory(place) if 0 < len(place.name) <= NAME_MAX else None
 
     def _is_namespace(self, name: bytes) -> bool:
         entry = self.catalog.lookup(ROOT_INO, name)

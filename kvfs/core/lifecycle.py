@@ -8,16 +8,19 @@ All methods are synchronous. Not for the space that follows: `Walks`.
 """
 
 import logging
+import os
 import stat
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.core import pins
 from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.namespace import Namespace, takes
 from kvfs.core.namespaces import MOUNT
+from kvfs.core.places import PIN
 from kvfs.core.residency import Residency
-from kvfs.core.tree import Tree
+from kvfs.core.tree import RESERVED, Tree
 from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
 from kvfs.settings import Settings
 
@@ -52,9 +55,15 @@ class Warmer(Protocol):
     def is_wanted(self, inode: Inode) -> bool: ...
 
 
+def _is_pinned(residency: Residency, inode: Inode) -> str:
+    pinned = residency.namespaces.of(inode).settings.pin or pins.is_pinned(residency, inode)
+    return "on" if pinned else "off"
+
+
 _OF_FILES: dict[bytes, Callable[[Residency, Inode], str]] = {
     b"user.kvfs.tier": _where,
     b"user.kvfs.dirty": _is_dirty,
+    PIN: _is_pinned,
 }
 
 
@@ -62,6 +71,8 @@ def _raw(name: str) -> bytes:
     raw = name.encode("utf-8", "surrogateescape")
     if not raw or {0, ord("/")} & set(raw) or raw in {b".", b".."}:
         raise ConfigError(f"namespace {name!r}: expected the name of a top-level directory")
+    if raw == RESERVED:
+        raise ConfigError(f"namespace {name!r}: the name is kvfs's own, for its control files")
     return raw
 
 
@@ -268,6 +279,9 @@ class Lifecycle:
         if name == WARM:
             self._warm(inode, value)
             return
+        if name == PIN and inode.is_file:
+            self._pin(inode, value)
+            return
         top = inode.ino == ROOT_INO or (inode.links and inode.links[0][0] == ROOT_INO)
         if not inode.is_dir or not top:
             raise ConfigError(
@@ -288,8 +302,21 @@ class Lifecycle:
         else:
             self.warmer.cancel_root(inode)
 
+    def _pin(self, inode: Inode, value: bytes) -> None:
+        if value not in {b"on", b"off"}:
+            raise ConfigError(
+                f"attribute {PIN.decode()}={os.fsdecode(value)!r} of inode {inode.ino}: "
+                "expected on or off"
+            )
+        pins.pin(self.residency, inode, on=value == b"on")
+
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""
+        if name == PIN and inode.is_file:
+            if not pins.is_pinned(self.residency, inode):
+                raise NoAttributeError(f"inode {inode.ino} is not pinned")
+            self._pin(inode, b"off")
+            return
         if name == WARM:
             self._warm(inode, b"0")
             return

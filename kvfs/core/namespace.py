@@ -23,7 +23,7 @@ SECOND = 10**9
 USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
 SMALLEST = 16  # entries
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
-COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes")
+COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses")
 
 
 class Namespace:
@@ -35,12 +35,14 @@ class Namespace:
         self.tiered = tiered
         self.settings = settings
         self.bytes = self.objects = 0
+        self.spilled = 0  # objects that only the bucket has
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
         self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
         self.model_bytes: Counter[int] = Counter()
-        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.spare: dict[int, int] = {}  # inode -> bytes
         self.limits = Limits(settings)
         self.opens = OpenOrder()
@@ -133,11 +135,13 @@ class Namespace:
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
             "objects": self.objects,
+            "spilled": self.spilled,
             "tiers": {
                 name: {"bytes": size, "objects": self.held_objects[name]}
                 for name, size in self.held.items()
             },
             "counters": {name: count for name, count in self.counters.items() if count},
+            "opens": {"count": self.opens_timed, "sum_s": round(self.open_seconds, 6)},
             "following": self.winner,
             "capacity_objects": self.would_be.capacity,
             "hit_ratio_at": {f"{at:g}": share for at, share in self.would_be.answers().items()},
@@ -199,7 +203,10 @@ class Namespace:
 
     def members(self, inode: Inode) -> set[int]:
         """What is here of an object's group."""
-        key = key_of(inode)
+        return self.members_of(key_of(inode))
+
+    def members_of(self, key: int) -> set[int]:
+        """What is here of the group of this key, as far as it was used since the start."""
         return {ino for order in self.orders for ino in order.members(key)}
 
     def takes(self, tier: Tier | Bucket) -> bool:

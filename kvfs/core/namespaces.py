@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
+from kvfs.core.access_log import AccessLog
 from kvfs.core.namespace import READ, Namespace
 from kvfs.core.places import Places
 from kvfs.errors import ConfigError
@@ -51,6 +52,7 @@ class Namespaces:
         self.limited = False  # whether anybody may have to wait at an open
         self.changed = trio.Event()  # something to walk, or other settings
         self.places = Places(catalog, self.of)
+        self.access_log = AccessLog(self.places, self.name)
         for ino, text in catalog.marks(b"n"):
             self._load(ino, text)
         for ino, name in catalog.marks(b"r"):
@@ -175,6 +177,18 @@ class Namespaces:
         counters["read_bytes"] += inode.size
         found.accesses.see(inode.key or inode.ino, inode.parent_key, found.parent)
         self.hot.touch(inode.ino)
+        if self.access_log.on:
+            self.access_log.read(inode, tier.name)
+
+    def opened(self, inode: Inode, seconds: float) -> None:
+        """So long an open to read has taken."""
+        found = self.of(inode)
+        found.opens_timed += 1
+        found.open_seconds += seconds
+
+    def left(self, inode: Inode, how: str) -> None:
+        """An object has gone from here: `dropped_REASON`, or `spilled`."""
+        self.of(inode).counters[how] += 1
 
     def written(self, inode: Inode, charged: int) -> None:
         """An object is complete, and its writer has waited for `charged` bytes of it.
@@ -185,6 +199,8 @@ class Namespaces:
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
         found.see(inode)
+        if self.access_log.on:
+            self.access_log.written(inode)
         if self.shares is not None:
             self.shares.total.charge(max(0, inode.size - charged))
 
@@ -267,6 +283,7 @@ class Namespaces:
             found.held[bucket.name] += sign * inode.size
             found.held_objects[bucket.name] += sign
         if not costs:
+            found.spilled += sign if inode.in_bucket else 0
             return
         cost = Tier.cost(inode.blocks)
         found.bytes += sign * cost

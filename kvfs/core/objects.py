@@ -23,6 +23,7 @@ descriptor are watched by `mappings`.
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
@@ -209,6 +210,7 @@ class Objects:
         self.residency.open[inode.ino] = held
         where = where or tier
         where.hits += 1
+        held.brought_from = where.name
         if not writable and inode.links:
             self.residency.namespaces.read(inode, where)
             self.residency.touch(inode)
@@ -224,7 +226,7 @@ class Objects:
         Two ways at a time are not taken by the kernel once one of them has it mapped.
         """
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
-        held.direct = True
+        held.direct, held.brought_from = True, Bucket.name
         self.incoming.read_from(held, stream)
         self.residency.open[inode.ino] = held
         self.residency.counters["opens_served"] += 1
@@ -239,7 +241,7 @@ class Objects:
         """
         held = OpenObject(inode, self.residency.tiers[-1], -1, writable=False, direct=True)
         held.accounted = bool(inode.links)
-        held.header = header
+        held.header, held.brought_from = header, Bucket.name
         self.residency.open[inode.ino] = held
         self.residency.counters["opens_served"] += 1
         return held
@@ -268,16 +270,20 @@ class Objects:
 
     # Writing
 
-    async def create(self, parent: int, name: bytes, make: Callable[[], Inode]) -> OpenObject:
+    async def create(
+        self, parent: int, name: bytes, make: Callable[[], Inode], *, at_once: bool = False
+    ) -> OpenObject:
         """A new file with its first writer. `make` gives the inode, or raises what forbids it.
 
+        `at_once`: it has its name from now on, though `publish` may say otherwise.
         It is called after the last await, so that its checks still hold when its names are
         committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
         """
         catalog, residency = self.catalog, self.residency
         ino = catalog.next_id()
         namespace = residency.namespaces.of(self._directory(parent))
-        publish = (parent, name) if namespace.settings.publish == "close" else None
+        late = namespace.settings.publish == "close" and not at_once
+        publish = (parent, name) if late else None
         tier, reserved = await self.placement.choose(parent, name, namespace)
         try:
             try:
@@ -476,6 +482,7 @@ class Objects:
         """
         if not writable or held.writers - held.mapped != 1:
             return False
+        began = time.perf_counter()
         if (error := self._too_large(held)) is not None:
             log.warning("%s is lost with its close: %s", self._called(held), error)
             raise error
@@ -483,7 +490,10 @@ class Objects:
             self.measure(held)
             if held.inode.size:
                 self._publish(held)
-        return bool(held.inode.links) and self._seal(held)
+        if not held.inode.links or not self._seal(held):
+            return False
+        self.residency.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
+        return True
 
     def _too_large(self, held: OpenObject) -> KvfsError | None:
         """Why it goes with its close; None if it stays, or goes anyway."""

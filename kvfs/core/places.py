@@ -15,6 +15,7 @@ from kvfs.core.namespace import Namespace
 from kvfs.settings import Settings
 
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
+PIN = b"user.kvfs.pin"  # of a file: see `pins`
 MODELS_MAX = 10_000  # more are not told apart
 
 
@@ -37,10 +38,10 @@ class Places:
         if not inode.is_file:
             self._paths.pop(inode.ino, None)
             return
-        block = layouts.recognise(self._path(directory), name)
+        block = layouts.recognise(self.path(directory), name)
         if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
-            inode.model, inode.kept = 0, False
+            inode.model, inode.kept = 0, self.is_pinned(inode)
             return
         # One that waits for its rename is the block already: to policies and ghosts it is one use.
         inode.key = block.key
@@ -50,27 +51,59 @@ class Places:
             or self._namespace(inode).opens.follows(inode.key)
         )
         inode.model = self._number(block.engine, block.model, batch)
+        inode.kept = self._keeps(inode, block) or self.is_pinned(inode)
+
+    def _keeps(self, inode: Inode, block: layouts.Block) -> bool:
+        """Whether its connector takes one that is gone for a defect."""
         default = self._namespace(inode).settings.eviction == Settings().eviction
         droppable = block.temporary or layouts.LIVES[block.layout].droppable
-        inode.kept = default and not droppable
+        return default and not droppable
+
+    def keeps(self, inode: Inode) -> bool:
+        """The same, by its first name."""
+        block = self.block(inode)
+        return block is not None and self._keeps(inode, block)
+
+    def is_pinned(self, inode: Inode) -> bool:
+        """Whether somebody has pinned it; what is, is kept."""
+        return inode.kept and self.catalog.xattr(inode.ino, PIN) is not None
 
     def is_temporary(self, directory: Inode, name: bytes) -> bool:
         """Whether its connector is going to rename it."""
-        block = layouts.recognise(self._path(directory), name)
+        block = layouts.recognise(self.path(directory), name)
         return block is not None and block.temporary
 
     def is_block(self, directory: Inode, name: bytes) -> bool:
         """Whether a connector makes files of such names."""
-        return layouts.recognise(self._path(directory), name) is not None
+        return layouts.recognise(self.path(directory), name) is not None
 
-    def element_size(self, inode: Inode) -> int | None:
-        """Bytes of a number in it, if its first name says that."""
+    def path_of(self, inode: Inode) -> layouts.Directory | None:
+        """Of a file, from its namespace's directory down; None if it has no name."""
         entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
         directory = None if entry is None else self.catalog.inode(inode.links[0][0])
         if entry is None or directory is None:
             return None
-        block = layouts.recognise(self._path(directory), entry.name)
+        return (*self.path(directory), entry.name)
+
+    def keys(self, directory: Inode, name: bytes) -> tuple[int, int]:
+        """The keys that a file of this name would have: its own, and that of the block before."""
+        block = layouts.recognise(self.path(directory), name)
+        if block is None:
+            return layouts.key_of(directory.ino, name), 0
+        return block.key, block.parent_key
+
+    def element_size(self, inode: Inode) -> int | None:
+        """Bytes of a number in it, if its first name says that."""
+        block = self.block(inode)
         return None if block is None else block.element_size
+
+    def block(self, inode: Inode) -> layouts.Block | None:
+        """What its first name says, if a connector makes such names."""
+        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
+        if entry is None or directory is None:
+            return None
+        return layouts.recognise(self.path(directory), entry.name)
 
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""
@@ -80,10 +113,10 @@ class Places:
         inode = None if entry is None else self.catalog.inode(entry.ino)
         if inode is None or not inode.target:
             return 0
-        keys = layouts.link(self._path(directory), b"parent", inode.target)
+        keys = layouts.link(self.path(directory), b"parent", inode.target)
         return 0 if keys is None else keys[1]
 
-    def _path(self, directory: Inode) -> layouts.Directory:
+    def path(self, directory: Inode) -> layouts.Directory:
         """Names from the namespace's directory down to this one."""
         ino = directory.ino
         found = self._paths.get(ino)

@@ -32,6 +32,7 @@ from kvfs.catalog import Batch, Catalog, Dentry, Inode, PackedCopy, Stored
 from kvfs.core.dirty import Dirty
 from kvfs.core.followers import Followers
 from kvfs.core.header import Header
+from kvfs.core.latencies import Latencies
 from kvfs.core.namespaces import Namespaces
 from kvfs.core.stream import Stream
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
@@ -83,6 +84,7 @@ class OpenObject:
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
     stream: Stream | None = None  # where its readers have it from, if it is direct
     header: Header | None = None  # or only that, if nobody has read on
+    brought_from: str = ""  # the medium that its first open has waited for; until that is counted
 
     @property
     def readable(self) -> bool:
@@ -144,6 +146,7 @@ class Residency:
         self.namespaces = Namespaces(catalog, tiered=len(self.tiers) > 1)
         self.bucket = bucket
         self.dirty = Dirty(catalog, self.namespaces, bucket)
+        self.latencies = Latencies(self.media)
         self.spilled = 0  # objects that only the bucket has
         self.followers = Followers()  # of those, which block comes after which
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
@@ -539,6 +542,7 @@ class Residency:
             batch.then(partial(self._held_otherwise, before, inode))
         if self.bucket is not None:
             self.bucket.counters["spilled"] += 1
+        self.namespaces.left(before, "spilled")
 
     def drop(
         self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True
@@ -550,7 +554,9 @@ class Residency:
         self._drop(inode, reason, quarantine=quarantine, stored=stored)
         for ino in self.namespaces.of(inode).members(inode):
             other = self.inode(ino)
-            if other is not None and ino not in self.open and ino not in self.busy:
+            if other is None or self.namespaces.places.is_pinned(other):
+                continue
+            if ino not in self.open and ino not in self.busy:
                 self._drop(other, "incomplete", stored=stored)  # half a group is a miss
 
     def _drop(
@@ -567,6 +573,7 @@ class Residency:
             self.forget(inode, batch, quarantine=quarantine, stored=stored)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
+        self.namespaces.left(inode, f"dropped_{reason}")
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
 

@@ -30,6 +30,7 @@ from kvfs.settings import Settings
 
 NAME_MAX = 255
 TARGET_MAX = 4095
+RESERVED = b".kvfs"  # a name at the top of the mount, that of the control files
 COOKIE_SELF, COOKIE_PARENT = 1, 2
 HIDDEN_STEP = 8  # entries that nobody finds, which a step of a listing drops in 30 to 100 us each
 HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
@@ -345,6 +346,12 @@ class Tree:
                 raise NotEmptyError(f"directory {directory.ino} has entries that are yet to go")
             else:
                 self.remove_name(directory.ino, entry, inode, batch)
+
+
+def is_name(name: bytes, parent: int = 0) -> bool:
+    """Whether an entry of a directory can have it: what others wrote may say anything."""
+    reserved = parent == ROOT_INO and name == RESERVED
+    return 0 < len(name) <= NAME_MAX and name not in {b".", b".."} and not reserved
 
 
 def _check_name(name: bytes) -> None:

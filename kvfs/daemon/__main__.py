@@ -35,7 +35,7 @@ def _serve(keeper: Channel, order: Message) -> None:
         keeper.send("prepared")
         _, device = keeper.receive()
         mount.attach(device)
-        trio.run(mount.serve, verbs.handlers)
+        trio.run(mount.serve, verbs.handlers, verbs.contents)
         ended = True
     finally:
         mount.close(ended=ended)

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 
 import trio
 
-from kvfs import runtime
+from kvfs import preflight, runtime
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
@@ -22,10 +22,13 @@ from kvfs.core.lifecycle import Lifecycle
 from kvfs.core.objects import Objects
 from kvfs.core.placement import Placement
 from kvfs.core.quota import Quota
+from kvfs.core.ranking import Ranking
 from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
 from kvfs.daemon import bucket
+from kvfs.daemon.events import Events
+from kvfs.daemon.exporter import Exporter
 from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError
 from kvfs.fairness.shares import Shares
@@ -35,11 +38,12 @@ from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
-from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3
+from kvfs.fuse import control_files  # isort: skip  # it imports pyfuse3
 
 log = logging.getLogger(__name__)
 
 Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
+Contents = Callable[["Mount"], control_files.Contents]
 
 
 class Mount:
@@ -55,6 +59,7 @@ class Mount:
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         self.started = time.monotonic()
         self.bucket = bucket.prepare(config, self.directory, takeover=self.takeover)
+        self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self.backings = backings_for(config)
         session_file = self.directory / "session"
@@ -64,8 +69,10 @@ class Mount:
             self.session_file = create_file(session_file, config.mountpoint)
         self.storage = Storage(config, self.directory, self.bucket, takeover=self.takeover)
         self.residency = self.storage.open(self.backings.gone)
+        self.exporters: list[Exporter] = []
         try:
             self.templates = self._read_templates()
+            self.exporters = Exporter.prepare(config, takeover=self.takeover)
         except ConfigError:
             self.close(ended=False)
             raise
@@ -80,7 +87,10 @@ class Mount:
         except ConfigError as error:
             if not self.takeover:
                 raise
-            log.error("new namespaces get no settings until the mount is made anew: %s", error)
+            log.error(
+                "new namespaces get no settings until this is mended and kvfs upgrade run: %s",
+                error,
+            )
             return Templates()
 
     # Life
@@ -90,8 +100,11 @@ class Mount:
         self.storage.relied_on = True
         self.backings.attach(device, self.session_file, takeover=self.takeover)
 
-    async def serve(self, handlers: Handlers) -> None:
-        """Until unmounted or told to hand over. `handlers` answer on the control socket."""
+    async def serve(self, handlers: Handlers, contents: Contents) -> None:
+        """Until unmounted or told to hand over.
+
+        `handlers` answer on the control socket, `contents` are those of the control files.
+        """
         config = self.config
         self.notes = bucket.notes(config, self.directory)
         self.identity = bucket.identity(config)
@@ -138,7 +151,11 @@ class Mount:
             )
             self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
             self.walks = Walks(tree, quota)
-            self.operations = operations.Operations(
+            self.ranking = Ranking(self.lifecycle)
+            control = control_files.ControlFiles(
+                contents(self), self.directory / "control", takeover=self.takeover
+            )
+            self.operations = control_files.Controlled(
                 tree,
                 objects,
                 self.lifecycle,
@@ -146,13 +163,43 @@ class Mount:
                 slots=SLOTS,
                 timeout=config.entry_timeout,
                 presence=self.flow.presence,
+                control=control,
             )
             if self.takeover:
                 await self._take_over(objects)
             self._say_notes()
             self.residency.estimate()
             self.session = Session(config, self.operations)
+            self._begin_events()
+            if self.config.access_log is not None:
+                await self._begin_access_log()
             await self._serve_mounted(handlers(self))
+
+    async def log_accesses(self, config: Config) -> None:
+        """As it says from now on. Raises ConfigError, and changes nothing then."""
+        path, roots = config.access_log, [tier.root for tier in self.residency.tiers]
+        if path is not None:
+            check = preflight.check_access_log
+            await trio.to_thread.run_sync(check, path, config.mountpoint, roots)
+        await self._note_accesses(config)
+
+    async def _note_accesses(self, config: Config) -> None:
+        change = self.residency.namespaces.access_log.change
+        await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
+
+    async def _begin_access_log(self) -> None:
+        """Where it is was looked at before; nobody serves the mount yet, so no path is followed."""
+        try:
+            await self._note_accesses(self.config)
+        except ConfigError as error:
+            log.error("nothing is noted for kvfs profile: %s", error)
+
+    def _begin_events(self) -> None:
+        healths = [tier.health for tier in self.residency.tiers]
+        self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
+        kind = "takeover" if self.takeover else "started"
+        handles = len(self.operations.handles)
+        self.events.add(kind, number=self.order["takeovers"], pid=os.getpid(), handles=handles)
 
     def _say_notes(self) -> None:
         """What the settings of namespaces cost."""
@@ -196,9 +243,13 @@ class Mount:
             nursery.start_soon(self.flow.run)
             nursery.start_soon(self.flow.keep_up, self.walks.run)
             nursery.start_soon(self.flow.keep_up, self.walks.expire)
+            nursery.start_soon(self.flow.keep_up, self.ranking.run)
             nursery.start_soon(self.operations.objects.mappings.watch)
             nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
+            nursery.start_soon(self.events.sum_up, self.residency, self.operations.errors)
+            for exporter in self.exporters:
+                nursery.start_soon(exporter.run)
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
             await self.session.run()
@@ -269,4 +320,8 @@ class Mount:
 
     def close(self, *, ended: bool) -> None:
         """Let go of what is kept. `ended`: the file system was unmounted."""
+        self.events.close()
+        self.residency.namespaces.access_log.change(None, 0)
+        for exporter in self.exporters:
+            exporter.close(ended=ended)
         self.storage.close(ended=ended)

@@ -38,10 +38,19 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             "oldest_dirty_s": round((time.time_ns() - oldest) / 1e9, 3) if oldest else 0.0,
             "to_delete": len(dirty.superseded.deletes),
             "loaded": dirty.loaded,
+            "errors": dict(bucket.errors),
             "streaming": 0 if mount.flow.hydration is None else mount.flow.hydration.streaming,
             **bucket.counters,
         }
     }
+
+
+def _errors(mount: Mount) -> dict[str, dict[str, int]]:
+    """By operation, then by class."""
+    found: dict[str, dict[str, int]] = {}
+    for (operation, kind), count in mount.operations.errors.items():
+        found.setdefault(operation, {})[kind] = count
+    return found
 
 
 def status(mount: Mount) -> dict[str, Any]:
@@ -51,6 +60,7 @@ def status(mount: Mount) -> dict[str, Any]:
     return {
         "version": __version__,
         "mountpoint": str(config.mountpoint),
+        "identity": mount.identity,
         "daemon_pid": os.getpid(),
         "keeper_pid": mount.order["keeper_pid"] if mount.kept else 0,
         "takeovers": mount.order["takeovers"],
@@ -60,6 +70,7 @@ def status(mount: Mount) -> dict[str, Any]:
             "on": ram is not None and ram.huge,
             "why": "no RAM tier" if ram is None else ram.huge_why,
         },
+        "shown": {one.option: {"on": not one.why, "why": one.why} for one in mount.exporters},
         "tiers": {
             tier.name: {
                 "path": str(tier.root),
@@ -87,6 +98,8 @@ def status(mount: Mount) -> dict[str, Any]:
         "reclaimable_bytes": mount.room.reclaimable,
         "counters": dict(residency.counters),
         "nvme_writes": dict(flow.admission.counters),
+        "errors": _errors(mount),
+        "latencies": residency.latencies.describe(),
         **administration.summary(mount.lifecycle),
         "options": config.as_options(),
     }

@@ -72,7 +72,7 @@ class Storage:
             self._nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self._nvme.identity
             (self.directory / "nvme").write_text(identity)
-            self._catalog = Catalog(config.nvme / "catalog")
+            self._catalog = Catalog(config.nvme / "catalog", first_id=_first_id())
         epoch = None if self._catalog is None else int(self._catalog.fact("ram_epoch") or 0)
         root = runtime.ram_root() / identity
         if config.ram:
@@ -83,8 +83,7 @@ class Storage:
             root.rmdir()
         if self._catalog is None:
             assert self._ram is not None  # the configuration has one tier at least
-            # It goes with the memory; the numbers that NFS clients have seen must not come back.
-            self._catalog = Catalog(self._ram.root / "catalog", first_id=int(time.time()) << 20)
+            self._catalog = Catalog(self._ram.root / "catalog", first_id=_first_id())
         if self.bucket is not None:
             bind(self._catalog, self.bucket)
         else:
@@ -121,6 +120,15 @@ class Storage:
         if nvme is not None:
             nvme.close()
         self._catalog = self._ram = self._nvme = None
+
+
+def _first_id() -> int:
+    """Where a new catalog begins to count, so that no number was one of an earlier catalog's.
+
+    NFS clients have seen those, at the same mount point: a handle is no more than such a number.
+    None makes more than one inode in each microsecond of its life.
+    """
+    return time.time_ns() // 1000
 
 
 def unbind(catalog: Catalog) -> None:

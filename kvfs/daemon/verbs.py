@@ -4,15 +4,19 @@ Contract: handlers raise KvfsError with the reason, and change nothing then; non
 namespaces are in `administration`, those for checks in `check`.
 """
 
+import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
 from kvfs.core import administration, claims
 from kvfs.core.flow.importing import Importing
+from kvfs.core.pins import Pins
+from kvfs.core.usage import Usage
+from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
 from kvfs.errors import ConfigError, ControlError
@@ -21,17 +25,42 @@ PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 
 
+def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
+    """Of the control files, by name."""
+
+    def events() -> bytes:
+        return b"".join(json.dumps(event).encode() + b"\n" for event in mount.events.listed())
+
+    def config() -> bytes:
+        return json.dumps(mount.config.as_options(), indent=2).encode() + b"\n"
+
+    def stats() -> bytes:
+        return json.dumps(status(mount), indent=2).encode() + b"\n"
+
+    return {b"config": config, b"events": events, b"stats": stats}
+
+
 def handlers(mount: Mount) -> Mapping[str, Handler]:
     """By verb."""
 
     async def show() -> dict[str, Any]:
         return status(mount)
 
+    async def stat(ino: int = 0, path: str = "") -> dict[str, Any]:
+        """One file or directory, by its number or by its path below the mount point."""
+        return inspection.describe(mount, ino or inspection.find(mount, path).ino)
+
+    async def events() -> dict[str, Any]:
+        """What happened lately, the oldest first: `kvfs.daemon.events`."""
+        return {"events": mount.events.listed()}
+
     async def change(**options: str) -> dict[str, Any]:
         """Change hot options. Raises ConfigError and changes nothing if one is not."""
         config = mount.config
         for name, text in options.items():
             config = config.changed(name, text)
+        if {"access_log", "access_log_size"} & options.keys():
+            await mount.log_accesses(config)
         mount.config = config
         fresh = mount.directory / "config.new"  # on a tmpfs: no disk is waited for
         fresh.write_text(config.to_json())
@@ -106,6 +135,34 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             )
         return found
 
+    async def evict(
+        inos: list[int],
+        to: str = "",
+        drop: bool = False,  # noqa: FBT001, FBT002
+        dry: bool = False,  # noqa: FBT001, FBT002
+    ) -> dict[str, Any]:
+        """Have files, and all below directories, leave tiers."""
+        return {"job": mount.flow.evict(inos, to=to, drop=drop, dry=dry)}
+
+    async def pin(inos: list[int], on: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """Pin files, and all that are below directories now, or end that."""
+        return {"job": mount.flow.sweeps.start(inos, Pins(mount.residency, on=on))}
+
+    async def usage(inos: list[int]) -> dict[str, Any]:
+        """Count what files, and all below directories, take."""
+        return {"job": mount.flow.sweeps.start(inos, Usage(mount.residency))}
+
+    async def swept(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """How far such a job is. A daemon that took over knows nothing of it."""
+        if cancel:
+            mount.flow.sweeps.cancel(job)
+        found = mount.flow.sweeps.look(job)
+        if found is None:
+            raise ControlError(
+                f"job {job} is not known any more: its daemon was replaced; ask for it again"
+            )
+        return found
+
     async def bucket_claims(after: int) -> dict[str, Any]:
         """What this node has in the bucket; again from `after` on, until that is 0."""
         found = mount.bucket
@@ -129,6 +186,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
     return {
         **administration.handlers(mount.lifecycle),
         "status": show,
+        "stat": stat,
+        "events": events,
         "set": change,
         "write_back": write_back,
         "flush": flush,
@@ -136,6 +195,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "imported": imported,
         "warm": warm,
         "warmed": warmed,
+        "evict": evict,
+        "pin": pin,
+        "usage": usage,
+        "swept": swept,
+        "objects": mount.ranking.objects,
         "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,
         "check": mount.flow.checks.start,

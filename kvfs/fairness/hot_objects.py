@@ -51,6 +51,10 @@ class HotObjects:
             if self._floor:
                 self._errors[key] = self._floor
 
+    def opens(self, key: int) -> int:
+        """How often it was opened at most; 0: it is not among the counters."""
+        return self._counts.get(key, 0)
+
     def discard(self, key: int) -> None:
         """The object is gone."""
         self._counts.pop(key, None)

@@ -14,6 +14,8 @@ import functools
 import logging
 import os
 import stat
+import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +37,7 @@ from kvfs.core.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.errors import (
+    DEFECT,
     CatalogError,
     ConfigError,
     ExistsError,
@@ -49,6 +52,8 @@ from kvfs.errors import (
 from kvfs.fuse.errnos import errno_of
 from kvfs.fuse.handles import Handles, Table
 from kvfs.fuse.killed import Waits
+from kvfs.fuse.nfs_servers import is_nfs_server
+from kvfs.fuse.shown import shown
 from kvfs.tiers import sync_patience
 
 log = logging.getLogger(__name__)
@@ -72,6 +77,12 @@ class Kernel(Backings, Table, Protocol):
     def resends_over(self) -> bool: ...
 
 
+def _count(operations: object, operation: str, kind: str) -> None:
+    """An operation was answered with an error."""
+    assert isinstance(operations, Operations)
+    operations.errors[operation, kind] += 1
+
+
 def _answer(operation: Operation[P, R]) -> Operation[P, R]:
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,14 +90,18 @@ def _answer(operation: Operation[P, R]) -> Operation[P, R]:
             return await operation(*args, **kwargs)
         except KvfsError as error:
             log.debug("%s: %s", operation.__name__, error)
+            _count(args[0], operation.__name__, type(error).__name__)
             raise FUSEError(errno_of(error)) from None
         except FUSEError:
             raise
         except OSError as error:
-            log.exception("%s%.200r failed", operation.__name__, args[1:])
+            log.exception("%s failed", shown(operation.__name__, args[1:]))
+            code = errno.errorcode.get(error.errno or errno.EIO, "EIO")
+            _count(args[0], operation.__name__, code)
             raise FUSEError(error.errno or errno.EIO) from None
         except Exception:
-            log.exception("%s%.200r failed: a defect of kvfs", operation.__name__, args[1:])
+            log.exception("%s failed: a defect of kvfs", shown(operation.__name__, args[1:]))
+            _count(args[0], operation.__name__, DEFECT)
             raise FUSEError(errno.EIO) from None
 
     return answered
@@ -142,6 +157,8 @@ class Operations(pyfuse3.Operations):
         self.handles = Handles(slots, kernel)
         self.timeout = timeout
         self.waits = Waits()
+        # Answers that were errors, by operation and class of error.
+        self.errors: Counter[tuple[str, str]] = Counter()
         self.presence = presence
         self.discovery = None if presence is None else presence.discovery
 
@@ -186,16 +203,21 @@ class Operations(pyfuse3.Operations):
     @_answer
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         discovery = self.discovery
-        if discovery is None:
-            return self._attributes(self.tree.lookup(parent_inode, name))
+        if discovery is not None:
+            try:
+                found = self.tree.lookup(parent_inode, name)
+                if not discovery.doubts(found):
+                    return self._attributes(found)
+                await discovery.confirm(found, ctx.pid)
+            except NotFoundError:
+                await discovery.find(parent_inode, name)
         try:
-            found = self.tree.lookup(parent_inode, name)
-            if not discovery.doubts(found):
-                return self._attributes(found)
-            await discovery.confirm(found, ctx.pid)
+            return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
-            await discovery.find(parent_inode, name)
-        return self._attributes(self.tree.lookup(parent_inode, name))
+            access_log = self.residency.namespaces.access_log
+            if access_log.on and (directory := self.residency.inode(parent_inode)) is not None:
+                access_log.absent(directory, name)
+            raise
 
     async def _complete(self, ino: int) -> None:
         """What only a listing told of is to be what it is, before anybody sees it."""
@@ -383,7 +405,9 @@ class Operations(pyfuse3.Operations):
 
         caller.set(ctx.pid)
         make()  # fail before anything is set aside; it is called again after that
-        return await self.objects.create(parent, name, make)
+        namespace = self.residency.namespaces.of(self.tree.directory(parent))
+        at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
+        return await self.objects.create(parent, name, make, at_once=at_once)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """By the limits of its namespace, and its share of what the mount may move at all."""
@@ -409,6 +433,7 @@ class Operations(pyfuse3.Operations):
         return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
+        began = time.perf_counter()
         caller.set(ctx.pid)
         if self.discovery is not None:
             self.discovery.openers.opened(ctx.pid, inode)
@@ -434,6 +459,10 @@ class Operations(pyfuse3.Operations):
             except KvfsError:
                 await self.objects.release(held, writable=writable)
                 raise
+            found_in, held.brought_from = held.brought_from or held.tier.name, ""
+            spent = time.perf_counter() - began
+            self.residency.latencies.open[found_in].observe(spent)
+            self.residency.namespaces.opened(held.inode, spent)
         return await self._handle(held, writable=writable, request=request)
 
     @_answer

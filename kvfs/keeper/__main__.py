@@ -26,6 +26,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> int:
     """Return when the mount is no more."""
+    os.umask(0o077)  # all that is made for a mount is for who mounted alone: the log has names
     foreground = sys.argv[1:] == ["--foreground"]
     config = json.loads(sys.stdin.read())
     mountpoint = Path(config["mountpoint"])

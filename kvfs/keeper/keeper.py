@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from kvfs import runtime
+from kvfs.control import peer
 from kvfs.control.channel import PROTOCOL
-from kvfs.errors import KvfsError
+from kvfs.errors import ControlError, KvfsError
 from kvfs.keeper import device
 from kvfs.keeper.notify import Notify
 from kvfs.keeper.process import Failed, Process
@@ -36,6 +37,8 @@ SHORT_LIFE = 0.25  # s; who dies sooner after its start counts towards the limit
 DEATHS = 8  # in a row, before the mount is given up
 BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
+CLIENT = 2.0  # s for a client's request, in which nothing else is looked at
+REQUEST_MAX = 1 << 20  # bytes
 NICENESS = 10  # of a process that loads while another one serves
 
 
@@ -56,7 +59,6 @@ class Keeper:
         self._standby_after = 0.0
         self._deaths = 0
         self._wake, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._said = 0.0
         self._watchdog = 0.0
 
     # Signals
@@ -83,7 +85,7 @@ class Keeper:
     # Starting
 
     def _spawn(self, command: Sequence[str], *, patient: bool) -> Process:
-        process = Process(command, self._stderr)
+        process = Process(command, self._stderr, self._ping)
         if patient and os.geteuid() == 0:  # who may not lower it again must not raise it
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
@@ -115,7 +117,6 @@ class Keeper:
         self.takeovers += takeover
         process.started = process.heard = time.monotonic()
         self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
-        self._said = 0.0
 
     def start(self) -> None:
         """Mount. Raises Failed or KvfsError, and then nothing is mounted."""
@@ -133,7 +134,7 @@ class Keeper:
 
     def run(self, control: socket.socket) -> int:
         """Serve until unmounted. `control` is a listening socket."""
-        self.notify.say(READY="1", STATUS=self._status_line())
+        self.notify.ready(self._status_line())
         while True:
             daemon = self.daemon
             if daemon is None or daemon.closed or self._silent(daemon):
@@ -161,10 +162,8 @@ class Keeper:
         return min(5.0, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0)
 
     def _ping(self) -> None:
-        now = time.monotonic()
-        if self.notify.watchdog and now - self._said >= self.notify.watchdog:
-            self.notify.say(WATCHDOG="1", STATUS=self._status_line())
-            self._said = now
+        """Where a daemon was heard lately, or one that is to be is waited for, with a bound."""
+        self.notify.alive(self._status_line())
 
     def _status_line(self) -> str:
         pid = self.daemon.pid if self.daemon else "none"
@@ -236,7 +235,7 @@ class Keeper:
         why = f"the daemon {daemon.death()}"
         short = time.monotonic() - daemon.started < SHORT_LIFE
         self._deaths = self._deaths + 1 if short else 0
-        log.warning("%s (%d) %s: another one takes over", "daemon", daemon.pid, daemon.death())
+        log.warning("daemon (%d) %s: another one takes over", daemon.pid, daemon.death())
         daemon.end()
         return why
 
@@ -265,14 +264,23 @@ class Keeper:
     # Control
 
     def _converse(self, control: socket.socket) -> None:
-        """One request, one line of JSON; a client that says nothing is not waited for."""
+        """One request, one line of JSON; a client is waited for CLIENT seconds in all."""
         connection, _ = control.accept()
         with connection, suppress(OSError):
-            connection.settimeout(2.0)
-            with connection.makefile("rb") as stream:
-                asked = stream.readline(1 << 20)
-            connection.settimeout(None)
-            connection.sendall(json.dumps(self._answer(asked)).encode() + b"\n")
+            asked, deadline = b"", time.monotonic() + CLIENT
+            while not asked.endswith(b"\n") and len(asked) < REQUEST_MAX:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                if not (more := connection.recv(REQUEST_MAX)):
+                    break
+                asked += more
+            connection.settimeout(CLIENT)
+            try:
+                peer.check(connection)
+            except ControlError as error:
+                answer: dict[str, Any] = {"error": str(error)}
+            else:
+                answer = self._answer(asked)
+            connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, asked: bytes) -> dict[str, Any]:
         verbs: dict[str, Callable[..., dict[str, Any]]] = {
@@ -282,12 +290,12 @@ class Keeper:
         try:
             request = json.loads(asked)
             verb, arguments = verbs[request["verb"]], request.get("arguments", {})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {"error": f"request {asked[:80]!r}, expected a verb of {', '.join(verbs)}"}
         try:
             return verb(**arguments)
-        except (Failed, KvfsError, TypeError) as error:
-            return {"error": str(error)}
+        except (Failed, KvfsError, TypeError, ValueError, OSError) as error:
+            return {"error": str(error)}  # the last two from a command that cannot be run
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -321,6 +329,7 @@ class Keeper:
             candidate.end()
             raise
         began = time.monotonic()
+        self.notify.reloading(f"{self.mountpoint}: upgrading to kvfs {loaded['version']}")
         self._hand_over(old)
         try:
             self._serve(candidate, config, patience=UPGRADE_START)
@@ -330,6 +339,7 @@ class Keeper:
             log.error("upgrade to kvfs %s failed: %s", loaded["version"], error)
             if not self._replace():
                 raise Failed(f"{error}; and the former version did not come back") from error
+            self.notify.ready(self._status_line())
             raise Failed(
                 f"{error}; kvfs {before['version']} serves again, nothing is changed"
             ) from error
@@ -337,7 +347,7 @@ class Keeper:
         (self.directory / "config").write_text(json.dumps(config))
         self._end_standby()  # it is of the former version
         log.info("%s: upgraded to kvfs %s", self.mountpoint, loaded["version"])
-        self.notify.say(STATUS=self._status_line())
+        self.notify.ready(self._status_line())
         return {
             "from": before["version"],
             "to": loaded["version"],

@@ -3,8 +3,10 @@
 Contract: without NOTIFY_SOCKET all of it does nothing. The protocol is a datagram of lines.
 """
 
+import math
 import os
 import socket
+import time
 
 
 class Notify:
@@ -16,6 +18,7 @@ class Notify:
         microseconds = os.environ.pop("WATCHDOG_USEC", "0")
         ours = not theirs or int(theirs) == os.getpid()
         self.watchdog = int(microseconds) / 2e6 if ours else 0.0
+        self._alive = math.inf  # when that was said last
 
     def say(self, **state: str) -> None:
         """Send READY="1", STATUS="..." and the like. A systemd that is gone is no reason to end."""
@@ -27,3 +30,20 @@ class Notify:
                 to.sendto(lines.encode(), self._address)
             except OSError:
                 self._address = ""
+
+    def ready(self, status: str) -> None:
+        """The mount answers, or answers again; from now on systemd waits for `alive`."""
+        self.say(READY="1", STATUS=status)
+        self._alive = -math.inf
+
+    def alive(self, status: str) -> None:
+        """Say so, unless that was said a moment ago: who waits may call it often."""
+        now = time.monotonic()
+        if self.watchdog and now - self._alive >= self.watchdog:
+            self.say(WATCHDOG="1", STATUS=status)
+            self._alive = now
+
+    def reloading(self, status: str) -> None:
+        """Until `ready`."""
+        clock = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.say(RELOADING="1", MONOTONIC_USEC=str(clock), STATUS=status)

@@ -10,10 +10,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvfs.control.channel import Channel, Closed, Message
 
+SLICE = 0.1  # s of a longer wait, between which who waits can say that it lives
 REAP = 0.5  # s that a killed process group is waited for; movers that wait for a disk take longer
 
 
@@ -28,7 +29,11 @@ class Failed(Exception):  # noqa: N818 (the daemon did, not we)
 class Process:
     """A daemon that is loading, standing by, or serving."""
 
-    def __init__(self, command: Sequence[str], stderr: int) -> None:
+    def __init__(
+        self, command: Sequence[str], stderr: int, waiting: Callable[[], None] = lambda: None
+    ) -> None:
+        """waiting: called again and again while something is expected of it."""
+        self._waiting = waiting
         self.channel, theirs = Channel.pair()
         self._popen = subprocess.Popen(
             [*command, str(theirs.fileno())],
@@ -67,7 +72,8 @@ class Process:
                 raise Failed(f"the daemon {self.death()} before it was {what}")
             if time.monotonic() > deadline:
                 raise Failed(f"the daemon was not {what} within {seconds:.0f} s")
-            self.listen(deadline - time.monotonic())
+            self._waiting()
+            self.listen(min(SLICE, deadline - time.monotonic()))
         return self.facts[what]
 
     def tell(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:

@@ -100,7 +100,7 @@ class BotoStore:
             told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         try:
             return parsedate_to_datetime(told).timestamp()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise StoreError(f"{self.name} does not say what time it is: Date {told!r}") from error
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
@@ -370,7 +370,7 @@ def _head_of(headers: Mapping[str, str], size: int) -> Head:
     told = headers["Last-Modified"]
     try:
         modified = parsedate_to_datetime(told).timestamp()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"Last-Modified is {told!r}, expected a date") from error
     metadata = {name[len(META) :]: text for name, text in named if name.startswith(META)}
     return Head(size, _etag({"ETag": headers["ETag"]}), modified, metadata)

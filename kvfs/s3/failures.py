@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from botocore import exceptions as of_botocore  # type: ignore[import-untyped]
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from kvfs.s3.errors import (
     NoBucketError,
@@ -83,6 +84,9 @@ _OUT = (
     of_botocore.MetadataRetrievalError,
 )
 
+# What its parsers raise over XML, numbers, dates and headers that are none.
+_NONSENSE = (ResponseParserError, ValueError, TypeError, OverflowError, RuntimeError)
+
 
 def failure_of(
     code: str,
@@ -150,6 +154,9 @@ def translated(
         raise OutageError(f"{what}: redirected without end") from error  # botocore follows
     except KeyError as error:
         raise OutageError(f"{what}: the answer has no {error}") from error
+    except _NONSENSE as error:
+        name = type(error).__name__
+        raise OutageError(f"{what}: the answer makes no sense ({name}): is it a store?") from error
 
 
 def _reason(error: Exception) -> str:

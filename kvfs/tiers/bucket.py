@@ -87,7 +87,14 @@ class Bucket:
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())
+        self.errors: Counter[str] = Counter()  # those of `failures`, by the name of their class
         self._wrong: dict[str, str] = {}  # ETags by key; the oldest first
+
+    def failed(self, what: str, error: Exception) -> None:
+        """A request was answered with a failure that is the store's, or not at all."""
+        self.counters["failures"] += 1
+        self.errors[type(error).__name__] += 1
+        self.health.failed(time.monotonic(), f"{what}: {error}")
 
     def gave_wrong_bytes(self, key: str, etag: str) -> None:
         """It is left there, as what is between may have made it so, and is not found here.

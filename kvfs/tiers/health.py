@@ -10,6 +10,7 @@ Not for deciding what a state means for objects: that is above.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,10 @@ State = Literal["healthy", "suspect", "down"]
 
 DOWN_AFTER = 2  # probes in a row that failed: one may have met a moment, as of a disk replugged
 HEALTHY_AFTER = 3  # probes in a row that went well: a disk that flaps is not yet trusted
+
+
+def _nobody(_before: State) -> None:
+    """No one wants to know."""
 
 
 class Health:
@@ -30,6 +35,7 @@ class Health:
         self.since = now
         self.stuck = False
         self._good = self._bad = 0  # probes in a row
+        self.told: Callable[[State], None] = _nobody  # of each change, with the state before
 
     @property
     def down(self) -> bool:
@@ -78,5 +84,6 @@ class Health:
             log.info("%s answers again after %.1f s", self.name, now - self.since)
         elif state == "healthy":
             log.info("%s is healthy again", self.name)
-        self.state = state
+        before, self.state = self.state, state
         self.since = now
+        self.told(before)

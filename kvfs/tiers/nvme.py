@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from kvfs.errors import ConfigError, InUseError
+from kvfs.tiers.ownership import expect_own
 from kvfs.tiers.tier import Tier
 
 COUNTERS = (  # of compressed copies; microseconds
@@ -54,7 +55,9 @@ class NvmeTier(Tier):
             self._expect(expected)
         try:
             root.mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            expect_own(self.name, root)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(root / "lock", flags, 0o600)
         except OSError as error:
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvfs import mounts, runtime
 from kvfs.errors import ConfigError
+from kvfs.tiers.ownership import expect_own
 from kvfs.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class RamTier(Tier):
         self.huge = False
         self.huge_why = ""
         label = self.root / "identity"
+        if not self.own_mount and os.path.lexists(self.root):
+            expect_own(self.name, self.root)  # anybody could have made that name in /dev/shm
         found = self._epoch_there(label, identity)
         if found is not None and epoch in (None, found):
             self.epoch = found
@@ -84,6 +87,7 @@ class RamTier(Tier):
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.own_mount:
+                expect_own(self.name, self.root)
                 self.huge_why = "a tmpfs with huge pages needs root, /dev/shm is used"
                 return
             try:

@@ -245,7 +245,7 @@ def store(tmp_path: Path) -> Iterator[Path]:
     """Where a disk's blocks are, of which there are fewer than the disk says."""
     path = tmp_path / "store"
     path.mkdir()
-    mounts.mount("test", path, "tmpfs", 0, f"size={120 * MIB}")
+    mounts.mount("test", path, "tmpfs", 0, f"size={120 * MIB},mode=0755")
     yield path
     mounts.umount(path, mounts.MNT_DETACH)
 

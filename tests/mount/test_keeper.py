@@ -215,6 +215,18 @@ def test_a_second_keeper_is_refused(kv: Mounted) -> None:
     (kv.path / "a").write_bytes(b"still served")
 
 
+def test_what_was_detached_names_who_holds_it(kv: Mounted) -> None:
+    kv.allow_log("1 inodes were still open")
+    with (kv.path / "a").open("wb"):
+        assert kvfs("umount", "--lazy", kv.path).returncode == 0
+        done = kvfs("mount", kv.path, "-o", "ram=64M")
+        assert done.returncode == 2
+        assert f"its kvfs (process {kv.keeper}) serves it until" in done.stderr
+        assert f"{Path('/proc/self/comm').read_text().strip()} ({os.getpid()})" in done.stderr
+    wait_for(lambda: not alive(kv.keeper), "it ends with that file")
+    kv.mount()
+
+
 def test_a_hangup_changes_nothing(kv: Mounted) -> None:
     for pid in (kv.keeper, kv.pid):
         os.kill(pid, signal.SIGHUP)
@@ -359,36 +371,83 @@ def test_a_version_that_does_not_serve_is_rolled_back(
 # systemd
 
 
-def test_systemd_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "kv"
-    path.mkdir()
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Callable[[], dict[str, str]]]:
+    """`told()` is what a systemd is told next by the kvfs that is started with NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(PATIENCE)
-        environment = os.environ | {
-            "NOTIFY_SOCKET": str(tmp_path / "notify"),
-            "WATCHDOG_USEC": "200000",
-        }
-        options = f"ram=64M,log={tmp_path}/log"
-        with subprocess.Popen(
-            [*KVFS, "mount", "-f", str(path), "-o", options],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as service:
-            assert b"READY=1" in systemd.recv(1000)
-            assert service.stdout is not None
-            assert service.stdout.readline() == f"{path}: mounted\n"
-            for _ in range(3):
-                assert b"WATCHDOG=1" in systemd.recv(1000)
-            assert request(path, "status")["keeper_pid"] == service.pid, "it is the main process"
-            service.send_signal(signal.SIGTERM)
-            said = b""
-            while b"STOPPING=1" not in said:
-                said = systemd.recv(1000)
-            assert service.wait(PATIENCE) == 0
+
+        def receive() -> dict[str, str]:
+            lines = systemd.recv(1000).decode().splitlines()
+            return dict(line.split("=", 1) for line in lines)
+
+        yield receive
+
+
+@pytest.fixture
+def foreground(
+    tmp_path: Path,
+    told: Callable[[], dict[str, str]],  # noqa: ARG001 (whose socket must be there first)
+) -> Iterator["subprocess.Popen[str]"]:
+    """A service, as systemd would start it, on tmp_path / "kv"."""
+    (tmp_path / "kv").mkdir()
+    options = f"ram=64M,log={tmp_path}/log"
+    with subprocess.Popen(
+        [*KVFS, "mount", "-f", tmp_path / "kv", "-o", options],
+        env=os.environ | {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "200000"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as service:
+        yield service
+        if service.poll() is None:
+            service.terminate()
+            service.wait(PATIENCE)
+
+
+def test_systemd_is_told(
+    tmp_path: Path, told: Callable[[], dict[str, str]], foreground: "subprocess.Popen[str]"
+) -> None:
+    path = tmp_path / "kv"
+    assert told()["READY"] == "1"
+    assert foreground.stdout is not None
+    assert foreground.stdout.readline() == f"{path}: mounted\n"
+    for _ in range(3):
+        assert told()["WATCHDOG"] == "1"
+    assert request(path, "status")["keeper_pid"] == foreground.pid, "it is the main process"
+    foreground.send_signal(signal.SIGTERM)
+    while told().get("STOPPING") != "1":
+        pass
+    assert foreground.wait(PATIENCE) == 0
     assert runtime.mount_at(path) is None
     assert not runtime.runtime_dir(path).exists()
+
+
+def test_systemd_hears_that_the_keeper_lives_while_a_daemon_is_waited_for(
+    tmp_path: Path, told: Callable[[], dict[str, str]], foreground: "subprocess.Popen[str]"
+) -> None:
+    """Or it would kill the keeper, and with it the mount, for a daemon that takes its time."""
+    path, may_end = tmp_path / "kv", tmp_path / "may-end"
+    assert told()["READY"] == "1"
+    config = json.loads((runtime.runtime_dir(path) / "config").read_text())
+    wait = f"import os\nwhile not os.path.exists({str(may_end)!r}): time.sleep(0.01)\nsys.exit(3)"
+    command = [sys.executable, "-c", SPEAK + LOADED + wait]
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(str(runtime.keeper_path(path)))
+        arguments = {"command": command, "config": config}
+        line = json.dumps({"verb": "upgrade", "arguments": arguments})
+        asked.sendall(f"{line}\n".encode())
+        while told().get("RELOADING") != "1":
+            pass
+        for _ in range(3):
+            assert told()["WATCHDOG"] == "1"
+        may_end.touch()
+        while told().get("READY") != "1":
+            pass
+        with asked.makefile() as answer:
+            assert "exited with 3 before it was prepared" in answer.read()
+    assert request(path, "status")["takeovers"] == 1, "the former version is back"
+    assert foreground.poll() is None
 
 
 def test_a_refusal_in_the_foreground_is_one_line(tmp_path: Path) -> None:

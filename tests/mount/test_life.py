@@ -358,7 +358,7 @@ def test_without_root_the_daemon_serves_the_bytes() -> None:
     """
     kvfs = " ".join(KVFS)
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)  # noqa: S103 - where fusermount3 may look as nobody, unlike tmp_path
+        os.chmod(folder, 0o1777)  # noqa: S103 - where fusermount3 may look as nobody, unlike tmp_path
         script = f"""
             set -e
             mknod -m 666 {folder}/fuse c 10 229

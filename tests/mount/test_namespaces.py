@@ -219,12 +219,14 @@ def test_an_attribute_that_is_refused_is_explained_in_the_log(kv: Mounted) -> No
     kv.expect_log(r"attribute user.kvfs.pin is refused: setting pin=\\n\\x1b\[2Jx{1,190}$")
     refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.pin", b"\n\x1b[2J" + b"x" * 5000)
     kv.expect_log(r"attribute user.kvfs.ttll is refused: unknown setting 'ttll'; did you mean ttl")
-    kv.expect_log(r"attribute user.kvfs.pin is refused: .*expected on the mount point or on a top-")
+    kv.expect_log(
+        r"attribute user.kvfs.(pin|weight) is refused: .*expected on the mount point or on a top-"
+    )
     kv.expect_log(r"attribute user.kvfs.version is refused: setting version: there is no such def")
     refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.ttl", b"soon")
     refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.ttll", b"1")
     refused(errno.EINVAL, os.setxattr, kv.path / "a" / "b", "user.kvfs.pin", b"on")
-    refused(errno.EINVAL, os.setxattr, kv.path / "f", "user.kvfs.pin", b"on")
+    refused(errno.EINVAL, os.setxattr, kv.path / "f", "user.kvfs.weight", b"2")
     os.setxattr(kv.path / "a", "user.kvfs.pin", b"on")
     refused(errno.EINVAL, os.removexattr, kv.path / "a", "user.kvfs.version")
 
@@ -238,7 +240,9 @@ def test_a_templates_file_says_what_a_new_directory_is(mount: Mount, tmp_path: P
     assert shown(kv.path / "tmp-1")["settings"]["ttl"] == "1h"
     assert shown(kv.path / "other")["settings"]["quota_hard"] == "10M"
     file.write_text("nonsense")
-    kv.expect_log("new namespaces get no settings until the mount is made anew: .*namespaces.toml")
+    kv.expect_log(
+        "new namespaces get no settings until this is mended and kvfs upgrade run: .*spaces.toml"
+    )
     kv.kill_daemon()
     (kv.path / "third").mkdir()
     assert not shown(kv.path / "third")["own"], "the mount goes on"

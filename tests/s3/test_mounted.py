@@ -11,9 +11,8 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from scripts.s3_server import Server
-from tests.conftest import Mount
+from tests.conftest import Mount, make_bucket
 from tests.harness import KVFS, Mounted, wait_for
-from tests.s3.conftest import make_bucket
 
 MIB = 1 << 20
 _dice = random.Random(5)

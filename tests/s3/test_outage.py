@@ -15,9 +15,8 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from scripts.s3_server import Server
-from tests.conftest import Mount
+from tests.conftest import Mount, make_bucket
 from tests.harness import Mounted, wait_for
-from tests.s3.conftest import make_bucket
 from tests.s3.rig import bytes_in, narrow, says_no_secret, send_away
 from tests.s3.test_mounted import Make, all_uploaded, attribute, s3_of, unfinished
 

@@ -231,9 +231,10 @@ def test_extended_attributes(here: Path) -> None:
 
 def test_extended_attribute_limits(here: Path) -> None:
     """
-    A value takes up to 64 KiB, the names of one inode up to 64 KiB together; what is too much is
-    E2BIG. There are neither access control lists nor file capabilities: `system.*` and
-    `security.capability` are EOPNOTSUPP, which `cp -a` and its like take for an answer.
+    A value takes up to 64 KiB, the names of one inode up to 64 KiB together, its values up to 1
+    MiB; what is too much is E2BIG. There are neither access control lists nor file capabilities:
+    `system.*` and `security.capability` are EOPNOTSUPP, which `cp -a` and its like take for an
+    answer.
     """
     (here / "a").touch()
     os.setxattr(here / "a", "user.big", b"x" * 65536)
@@ -244,6 +245,12 @@ def test_extended_attribute_limits(here: Path) -> None:
         for number in range(300):
             os.setxattr(here / "a", f"user.{number:03}".ljust(255, "n"), b"")
     assert len("".join(f"{name}\0" for name in os.listxattr(here / "a"))) <= 65536
+    os.mkdir(here / "d")
+    with refused(errno.E2BIG):
+        for number in range(17):
+            os.setxattr(here / "d", f"user.{number}", b"x" * 65536)
+    assert len(os.listxattr(here / "d")) == 16
+    os.setxattr(here / "d", "user.0", b"y" * 65536)  # in place of what is there
     entries = [(1, 6), (4, 4), (32, 4)]  # owner, group and others, as an access control list
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry, -1) for entry in entries)
     for name in ("system.posix_acl_access", "system.x"):

@@ -136,9 +136,9 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
     whether it was set or not; `listxattr` has those that are not at their default, and removing one
     brings the default back. A value that is not allowed, or contradicts another one, is EINVAL, and
     the log says why; so is every such attribute of anything but the mount point and top-level
-    directories. Nothing has changed then. Root and who mounted may set and remove them, as they may
-    use `kvfs ns`, and whoever may read the directory can read them. For everybody else that is
-    EPERM, also in a directory of his own, or EACCES where he may not write.
+    directories, but for `pin` of a file. Nothing has changed then. Root and who mounted may set and
+    remove them, as they may use `kvfs ns`, and whoever may read the directory can read them. For
+    everybody else that is EPERM, also in a directory of his own, or EACCES where he may not write.
     """
     assert told(here, "eviction") == "adaptive"
     assert os.listxattr(here) == []
@@ -337,6 +337,8 @@ def test_ttl(here: Path, shared: Mounted) -> None:
     """
     tell(here, ttl="1h")
     write(here, ["young.kv", "old.kv", "open.kv"])
+    shared.idle()  # who has written them may still be closing them
+    wait_for(lambda: not shared.status()["open_handles"], "every RELEASE has come")
     past = time.time() - 2 * 3600
     with opened(here / "open.kv", os.O_RDONLY) as descriptor:
         os.utime(here / "old.kv", (time.time(), past))
@@ -352,6 +354,40 @@ def test_ttl(here: Path, shared: Mounted) -> None:
     os.utime(here / "young.kv", (past, time.time()))
     with refused(errno.ENOENT):
         os.open(here / "young.kv", os.O_RDONLY)
+
+
+def test_files_that_are_pinned(here: Path, shared: Mounted) -> None:
+    """
+    A single file is pinned by its attribute `user.kvfs.pin`, `on` or `off`, or by `kvfs pin`: it
+    may be moved to NVMe, and is never dropped to make room, nor because others of its group are. It
+    stays pinned when it is renamed or written again; what is renamed over it is not. Only root and
+    who mounted may do that.
+    """
+    block = [f"meta-SEP-llama@2@{rank}@5eed@bfloat16.data" for rank in range(2)]
+    write(here, ["a.kv", *block])
+    shared.idle()
+    for name in ("a.kv", block[0]):
+        tell(here / name, pin="on")
+    (here / "a.kv").chmod(0o666)
+    unpin = partial(os.setxattr, "a.kv", "user.kvfs.pin", b"off")
+    assert as_nobody(here, unpin) == errno.EPERM
+    (here / "a.kv").rename(here / "b.kv")
+    with (here / "b.kv").open("r+b") as file:
+        file.write(b"b" * M)
+    tell(here, eviction="lru", quota_objects="3")
+    for name in numbered(0, 6):
+        write(here, [name])
+        shared.check_gauges()  # what is still being closed does not go
+    assert (here / "b.kv").read_bytes()[:M] == b"b" * M
+    assert left(here, block) == block[:1]
+    assert told(here / "b.kv", "pin") == "on"
+    (here / "0005.kv").rename(here / "b.kv")
+    assert told(here / "b.kv", "pin") == "off"
+    tell(here / block[0], pin="off")
+    for name in numbered(6, 12):
+        write(here, [name])
+        shared.check_gauges()
+    assert left(here, block) == []
 
 
 def test_what_is_never_dropped(mount: Mount) -> None:
@@ -584,7 +620,8 @@ def test_publish_at_close(here: Path) -> None:
     or lists it, and to rename it is ENOENT. Each who makes the name meanwhile has a file of his
     own, with `O_EXCL` as well. The first that is closed gets the name; who is later is told
     nothing, and his bytes go. An empty file gets it a moment after its last descriptor is closed.
-    A file that has its name already is written as ever.
+    A file that has its name already is written as ever. What an NFS server makes has its name at
+    once.
     """
     tell(here, publish="close")
     flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY

@@ -34,6 +34,7 @@ STATUS: dict[str, Any] = {
     "uptime_s": 90061.5,
     "passthrough": {"on": True, "why": ""},
     "huge_pages": {"on": False, "why": "forced"},
+    "shown": {"metrics": {"on": True, "why": ""}, "web": {"on": False, "why": "taken"}},
     "tiers": {
         "ram": {
             "path": "/run/kvfs-ram/mnt-kv",
@@ -82,7 +83,7 @@ STATUS: dict[str, Any] = {
         for n in range(12)
     ],
     "hot": [{"path": "[ns]/a_b.kv", "opens": 6}, {"path": "two\nlines\udcff", "opens": 5}],
-    "options": {"ram": "2G", "log_level": "info"},
+    "options": {"ram": "2G", "log_level": "info", "metrics": "127.0.0.1:9095"},
 }
 
 
@@ -155,6 +156,15 @@ def test_bad_input_is_refused_in_one_line_with_exit_code_2(
     arguments: list[str], words: str
 ) -> None:
     assert_refused(kvfs(*arguments), words)
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("umount",), ("fsck",), ("flush",)])
+def test_a_name_in_a_refusal_moves_nothing_on_a_terminal(arguments: tuple[str, ...]) -> None:
+    """Somebody else's directory may be called so, and be given by a pattern of the shell."""
+    done = kvfs(*arguments, "/tmp/\x1b]0;title\x07\x1b[2J\u202e\udcff")
+    assert done.exit_code
+    assert done.stderr.rstrip("\n").isprintable()
+    assert "\\x1b[2J" in done.stderr
 
 
 def test_a_refusal_comes_before_any_change(tmp_path: Path) -> None:
@@ -352,6 +362,8 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "keeper pid 4710, 3 takeovers" in shown
     assert "passthrough on" in shown
     assert "huge pages off: forced" in shown
+    assert "metrics at 127.0.0.1:9095" in shown
+    assert "web off now: taken" in shown
     assert "objects 9 (still counting)" in shown
     assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
@@ -374,7 +386,11 @@ def test_status_as_json_is_what_the_daemon_said(
 def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     result = kvfs("status", dead_mount)
     assert_refused(result, "(user_id=0), and in the same container", 1)
-    assert f"its daemon has died: umount -l {dead_mount}" in result.stderr
+    assert f"it serves on: kvfs umount {dead_mount}" in result.stderr
+
+
+def test_an_upgrade_by_another_user_says_whose_it_is(dead_mount: Path) -> None:
+    assert_refused(kvfs("upgrade", dead_mount), "Ask as who mounted it (user_id=0)")
 
 
 def test_set_hands_all_settings_over_at_once(
@@ -522,3 +538,11 @@ def test_mount_kvfs_says_when_kvfs_is_not_installed(helper: Path) -> None:
     )
     assert done.returncode == 2
     assert "kvfs is not installed" in done.stderr
+
+
+def test_upgrade_names_all_that_it_can_change() -> None:
+    text = " ".join(kvfs("upgrade", "--help").output.split())
+    alone, _, hot = text.partition("Options that can change with it: ")[2].partition("; and what")
+    assert {"ram", "metrics", "web", "log"} <= set(alone.split(", "))
+    assert "access_log" in hot
+    assert not {"passthrough", "nvme"} & set(alone.split(", "))

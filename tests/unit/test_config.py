@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def nobody() -> Iterator[Path]:
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "small"
     path.mkdir()
-    mount("none", path, "tmpfs", 0, "size=32M")
+    mount("none", path, "tmpfs", 0, "size=32M,mode=0755")
     yield path
     umount(path)
 
@@ -92,7 +93,8 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         f"ram=2G,nvme={tmp_path},nvme_size=100G,passthrough=on,huge=always,allow_other,movers=3,"
         "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime,"
         "s3=s3://bucket/a/b,s3_endpoint=http://[::1]:80,s3_region=here,s3_profile=p,s3_required=off,"
-        "s3_dirty=1G,s3_delay=2,s3_wait=0.5,s3_shared=off,s3_exclusive=on,s3_recheck=5",
+        "s3_dirty=1G,s3_delay=2,s3_wait=0.5,s3_shared=off,s3_exclusive=on,s3_recheck=5,"
+        "metrics=localhost:9095,web=/run/kvfs//page.sock",
     )
     assert config == Config(
         mountpoint=KV,
@@ -120,6 +122,8 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         s3_shared=False,
         s3_exclusive=True,
         s3_recheck=5.0,
+        metrics="127.0.0.1:9095",
+        web="/run/kvfs/page.sock",
     )
     assert config.place == Place("bucket", "a/b/", "http://[::1]:80", "here", "p")
     assert config.dirty_most == 1 << 30
@@ -177,6 +181,17 @@ def test_a_comma_in_a_path_is_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "on"), [("allow_other", True), ("allow_other=off", False)])
 def test_a_switch_may_stand_alone(text: str, *, on: bool) -> None:
     assert Config.from_options(KV, text).allow_other is on
+
+
+def test_a_password_in_an_url_is_refused_and_not_repeated() -> None:
+    for option in (
+        "s3=s3://bucket,s3_endpoint=https://me:hunter2@store:9000",
+        "s3=s3://me:hunter2@bucket/p",
+        "metrics=http://me:hunter2@host:1",
+    ):
+        with pytest.raises(ConfigError, match="expected") as refused:
+            Config.from_options(Path("/mnt/kv"), option)
+        assert "hunter2" not in str(refused.value)
 
 
 @given(
@@ -252,6 +267,7 @@ def test_every_option_is_described() -> None:
     hot = {name for name, row in rows.items() if row.hot}
     assert hot == {
         *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes"),
+        *("access_log", "access_log_size"),
         *("s3_delay", "s3_wait", "s3_shared", "s3_stream", "s3_recheck"),
     }
 
@@ -297,6 +313,7 @@ def test_every_option_is_described() -> None:
         ("entry_timeout=inf", "seconds from 0"),
         ("entry_timeout=-1", "seconds from 0"),
         ("entry_timeout=soon", "seconds from 0"),
+        ("metrics=host:1", "metrics=host:1: expected PORT"),
         ("log_level=verbose", "one of debug, info, warning, error"),
         ("log=kvfs.log", "expected an absolute path"),
         ("remount", "remount is not supported"),
@@ -362,10 +379,10 @@ def test_a_mount_whose_daemon_died_is_refused_with_its_cure(
     mount("kvfs", mountpoint, runtime.FSTYPE, 0, options)
     try:
         # The daemon does not answer yet: the refusal must come without asking it.
-        with pytest.raises(ConfigError, match="umount -l"):
+        with pytest.raises(ConfigError, match="kvfs umount"):
             Config.from_options(mountpoint, "ram=16M").check()
         os.close(device)
-        with pytest.raises(ConfigError, match=r"endpoint is not connected.*umount -l"):
+        with pytest.raises(ConfigError, match=r"endpoint is not connected.*kvfs umount"):
             Config.from_options(mountpoint, "ram=16M").check()
         with pytest.raises(ConfigError, match="endpoint is not connected"):
             Config.from_options(mountpoint / "below", "ram=16M").check()
@@ -437,6 +454,17 @@ def test_a_tier_on_a_kvfs_is_refused(
     config.check()
 
 
+def test_a_tier_that_others_may_write_to_is_refused(mountpoint: Path, tmp_path: Path) -> None:
+    place = tmp_path / "nvme"
+    place.mkdir()
+    for mode in (0o770, 0o1777):
+        place.chmod(mode)
+        with pytest.raises(ConfigError, match=f"may be written to by others: chmod go-w {place}"):
+            Config.from_options(mountpoint, f"nvme={place},nvme_size=16M").check()
+    place.chmod(0o755)
+    Config.from_options(mountpoint, f"nvme={place},nvme_size=16M").check()
+
+
 def test_a_tier_on_overlayfs_is_refused(mountpoint: Path, tmp_path: Path) -> None:
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
@@ -477,6 +505,28 @@ def test_a_tier_and_its_mount_must_be_apart(mountpoint: Path, tmp_path: Path) ->
     (tmp_path / "link").symlink_to(mountpoint)
     with pytest.raises(ConfigError, match=r"log=.* is inside the mount point"):
         Config.from_options(mountpoint, f"ram=16M,log={tmp_path}/link/log").check()
+
+
+@pytest.mark.parametrize("option", ["metrics", "web"])
+def test_a_socket_that_the_mount_would_hide_is_refused(mountpoint: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{option}=.* is inside the mount point"):
+        Config.from_options(mountpoint, f"ram=16M,{option}={mountpoint}/socket").check()
+
+
+def test_an_upgrade_to_an_address_that_is_not_to_be_had_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = Config.from_options(KV, "ram=64M,metrics=9")
+        for address in (str(port), f"0.0.0.0:{port}", "/nope/x"):
+            with pytest.raises(ConfigError, match=r"web=.* cannot be listened on"):
+                config.upgraded(f"web={address}")
+        with pytest.raises(ConfigError, match=r"cannot be listened on|another process listens"):
+            config.upgraded(f"web={tmp_path}/both,metrics={tmp_path}/both")
+        here = Config.from_options(KV, f"ram=64M,web={port},metrics=9")
+        assert here.upgraded("movers=2").web == f"127.0.0.1:{port}"
+        swapped = here.upgraded(f"web=0.0.0.0:9,metrics=0.0.0.0:{port}")
+        assert (swapped.web, swapped.metrics) == ("0.0.0.0:9", f"0.0.0.0:{port}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_log_that_is_a_directory_is_refused(mountpoint: Path, tmp_path: Path) -> None:

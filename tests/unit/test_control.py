@@ -19,7 +19,7 @@ from kvfs import runtime
 from kvfs.control import client, request, server
 from kvfs.errors import ConfigError, ControlError
 
-MOUNTPOINT = Path("/mnt/kv")
+MOUNTPOINT = Path("/nowhere/kv")
 
 
 @pytest.fixture
@@ -242,7 +242,9 @@ def test_the_next_daemon_is_told_that_it_is_asked_again(
 
 @pytest.mark.usefixtures("path")
 def test_without_a_daemon_the_client_says_so() -> None:
-    with pytest.raises(ControlError, match=r"no daemon answers for /mnt/kv .*: is it a kvfs mount"):
+    with pytest.raises(
+        ControlError, match=r"no daemon answers for /nowhere/kv .*: is it a kvfs mount"
+    ):
         request(MOUNTPOINT, "status")
 
 
@@ -252,7 +254,7 @@ def test_a_mount_whose_sockets_are_gone_is_told_from_a_dead_one(
 ) -> None:
     mounted = runtime.Mount("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=7"))
     monkeypatch.setattr(runtime, "mount_at", lambda _: mounted)
-    with pytest.raises(ControlError, match=r"sockets are not in .*user_id=7.* umount /mnt/kv$"):
+    with pytest.raises(ControlError, match=r"sockets are not in .*user_id=7.* umount /nowhere/kv$"):
         request(MOUNTPOINT, "status")
 
 

@@ -946,6 +946,47 @@ def test_an_import_brings_all_names_with_their_facts(
     run(case)
 
 
+HOSTILE = (
+    *("@0/.kvfs", "@0/.kvfs/stats", ".kvfs@1/stats"),  # the mount's control files
+    *("@0/%2E%2E", "@0/%2E", "@0/%00", "@0/d/%2E%2E", "@0/d/%00", "@0/d/" + "x" * 300),
+    *("@0/%2E%2E/x", "@0/%00/x", "@0/d/%2E%2E/%2E%2E/x", "@0/" + "y" * 300 + "/x"),
+    *("%2E%2E@1/x", "%2E@1/x", "z" * 300 + "@1/x", "@0/a%2Fb", "@0/d/../x", "@0//x", "@0/d/\n"),
+    *("@0/d/%0a", "n@99999999999999999999/x", "n@-1/x", "@0/%zz", "%/../x", ".kvfs/../x"),
+)
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_keys_that_no_kvfs_has_made_are_no_names(
+    run: Callable[[Case], None],
+    store: MemoryStore,
+    all_at_once: bool,  # noqa: FBT001 (pytest's)
+) -> None:
+    """Whoever may write to the bucket chooses keys: none is a way out of a directory.
+
+    Nor do they keep others' names from being found.
+    """
+
+    async def case(one: Node, other: Node) -> None:
+        one.made.mkdir(b"d")
+        one.made.namespace("n", version="3")
+        for path in (b"x", b"d/x", b"n/x"):
+            await one.store(path, A)
+        right = dict(store.objects["p/@0/x"].metadata)
+        for key in HOSTILE:
+            store.put(f"p/{key}", A, right, once=False)
+        if all_at_once:
+            names, known, _ = await imported(other)
+            assert (names, known) == (3, 0)
+        assert await other.names() == [b"d", b"n", b"x"]
+        assert await other.names(b"d") == [b"x"]
+        assert await other.names(b"n") == [b"x"]
+        assert await other.read(b"d/x") == A
+        assert {f"p/{key}" for key in HOSTILE} <= store.objects.keys(), "they are left alone"
+        other.made.check()
+
+    run(case)
+
+
 def test_an_import_says_what_is_nowhere(run: Callable[[Case], None], store: MemoryStore) -> None:
     async def case(one: Node, other: Node) -> None:
         one.made.mkdir(b"d")

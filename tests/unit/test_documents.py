@@ -9,7 +9,9 @@ from kvfs import connectors
 from kvfs.settings import Settings
 from kvfs.templates import Templates
 
-NAMESPACES = Path(__file__).parents[2] / "docs" / "namespaces.md"
+TESTS = Path(__file__).parents[1]
+NAMESPACES = TESTS.parent / "docs" / "namespaces.md"
+SECURITY = TESTS.parent / "docs" / "security.md"
 
 
 def rows(heading: str) -> list[str]:
@@ -46,16 +48,27 @@ def test_every_connector_is_in_the_table() -> None:
 )
 def test_configurations_are_what_is_printed(connector: str, path: str, gib: int) -> None:
     printed = connectors.configuration(connector, "/mnt/kv", path, gib << 30)
-    indented = "".join(f"    {line}\n" for line in printed.splitlines())
-    assert indented in NAMESPACES.read_text()
+    assert f"\n{printed.rstrip()}\n" in NAMESPACES.read_text()
 
 
 def test_the_example_of_templates_is_one(tmp_path: Path) -> None:
     text = NAMESPACES.read_text()
-    begin = text.index('    [namespace."vllm-*"]')
-    example = text[begin : text.index("\n\nPatterns are", begin)]
+    example = text.partition("```toml\n")[2].partition("```")[0]
     file = tmp_path / "namespaces.toml"
     file.write_text(example)
     told = Templates.read(file).for_name("vllm-8b")
     assert told is not None
     assert (told.quota_hard, told.ttl) == (500 << 30, 7 * 86400)
+
+
+def test_what_is_promised_has_its_test() -> None:
+    """`unit/test_x.py::test_y`, and `::test_z` for another one of the same file."""
+    text = SECURITY.read_text()
+    file = ""
+    found = re.findall(r"`(?:([a-z0-9_]+/test_[a-z0-9_]+\.py))?(?:::(test_[a-z0-9_]+))?`", text)
+    named = [(path, name) for path, name in found if path or name]
+    assert len(named) > 20
+    for path, name in named:
+        file = path or file
+        source = (TESTS / file).read_text()
+        assert not name or f"\ndef {name}(" in source, f"{file}::{name}"

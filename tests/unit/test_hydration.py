@@ -56,6 +56,7 @@ def test_an_open_brings_it_back_as_it_was(made: World) -> None:
         assert (made.bucket.hits, made.fast.hits) == (1, 1)
         counted = made.residency.namespaces.default.counters
         assert (counted["read_s3"], counted["read_ram"]) == (1, 1)
+        assert sum(made.residency.latencies.hydrate["s3"].counts) == 1
 
     trio.run(case)
 
@@ -189,6 +190,9 @@ def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreErro
             await made.read(inode.ino)
         assert made.find(b"a").in_bucket
         assert made.bucket.health.state == "suspect"
+        assert made.bucket.errors == {type(error).__name__: made.bucket.counters["failures"]}
+        assert made.residency.namespaces.default.counters["misses"] == 1
+        assert not any(made.residency.latencies.hydrate["s3"].counts)
         made.check()
         faults(made)
         assert await made.read(inode.ino) == A

@@ -15,7 +15,7 @@ LAYERS = (
     ("kvfs.__main__",),
     ("kvfs.cli",),
     ("kvfs.keeper",),
-    ("kvfs.daemon", "kvfs.fsck", "kvfs.gc"),
+    ("kvfs.daemon", "kvfs.fsck", "kvfs.gc", "kvfs.metrics", "kvfs.web"),
     ("kvfs.control",),
     ("kvfs.fuse",),
     ("kvfs.core",),
@@ -25,18 +25,19 @@ LAYERS = (
     ("kvfs.tiers", "kvfs.s3", "kvfs.compression"),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
-    ("kvfs.s3.place",),  # plain data, that options are read into
+    ("kvfs.nfs",),
+    ("kvfs.s3.place", "kvfs.metrics.address"),  # plain data, that options are read into
     ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
-    ("kvfs.errors", "kvfs.failpoints", "kvfs.units"),
+    ("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    "kvfs.parsing",
+    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates"),
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
@@ -50,6 +51,7 @@ HOMES = {
     "blosc": ("kvfs.compression.frames",),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
+    "prometheus_client": ("kvfs.metrics",),
     "matplotlib": ("kvfs.simulation.curves",),
 }
 # What the command line loads for one way of running only.

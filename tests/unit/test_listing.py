@@ -13,8 +13,9 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.tree import COOKIE_PARENT, HIDDEN_STEP
 from tests.unit.world import World, world
 
-from kvfs.fuse import operations  # isort: skip  # it imports pyfuse3, after the C part
+import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)
 import pyfuse3  # isort: skip
+from kvfs.fuse import operations  # isort: skip
 
 FILES = 10 * HIDDEN_STEP
 BUFFER = 30  # entries that a reply takes

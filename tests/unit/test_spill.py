@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode, keys
+from kvfs.core import dirty as dirty_module
 from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.daemon.storage import bind
@@ -1033,5 +1035,35 @@ def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
         assert not made.residency.dirty.superseded.deletes
+
+    trio.run(case)
+
+
+def test_the_oldest_is_known_without_looking_at_all(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the least of all that are dirty is, whatever comes and goes; nothing is kept in vain."""
+    monkeypatch.setattr(dirty_module, "SPARE_AGES", 8)
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    async def case() -> None:
+        dirty = made.residency.dirty
+        inodes = [await made.make_file(b"%d" % number, A) for number in range(20)]
+        for _ in range(2000):
+            inode = chance.choice(inodes)
+            with made.catalog.batch() as batch:
+                if chance.random() < 0.5:
+                    dirty.settled(inode.ino, batch)
+                else:
+                    dirty.lacking(inode, batch, chance.randrange(1, 1000))
+            least = min((entry.sealed_ns for entry in dirty._entries.values()), default=0)
+            assert dirty.oldest_ns == least
+            assert len(dirty._ages) <= 8 + 2 * (len(dirty) + 1)
+        for inode in inodes:
+            with made.catalog.batch() as batch:
+                dirty.settled(inode.ino, batch)
+        assert dirty.oldest_ns == 0
 
     trio.run(case)

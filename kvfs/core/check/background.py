@@ -107,7 +107,9 @@ class Background:
     async def look(self) -> dict[str, Any]:
         """How far it is, and what was found since somebody last asked."""
         if self._survey is None:
-            raise ControlError("no check was started since this daemon began")
+            raise ControlError(
+                "no check was started since this daemon began, which took over: begin it again"
+            )
         self._scope.deadline = trio.current_time() + PATIENCE
         found, self._findings = self._findings, []
         self._room.set()

@@ -9,7 +9,6 @@ Synchronous. Not for objects that fail for themselves, nor for asking how the st
 
 import logging
 import random
-import time
 
 import trio
 
@@ -41,8 +40,7 @@ class Backoff:
 
     def failed(self, what: str, error: Exception) -> float:
         """The store's failure, not the object's: nothing for so many seconds, more each time."""
-        self.bucket.counters["failures"] += 1
-        self.bucket.health.failed(time.monotonic(), f"{what}: {error}")
+        self.bucket.failed(what, error)
         kind = type(error).__name__
         log.log(
             logging.DEBUG if kind == self._said else logging.WARNING,

@@ -10,7 +10,6 @@ Not for what an answer means (`core/adoption.py`), nor for listings (`core/flow/
 """
 
 import logging
-import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -293,7 +292,6 @@ class Discovery:
 
     def failed(self, error: Exception) -> None:
         """The store's failure: nobody waits for it in the next moment."""
-        self.bucket.counters["failures"] += 1
-        self.bucket.health.failed(time.monotonic(), f"look-up: {error}")
+        self.bucket.failed("look-up", error)
         log.info("%s: names are not looked up for a moment: %s", self.bucket.place, error)
         self._quiet_until = trio.current_time() + QUIET

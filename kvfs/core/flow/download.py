@@ -14,7 +14,6 @@ Not for who waits, how long, nor in which turn: `hydration`; nor for what comes 
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -156,8 +155,7 @@ class Downloads:
             running.problem = self._give_up(inode, error)
         except (StoreError, TierError) as error:
             running.problem = error
-            self.bucket.counters["failures"] += 1
-            self.bucket.health.failed(time.monotonic(), f"download: {error}")
+            self.bucket.failed("download", error)
             kind = type(error).__name__
             log.log(
                 logging.DEBUG if kind == self._said else logging.WARNING,

@@ -8,7 +8,7 @@ victims, nor for copying.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
@@ -22,6 +22,7 @@ from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.backlog import Backlog
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.discovery import Discovery
+from kvfs.core.flow.evict import Evict
 from kvfs.core.flow.hydration import Hydration
 from kvfs.core.flow.importing import Importing
 from kvfs.core.flow.movement import Movement, Requests
@@ -30,6 +31,7 @@ from kvfs.core.flow.presence import Presence
 from kvfs.core.flow.promotion import Promotion
 from kvfs.core.flow.settlement import Settlement
 from kvfs.core.flow.spill import Spill
+from kvfs.core.flow.sweeps import Sweeps
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.trash import TrashBin
 from kvfs.core.flow.trouble import Trouble
@@ -120,6 +122,7 @@ class Flow:
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
+        self.sweeps = Sweeps(residency)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
@@ -129,6 +132,11 @@ class Flow:
     def jobs(self) -> int:
         """Objects that are moved, or wait for it because somebody asked."""
         return len(self._jobs) + len(self.requests)
+
+    def evict(self, inos: Sequence[int], *, to: str, drop: bool, dry: bool) -> int:
+        """The number of a sweep that has them leave their tiers. Raises ConfigError."""
+        visitor = Evict(self.transfers, self.room, self._jobs, to=to, drop=drop, dry=dry)
+        return self.sweeps.start(inos, visitor)
 
     def opened(self, inode: Inode) -> None:
         """An object was opened for reading."""
@@ -144,7 +152,10 @@ class Flow:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (self.census.run, self.checks.run, self.warm.run, *self.watch.tasks):
+            for task in (
+                *(self.census.run, self.checks.run, self.warm.run, self.sweeps.run),
+                *self.watch.tasks,
+            ):
                 nursery.start_soon(self.keep_up, task)
             if self.spill is not None and self.availability is not None:
                 nursery.start_soon(self.keep_up, self.spill.run)

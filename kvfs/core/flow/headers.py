@@ -8,7 +8,6 @@ Not for who scans (`core/scans.py`), nor for how long somebody waits (`hydration
 """
 
 import logging
-import time
 from collections import Counter
 
 import trio
@@ -86,8 +85,7 @@ class Headers:
                 asked.problem = None
         except (StoreError, TierError) as error:
             asked.problem = error
-            self.bucket.counters["failures"] += 1
-            self.bucket.health.failed(time.monotonic(), f"download: {error}")
+            self.bucket.failed("download", error)
             log.warning("inode %d stays in the bucket: %s", inode.ino, error)
         except (KvfsError, OSError) as error:
             asked.problem = error

@@ -12,6 +12,7 @@ Not for the choice of a copy that is here: `core/copies.py`; nor for what is wan
 how an object comes, and what a failure means for it: `download`.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -150,6 +151,7 @@ class Hydration:
         self.budget.hurry(running.turn)
 
     async def _run(self, inode: Inode, running: Fetch) -> None:
+        began = time.perf_counter()
         try:
             with running.scope:
                 await self.downloads.run(inode, running)
@@ -157,5 +159,8 @@ class Hydration:
             self.budget.leave(running.turn)
             del self._running[inode.ino]
             running.end()
+            if running.problem is None:
+                spent = time.perf_counter() - began
+                self.residency.latencies.hydrate[self.bucket.name].observe(spent)
             if running.errand is not None:
                 running.errand.ended(inode, running.problem, joined=running.turn.urgent)

@@ -18,6 +18,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow.presence import STEP, Presence, some
 from kvfs.core.folders import Place
+from kvfs.core.tree import is_name
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS
@@ -28,6 +29,7 @@ from kvfs.s3.store import Entry
 log = logging.getLogger(__name__)
 
 HEADS = 128  # objects whose facts are asked for in one call
+_NO_NAME = "no name of kvfs has such a key"
 
 
 class _Wanted(NamedTuple):
@@ -143,7 +145,7 @@ class Importing:
         if entry.key.startswith((keys.own, keys.long)):
             return []
         if (name := keys.parse(entry.key)) is None:
-            self._refused["no name of kvfs has such a key"] += 1
+            self._refused[_NO_NAME] += 1
             return []
         return [(name, entry.key)]
 
@@ -196,6 +198,9 @@ class Importing:
             self._refused[directory] += 1
             return []
         place = Place(directory.ino, name.path.rpartition(b"/")[2])
+        if not is_name(place.name, place.parent):
+            self._refused[_NO_NAME] += 1
+            return []
         known = self.adoption.catalog.lookup(*place)
         inode = None if known is None else self.adoption.residency.inode(known.ino)
         if known is None or inode is None:

@@ -19,6 +19,7 @@ import trio
 from kvfs.catalog import ROOT_INO
 from kvfs.core.flow.discovery import Discovery, Times
 from kvfs.core.folders import Place
+from kvfs.core.tree import is_name
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.remote import Remote
 from kvfs.s3.store import Entry, Page
@@ -179,10 +180,11 @@ class Presence:
     def _name(self, entry: Entry) -> bytes:
         """The last part of it; b"" for what is no object of kvfs."""
         name = self.adoption.keys.parse(entry.key)
-        if name is None:
+        last = b"" if name is None else name.path.rpartition(b"/")[2]
+        if not is_name(last):
             self.adoption.refuse(f"{entry.key}: no name of kvfs has this key")
             return b""
-        return name.path.rpartition(b"/")[2]
+        return last
 
     async def _directories(self, ino: int, prefix: str, folders: Sequence[str]) -> None:
         """Where something of ours is about to go, it may be all that is there: that is asked."""

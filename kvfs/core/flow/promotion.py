@@ -53,6 +53,10 @@ class Promotion:
         else:
             self.requests.add(self, inode.ino)
 
+    def opens(self, ino: int) -> int:
+        """Opens of it on NVMe that count towards its promotion."""
+        return self._opens.get(ino, 0)
+
     async def move(self, inodes: list[Inode]) -> None:
         """Copy one object, if only NVMe holds it and RAM has room."""
         residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme

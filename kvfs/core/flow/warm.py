@@ -10,7 +10,7 @@ asked for (`prefetch`), nor for fetching (`hydration`).
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ import trio
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow.hydration import Hydration
+from kvfs.core.flow.sweeps import below
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.flow.unpacking import Unpacking
 from kvfs.core.room import Room
@@ -219,8 +220,8 @@ class Warm:
 
     async def _list(self, job: _Job) -> None:
         """All files below, in reading order. Raises CatalogError."""
-        below = chain.from_iterable(map(self._files, job.roots))
-        for count, inode in enumerate(below):
+        files = chain.from_iterable(below(self.residency, root) for root in job.roots)
+        for count, inode in enumerate(files):
             if inode is not None:
                 if job.files >= FILES_MOST:
                     job.fail(f"only the first {FILES_MOST} files of one order are brought")
@@ -232,27 +233,6 @@ class Warm:
                 await trio.lowlevel.checkpoint()
             if job.cancelled:
                 return
-
-    def _files(self, root: int) -> Iterator[Inode | None]:
-        """Files below; None for what is none. It goes on where names come and go."""
-        catalog = self.residency.catalog
-        first = self.residency.inode(root)
-        if first is None or not first.is_dir:
-            yield first if first is not None and first.is_file else None
-            return
-        left = [(root, 0)]
-        while left:
-            directory, cookie = left.pop()
-            entries = catalog.entries_after(directory, cookie, STEP)
-            if entries:
-                left.append((directory, entries[-1].cookie))
-            below = []
-            for entry in entries:
-                inode = self.residency.inode(entry.ino)
-                if inode is not None and inode.is_dir:
-                    below.append((inode.ino, 0))
-                yield inode if inode is not None and inode.is_file else None
-            left += reversed(below)
 
     async def _one(self, job: _Job, ino: int, slots: trio.Semaphore) -> None:
         try:

@@ -1,0 +1,271 @@
+"""`kvfs bench`: what this mount does on this machine, beside a plain directory, in turns.
+
+Contract: only room that is free is used, in a namespace of its own that no bucket gets, so nothing
+is dropped for it; both sides are cleared at the end, and what a run has left that was killed is
+cleared by the next one. Every byte that was read is compared, outside of the time that counts. One
+process with one thread: what it says is for looking whether something is wrong, not for comparing
+machines; `scripts/bench` measures properly.
+"""
+
+import json
+import math
+import os
+import platform
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich.table import Table
+
+from kvfs import runtime
+from kvfs.cli import human, json_option, mountpoint_argument
+from kvfs.cli.screen import line, pairs, progress, screen
+from kvfs.control import request
+from kvfs.errors import ConfigError, KvfsError
+
+NAME = "kvfs-bench-"  # and the process that it is of
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (64 * KIB, MIB, 16 * MIB)
+TURNS = 3
+MOST = 256 * MIB  # of each size, on each side
+FILES_MOST = 500
+LEAST = SIZES[-1]
+SHARE = 2  # a half of what is free, at most
+
+
+class Times(NamedTuple):
+    """Seconds, one for each file."""
+
+    write: list[float]
+    open: list[float]
+    read: list[float]  # with its open and close
+
+
+@dataclass
+class Side:
+    """`best` by size: the fastest turn."""
+
+    name: str
+    path: Path
+    turns: dict[int, list[Times]] = field(default_factory=dict)
+
+    def rates(self, size: int) -> dict[str, float]:
+        """Bytes and opens a second of the fastest turn, and seconds of an open of all turns."""
+        turns = self.turns[size]
+        opens = sorted(one for turn in turns for one in turn.open)
+        files = len(turns[0].open)
+        return {
+            "write_bytes_per_s": files * size / min(sum(turn.write) for turn in turns),
+            "read_bytes_per_s": files * size / min(sum(turn.read) for turn in turns),
+            "opens_per_s": files / min(sum(turn.open) for turn in turns),
+            "open_p50_s": opens[math.ceil(0.5 * len(opens)) - 1],
+            "open_p99_s": opens[math.ceil(0.99 * len(opens)) - 1],
+        }
+
+
+@click.command
+@mountpoint_argument
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    default=Path("/dev/shm"),  # noqa: S108 (a directory of its own is made in it)
+    show_default=True,
+    metavar="DIR",
+    help="A directory to compare with.",
+)
+@json_option
+def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
+    """Write and read files through the kvfs at MOUNTPOINT and beside it, and compare.
+
+    It takes some seconds, and at most half of what is free; nothing is dropped for it.
+    """
+    runtime.kvfs_mount(mountpoint)
+    for left in _left(mountpoint):
+        request(mountpoint, "ns_drop", name=left.name, again=True)
+    status = request(mountpoint, "status")
+    tier = "ram" if "ram" in status["tiers"] else "nvme"
+    if not against.is_dir():
+        raise ConfigError(f"--against {against}: expected a directory that is there")
+    for left in _left(against):
+        try:
+            shutil.rmtree(left)
+        except OSError as error:
+            raise ConfigError(f"--against {against}: {left}: {error.strerror}") from error
+    room = min(_free(status["tiers"][tier]), shutil.disk_usage(against).free) // SHARE
+    if room < LEAST:
+        raise ConfigError(
+            f"{human(room * SHARE)} are free in the {tier} tier or in {against}: expected "
+            f"{human(LEAST * SHARE)}, or others would be dropped for it"
+        )
+    with _namespace(mountpoint, tier) as mine, _folder(against) as other:
+        sides = Side("mount", mine), Side("beside", other)
+        with progress() as bar:
+            task = bar.add_task("measuring", total=TURNS * len(SIZES))
+            for _ in range(TURNS):
+                for size in SIZES:
+                    for side in sides:
+                        turn = _turn(side.path, size, min(room, MOST) // size)
+                        side.turns.setdefault(size, []).append(turn)
+                    bar.advance(task)
+    found = {"machine": _machine(status, tier), "against": str(against), "sizes": _rows(sides)}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+def _left(folder: Path) -> list[Path]:
+    """What runs of this user have left there whose processes do not live any more."""
+    return [
+        path
+        for path in folder.glob(f"{NAME}*")
+        if (pid := path.name.removeprefix(NAME)).isdecimal()
+        and (int(pid) == os.getpid() or not _lives(int(pid)))
+        and stat.S_ISDIR((found := path.lstat()).st_mode)
+        and found.st_uid == os.geteuid()
+    ]
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _free(tier: dict[str, Any]) -> int:
+    found: int = tier["capacity_bytes"] - tier["used_bytes"] - tier["reserved_bytes"]
+    return max(0, found)
+
+
+@contextmanager
+def _namespace(mountpoint: Path, tier: str) -> Iterator[Path]:
+    path = _new(mountpoint)
+    ids = {"uid": os.geteuid(), "gid": os.getegid()}
+    try:  # an interrupt may come while it is made
+        request(mountpoint, "ns_create", name=path.name, settings={"media": tier}, **ids)
+        yield path
+    finally:
+        if path.exists():
+            request(mountpoint, "ns_drop", name=path.name)
+
+
+@contextmanager
+def _folder(against: Path) -> Iterator[Path]:
+    path = _new(against)
+    try:
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"--against {against}: {error.strerror}") from error
+        yield path
+    finally:
+        if path.exists():
+            shutil.rmtree(path)
+
+
+def _new(folder: Path) -> Path:
+    path = folder / f"{NAME}{os.getpid()}"
+    if path.exists():
+        raise ConfigError(f"{path} is there already: remove what another run has left")
+    return path
+
+
+def _turn(folder: Path, size: int, files: int) -> Times:
+    """Files are written, opened and read, one after the other, and unlinked."""
+    files = max(1, min(files, FILES_MOST))
+    data = os.urandom(size)
+    buffer = bytearray(size)
+    paths = [folder / f"{size}-{number}" for number in range(files)]
+    times = Times([], [], [])
+    try:
+        for path in paths:
+            began = time.perf_counter()
+            with path.open("wb", buffering=0) as file:
+                written = file.write(data)
+            times.write.append(time.perf_counter() - began)
+            if written != size:
+                raise KvfsError(
+                    f"{path}: {written} bytes were written, expected {size}: is it full?"
+                )
+        for path in paths:
+            began = time.perf_counter()
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            times.open.append(time.perf_counter() - began)
+        for path in paths:
+            began = time.perf_counter()
+            with path.open("rb", buffering=0) as file:
+                file.readinto(buffer)
+            times.read.append(time.perf_counter() - began)
+            if buffer != data:
+                raise KvfsError(f"{path}: other bytes are read than were written: report it")
+    except OSError as error:
+        raise KvfsError(f"{folder}: {error.strerror or error}") from error
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return times
+
+
+def _machine(status: dict[str, Any], tier: str) -> dict[str, Any]:
+    cpu = [one for one in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in one]
+    return {
+        "processor": cpu[0].partition(": ")[2] if cpu else platform.machine(),
+        "processors": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "memory_bytes": runtime.memory(),
+        "kernel": platform.release(),
+        "tier": tier,
+        "passthrough": status["passthrough"]["on"],
+        "huge_pages": status["huge_pages"]["on"],
+    }
+
+
+def _rows(sides: tuple[Side, Side]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bytes": size,
+            "files": len(sides[0].turns[size][0].open),
+            **{side.name: side.rates(size) for side in sides},
+        }
+        for size in SIZES
+    ]
+
+
+def _show(found: dict[str, Any]) -> None:
+    machine = found["machine"]
+    on = {name: "on" if machine[name] else "off" for name in ("passthrough", "huge_pages")}
+    facts = [
+        (
+            "machine",
+            f"{machine['processors']} x {machine['processor']}, load {machine['load']:.1f}",
+        ),
+        ("memory", human(machine["memory_bytes"])),
+        ("kernel", machine["kernel"]),
+        ("mount", f"{machine['tier']} tier, passthrough {on['passthrough']}"),
+        ("huge pages", on["huge_pages"]),
+        ("beside", found["against"]),
+    ]
+    table = Table(box=None, header_style="bold")
+    table.add_column("")
+    for column in ("mount", "beside", "ratio"):
+        table.add_column(column, justify="right")
+    for row in found["sizes"]:
+        for cells in _cells(row):
+            table.add_row(*map(line, cells))
+    screen().print(pairs(facts), table)
+
+
+def _cells(row: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    size, mine, other = human(row["bytes"]), row["mount"], row["beside"]
+    for what in ("write", "read"):
+        one, two = (side[f"{what}_bytes_per_s"] for side in (mine, other))
+        cells = f"{one / 1e9:.2f} GB/s", f"{two / 1e9:.2f} GB/s"
+        yield f"{what} {row['files']} files of {size}", *cells, f"{one / two:.2f}"
+    one, two = mine["opens_per_s"], other["opens_per_s"]
+    yield f"open and close, {size}", f"{one:.0f}/s", f"{two:.0f}/s", f"{one / two:.2f}"
+    one, two = mine["open_p99_s"], other["open_p99_s"]
+    yield "  99 % of them within", f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{one / two:.2f}"

@@ -1,0 +1,169 @@
+"""`kvfs doctor --bundle`: one file with all that a report of a defect needs, and no secret.
+
+Contract: everything is read; nothing is changed, and what cannot be had is a line with the reason.
+Environment: only variables of ENVIRONMENT, and of CREDENTIALS whether they are set. No bytes of
+objects, no keys of a bucket's account. Names of objects, namespaces and models are masked
+(`kvfs.cli.masks`) unless `names` is said. Not for judging what was found: `doctor` does that.
+"""
+
+import io
+import json
+import os
+import platform
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvfs import __version__, runtime
+from kvfs.cli.masks import Masks, scrub
+from kvfs.control import request
+from kvfs.errors import ConfigError, ControlError, KvfsError
+
+LOG_BYTES = 256 << 10  # of the end of each log
+POLL_S = 0.2
+ENVIRONMENT = (
+    *("LANG", "LC_ALL", "PATH", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "TZ"),
+    *("XDG_RUNTIME_DIR", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED"),
+    *("NOTIFY_SOCKET", "container", "INVOCATION_ID"),
+)
+CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY"),
+)
+PROC = (
+    *("/proc/version", "/proc/meminfo", "/proc/loadavg", "/proc/uptime", "/proc/self/cgroup"),
+    *("/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory", "/proc/swaps"),
+    *("/proc/sys/fs/file-nr", "/proc/sys/vm/overcommit_memory", "/proc/filesystems"),
+    *("/sys/kernel/mm/transparent_hugepage/enabled", "/etc/os-release"),
+    "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+)
+OF_PROCESS = ("status", "limits", "stat", "schedstat", "io", "wchan")
+
+Member = tuple[str, str]  # name in the archive, content
+
+
+def write(path: Path, checks: list[dict[str, Any]], *, names: bool, fsck: bool) -> list[str]:
+    """Return what is in it. Raises ConfigError if it cannot be written, or is there."""
+    members = [
+        ("doctor.json", _json(checks)),
+        ("versions.json", _json(_versions())),
+        ("environment.json", _json(_environment())),
+        *((f"machine{name}", _had(Path(name).read_text)) for name in PROC),
+        ("machine/processors.json", _json(_processors())),
+    ]
+    found = [mount for mount in runtime.mounts() if mount.fstype == runtime.FSTYPE]
+    for number, mount in enumerate(found, 1):
+        of_mount = _of_mount(Path(mount.path), names=names, fsck=fsck)
+        members += [(f"mount{number}/{name}", text) for name, text in of_mount]
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"--bundle {path}: {error.strerror}") from error
+    with os.fdopen(file, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for name, text in members:
+            content = scrub(text, os.environ).encode("utf-8", "backslashreplace")
+            entry = tarfile.TarInfo(f"kvfs-bundle/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+    return [name for name, _ in members]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _had(get: Callable[[], str]) -> str:
+    try:
+        return get()
+    except (OSError, ValueError, KvfsError) as error:
+        return f"could not be had: {error}\n"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "kvfs": __version__,
+        "python": sys.version,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+    }
+
+
+def _environment() -> dict[str, str]:
+    found = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    return found | {name: "is set" for name in CREDENTIALS if name in os.environ}
+
+
+def _processors() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = {line.partition(": ")[2] for line in lines if line.startswith("model name")}
+    may_use = len(os.sched_getaffinity(0))
+    return {"models": sorted(models), "count": os.cpu_count(), "may_use": may_use}
+
+
+def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
+    try:
+        status = request(mountpoint, "status")
+    except KvfsError as error:
+        yield "status.json", f"could not be had: {error}\n"
+        log = runtime.log_path(mountpoint)
+        yield "log.txt", Masks(safe=[str(mountpoint)]).text(_had(lambda: _end_of(log)))
+        return
+    known = [space["name"] for space in status["namespaces"] if space["name"] != "."]
+    known += [part for hot in status["hot"] for part in hot["path"].split("/")]
+    known += [one["model"] for one in status["models"]]
+    safe = [str(mountpoint), *(tier["path"] for tier in status["tiers"].values())]
+    masks = None if names else Masks(known, safe)
+
+    def shown(value: object) -> str:
+        return _json(masks.value(value) if masks else value)
+
+    yield "config.json", _json(status.pop("options"))
+    yield "namespaces.json", shown(status.pop("namespaces"))
+    yield "status.json", shown(status)
+    yield "events.json", _had(lambda: shown(request(mountpoint, "events")["events"]))
+    log = _log_of(mountpoint)
+    text = _had(lambda: _end_of(log))
+    yield "log.txt", masks.text(text) if masks else text
+    for what, pid in (("daemon", status["daemon_pid"]), ("keeper", status["keeper_pid"])):
+        for name in OF_PROCESS:
+            path = Path(f"/proc/{pid}/{name}")
+            yield f"{what}/{name}", _had(path.read_text)
+        yield f"{what}/open_files", _had(partial(_count, Path(f"/proc/{pid}/fd")))
+    if fsck:
+        yield "fsck.json", _had(lambda: _json(_check(mountpoint)))
+
+
+def _log_of(mountpoint: Path) -> Path:
+    given = json.loads((runtime.runtime_dir(mountpoint) / "config").read_text()).get("log")
+    return Path(given) if given else runtime.log_path(mountpoint)
+
+
+def _count(directory: Path) -> str:
+    return f"{len(list(directory.iterdir()))}\n"
+
+
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _check(mountpoint: Path) -> dict[str, Any]:
+    """What is wrong, by kind, without hashes and without a name."""
+    request(mountpoint, "check", repair=False, hashes=False)
+    kinds: dict[str, int] = {}
+    while True:
+        answer = request(mountpoint, "checked")
+        for finding in answer["findings"]:
+            kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
+        if answer["failed"]:
+            raise ControlError(answer["failed"])
+        if answer["ended"]:
+            return {"findings": kinds, "inodes": answer["inodes"], "notes": answer["notes"]}
+        time.sleep(POLL_S)

@@ -1,0 +1,104 @@
+"""`kvfs du`: what trees, namespaces and models take, by tier."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from kvfs import runtime
+from kvfs.cli import human, json_option
+from kvfs.cli.arguments import on_mount
+from kvfs.cli.jobs import follow, start
+from kvfs.cli.screen import line, pairs, screen
+from kvfs.control import request
+
+BY = ("tier", "namespace", "model")
+
+
+@click.command
+@click.argument("path", metavar="[PATH]", default=".", type=click.Path())
+@click.option("--by", type=click.Choice(BY), help="Show only this.")
+@click.option("--walk", is_flag=True, help="Look at each file, also of all the mount.")
+@json_option
+def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
+    """Show what is below PATH (here, if it is not given): bytes and objects by tier and model.
+
+    Of a whole mount the daemon's counts are shown. Below it, and with --walk, each file is looked
+    at, which tells packed and logical sizes as well.
+    """
+    mountpoint = on_mount(path).mountpoint
+    if walk or str(runtime.canonical(path)) != str(mountpoint):
+        found = {"walked": True, **follow(start([path], "usage"), "counting")}
+    else:
+        found = {"walked": False, **_counted(mountpoint)}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show(found, (by,) if by else BY)
+
+
+def _counted(mountpoint: Path) -> dict[str, Any]:
+    """What the daemon has counted all along, in the shape of a walk; null is not counted."""
+    status = request(mountpoint, "status")
+    tiers, spaces = status["tiers"], status["namespaces"]
+    s3 = tiers.get("s3")
+    return {
+        "bytes": sum(space["bytes"] for space in spaces),
+        "objects": status["objects"],
+        "size": None,
+        "by": {
+            "tier": {name: _pair(tier, "used_bytes") for name, tier in tiers.items()},
+            "namespace": {space["name"]: _space(space) for space in spaces},
+            "model": {
+                f"{one['engine']} {one['model']}": _pair(one, "bytes") for one in status["models"]
+            },
+        },
+        "packed": None,
+        "dirty": s3 and {"bytes": s3["dirty_bytes"], "objects": s3["dirty_objects"]},
+        "memory_only": None,
+        "unreadable": 0,
+    }
+
+
+def _pair(counted: dict[str, Any], name: str) -> dict[str, int]:
+    return {"bytes": counted[name], "objects": counted["objects"]}
+
+
+def _space(counted: dict[str, Any]) -> dict[str, int]:
+    """With what only the bucket has, of which a daemon of an earlier version does not tell."""
+    return {"bytes": counted["bytes"], "objects": counted["objects"] + counted.get("spilled", 0)}
+
+
+def _show(found: dict[str, Any], by: tuple[str, ...]) -> None:
+    console = screen()
+    facts = [("in local tiers", human(found["bytes"])), ("objects", str(found["objects"]))]
+    if found["size"] is not None:
+        facts.append(("size", human(found["size"])))
+    if found["packed"] and found["packed"]["objects"]:
+        packed = found["packed"]
+        facts.append(("packed", f"{human(packed['size'])} to {human(packed['bytes'])}"))
+    for name, what in (("dirty", "not in s3 yet"), ("memory_only", "only in memory")):
+        if found[name] and found[name]["objects"]:
+            facts.append(
+                (what, f"{human(found[name]['bytes'])} in {found[name]['objects']} objects")
+            )
+    if found["unreadable"]:
+        facts.append(("unreadable", f"{found['unreadable']} files: the log says why"))
+    console.print(pairs(facts))
+    for name in by:
+        if found["by"][name]:
+            # A mount counts the blocks of models that are here; a walk all that have a name.
+            here = " here" if name == "model" and not found["walked"] else ""
+            console.print(_table(name, found["by"][name], f"objects{here}"))
+
+
+def _table(name: str, rows: dict[str, dict[str, int]], objects: str) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column(name, overflow="fold")
+    for column in ("bytes", objects):
+        table.add_column(column, justify="right")
+    for what, counts in sorted(rows.items(), key=lambda row: -row[1]["bytes"]):
+        table.add_row(*map(line, (what, human(counts["bytes"]), str(counts["objects"]))))
+    return table

@@ -1,0 +1,182 @@
+"""`kvfs export`: the configuration of an NFS server for a mount, printed, or run.
+
+Everything is checked before anything is done. Not for other servers of the machine, nor for its
+firewall.
+"""
+
+import ipaddress
+import os
+from pathlib import Path
+from uuid import UUID
+
+import click
+
+from kvfs import runtime
+from kvfs.cli import mountpoint_argument, printable
+from kvfs.control import request
+from kvfs.errors import ConfigError, ControlError
+from kvfs.nfs.export import (
+    EVERYWHERE,
+    LOOPBACK,
+    MOUNTD_PORT,
+    NFS_PORT,
+    Export,
+    Server,
+    is_ours,
+    networks,
+    owner,
+)
+from kvfs.nfs.ganesha import Ganesha
+from kvfs.nfs.kernel import Kernel
+
+PORT = click.IntRange(1, 65535)
+
+
+@click.command
+@mountpoint_argument
+@click.option("--ganesha", is_flag=True, help="nfs-ganesha.  [default]")
+@click.option("--knfsd", is_flag=True, help="The kernel's server: /etc/exports.")
+@click.option(
+    "--allow",
+    multiple=True,
+    default=LOOPBACK,
+    metavar="NET",
+    help="Clients that may mount it, as 10.1.0.0/16; again for more.  [default: this machine]",
+)
+@click.option("--read-only", is_flag=True, help="Clients may not change anything.")
+@click.option(
+    "--no-root-squash",
+    "keep_root",
+    multiple=True,
+    metavar="NET",
+    help="Root of these clients, within --allow, stays root. Others' is nobody.",
+)
+@click.option("--all-as", metavar="UID:GID", help="Every user of every client acts as this one.")
+@click.option(
+    "--any-port", is_flag=True, help="Take clients from ports that ordinary users may use."
+)
+@click.option("--v3", is_flag=True, help="NFSv3 as well, which needs rpcbind (ganesha).")
+@click.option("--listen", metavar="ADDRESS", help="Where ganesha listens.  [default: by --allow]")
+@click.option("--port", type=PORT, default=NFS_PORT, show_default=True, help="Of ganesha.")
+@click.option(
+    "--mountd-port",
+    type=PORT,
+    default=MOUNTD_PORT,
+    show_default=True,
+    help="Of ganesha, with --v3.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the configuration to this file."
+)
+@click.option("--start", is_flag=True, help="Run it; docs/nfs.md says where it leaves files.")
+@click.option("--stop", is_flag=True, help="End what --start began.")
+def command(
+    mountpoint: Path,
+    allow: tuple[str, ...],
+    keep_root: tuple[str, ...],
+    all_as: str | None,
+    listen: str | None,
+    output: Path | None,
+    *,
+    ganesha: bool,
+    knfsd: bool,
+    read_only: bool,
+    any_port: bool,
+    v3: bool,
+    port: int,
+    mountd_port: int,
+    start: bool,
+    stop: bool,
+) -> None:
+    """Export the kvfs at MOUNTPOINT by NFS: print what a server is to be told, or --start one."""
+    if start + stop + (output is not None) > 1:
+        raise ConfigError("--start, --stop and --output exclude each other: give one of them")
+    if ganesha and knfsd:
+        raise ConfigError("--ganesha and --knfsd exclude each other: give one of them")
+    if stop:
+        _stop(mountpoint, knfsd=knfsd)
+        return
+    server, kernel = Ganesha(mountpoint), Kernel(mountpoint)
+    export = Export(
+        mountpoint,
+        _fsid(mountpoint),
+        networks("--allow", allow),
+        networks("--no-root-squash", keep_root),
+        None if all_as is None else owner("--all-as", all_as),
+        read_only=read_only,
+        any_port=any_port,
+    )
+    address = _address(listen) or ("127.0.0.1" if export.private else EVERYWHERE)
+    mountd_port = mountd_port if v3 else 0
+    if v3 and port == mountd_port:
+        raise ConfigError(f"--port and --mountd-port are both {port}: expected two ports")
+    if not start:
+        text = (
+            export.line()
+            if knfsd
+            else export.ganesha(Server(address, port, mountd_port, server.folder))
+        )
+        _give(text, output)
+        return
+    where = printable(mountpoint)
+    if knfsd:
+        fresh = kernel.start(export)
+        told = f"by the kernel's server: {kernel.file}"
+    else:
+        fresh = server.start(export, address, port, mountd_port)
+        told = (
+            f"at {address}:{port} (NFSv4{' and NFSv3' * v3}) by process {server.pid()}, "
+            f"log {server.log}"
+        )
+    click.echo(f"{where} is exported {'' if fresh else 'already '}{told}")
+
+
+def _stop(mountpoint: Path, *, knfsd: bool) -> None:
+    where = printable(mountpoint)
+    if knfsd:
+        Kernel(mountpoint).stop()
+    elif not (ganesha := Ganesha(mountpoint)).stop():
+        click.echo(f"{where} was not exported any more: ganesha.nfsd had ended, see {ganesha.log}")
+        return
+    click.echo(f"{where} is not exported any more")
+
+
+def _fsid(mountpoint: Path) -> UUID:
+    """Of a mount that an NFS server may serve. Raises ConfigError."""
+    mount = runtime.kvfs_mount(mountpoint)
+    if "allow_other" not in mount.super_options:
+        raise ConfigError(
+            f"{mountpoint} is for one user only, as it was mounted without allow_other: mount it "
+            "with -o allow_other to export it"
+        )
+    status = request(mountpoint, "status")
+    if "identity" not in status:
+        raise ControlError(
+            f"{mountpoint} is served by an older kvfs, {status['version']}, which tells no "
+            f"identity: kvfs upgrade {mountpoint}"
+        )
+    return UUID(status["identity"])
+
+
+def _address(text: str | None) -> str:
+    if text is None:
+        return ""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ConfigError(f"--listen {text}: expected an address such as 192.0.2.7") from None
+
+
+def _give(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        if output.is_file() and output.stat().st_size and not is_ours(output.read_bytes()):
+            raise ConfigError(
+                f"--output {output} is there already, and not by kvfs export: give another file, "
+                "or take it away first"
+            )
+        output.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {os.strerror(error.errno or 0)}") from None

@@ -1,0 +1,258 @@
+"""One frame of `kvfs top`: what there is to see in so many columns and rows.
+
+Contract: `after` and `without_answer` give the next frame, `render` draws it; columns that matter
+least go where the terminal is narrow, rows that do not fit are counted. Not for asking, nor for
+keys.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvfs.cli import human
+from kvfs.cli.screen import duration, line
+from kvfs.rates import Look, Opens, Rates, between, opens_of
+
+SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
+TIMES = ("0.5", "2", "4")  # the room whose hit ratio is shown
+WIDE = 100  # columns from which on everything is shown
+MIDDLE = 70
+LEAST = 3  # rows of a table, however low the terminal is
+OBJECTS_PART = 3  # of what the tables of tiers leave, a third is for objects
+BAR = 10
+
+
+class View(NamedTuple):
+    """What the user has chosen."""
+
+    sort: str = "bytes"
+    reverse: bool = False
+    order: str = "hot"
+    first: int = 0  # of the namespaces
+
+
+class Frame(NamedTuple):
+    """The last answers, and since when there are none."""
+
+    look: Look | None = None
+    rates: Rates | None = None
+    objects: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
+    silent_since: float = 0.0
+    now: float = 0.0
+    problem: str = ""
+
+    def after(self, look: Look, objects: dict[str, Any]) -> "Frame":
+        """The daemon has answered."""
+        rates = None if self.look is None else between(self.look, look)
+        return Frame(look, rates, objects)
+
+    def without_answer(self, now: float, problem: str) -> "Frame":
+        """It has not: what was known stays to be seen."""
+        return self._replace(
+            silent_since=self.silent_since or now, now=now, problem=problem, rates=None
+        )
+
+    def render(self, view: View, width: int, height: int) -> RenderableType:
+        """At most so many columns and rows."""
+        if self.look is None:
+            return line(self.problem or "asking the daemon")
+        status = self.look.status
+        head: list[RenderableType] = [*self._head(status, view)]
+        tiers = _tiers(status, self.rates, width)
+        flows = _flows(status, self.rates)
+        fixed = len(head) + 1 + len(status["tiers"]) + _lines(flows, width)
+        left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines of what is left out
+        found = self.objects.get("objects", [])
+        for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
+        spaces = _namespaces(status, self.rates, view, width, max(LEAST, left - for_objects))
+        return Group(
+            *head, tiers, flows, *spaces, *_objects(self.objects, view, width, for_objects)
+        )
+
+    def _head(self, status: Any, view: View) -> list[Text]:  # noqa: ANN401 (JSON)
+        takeovers = status["takeovers"]
+        first = (
+            f"kvfs {status['version']}  {status['mountpoint']}  up {duration(status['uptime_s'])}  "
+            f"{takeovers} takeovers  passthrough {'on' if status['passthrough']['on'] else 'off'}"
+        )
+        lines = [Text(line(first).plain, style="bold", no_wrap=True, overflow="ellipsis")]
+        if self.problem:
+            since = self.now - self.silent_since
+            said = f"no answer for {since:.0f} s, perhaps a takeover: {self.problem}"
+            lines.append(
+                Text(line(said).plain, style="bold red", no_wrap=True, overflow="ellipsis")
+            )
+        elif not status["keeper_pid"]:
+            lines.append(Text("the keeper is dead: the mount ends with its daemon", style="red"))
+        keys = f"q quit  s sort ({view.sort})  r reverse  o {view.order}  arrows scroll"
+        lines.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
+        return lines
+
+
+def _lines(text: Text, width: int) -> int:
+    return max(1, -(-len(text.plain) // max(1, width))) + text.plain.count("\n")
+
+
+def _table(width: int, columns: list[tuple[str, int]], *, left: tuple[str, ...]) -> Table:
+    """Of those columns whose least width there is. One line a row."""
+    made = Table(box=None, header_style="bold", width=width, pad_edge=False, expand=False)
+    for name, least in columns:
+        if width >= least:
+            made.add_column(
+                name,
+                justify="left" if name in left else "right",
+                no_wrap=True,
+                overflow="ellipsis",
+                ratio=1 if name in left[:1] else None,
+            )
+    return made
+
+
+def _row(table: Table, width: int, columns: list[tuple[str, int]], cells: list[str]) -> None:
+    shown = [cell for cell, (_, least) in zip(cells, columns, strict=True) if width >= least]
+    table.add_row(*map(line, shown))
+
+
+TIERS = [
+    *(("tier", 0), ("full", MIDDLE), ("used", 0), ("capacity", 0)),
+    *(("dirty", MIDDLE), ("objects", WIDE), ("hits/s", MIDDLE), ("state", 0)),
+]
+
+
+def _tiers(status: Any, rates: Rates | None, width: int) -> Table:  # noqa: ANN401
+    made = _table(width, TIERS, left=("state", "tier", "full"))
+    for name, tier in status["tiers"].items():
+        capacity, used = tier["capacity_bytes"], tier["used_bytes"]
+        share = used / capacity if capacity else 0.0
+        filled = round(min(1.0, share) * BAR)
+        why = f": {tier['why']}" if tier["why"] else ""
+        cells = [
+            name,
+            f"{'#' * filled}{'.' * (BAR - filled)} {share:4.0%}" if capacity else "",
+            human(used),
+            human(capacity) if capacity else "-",
+            f"{tier['dirty_objects']}, {human(tier['dirty_bytes'])}" if name == "s3" else "",
+            str(tier["objects"]),
+            _rate(rates.hits.get(name, 0.0) if rates else None),
+            f"{tier['state']}{why}",
+        ]
+        _row(made, width, TIERS, cells)
+    return made
+
+
+def _rate(found: float | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found:.0f}" if found >= 10 or found == 0 else f"{found:.1f}"  # noqa: PLR2004
+
+
+def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
+    """What moves, in a line or more."""
+
+    def rate(name: str, size: str = "") -> str:
+        if rates is None:
+            return "-"
+        bytes_ = f" ({human(int(rates.flows[size]))}/s)" if size else ""
+        return _rate(rates.flows[name]) + bytes_
+
+    parts = [
+        f"opens/s {rate('opens')}",
+        f"misses/s {rate('misses')}",
+        f"sealed/s {rate('sealed')}",
+        f"demote/s {rate('demoted')}",
+        f"promote/s {rate('promoted')}",
+        f"drop/s {rate('dropped')}",
+    ]
+    if "s3" in status["tiers"]:
+        bucket = status["tiers"]["s3"]
+        parts += [
+            f"oldest dirty {bucket['oldest_dirty_s']:.0f} s",
+            f"failures {bucket['failures']}",
+            f"upload/s {rate('uploads', 'upload_bytes')}",
+            f"hydrate/s {rate('hydrated', 'hydrated_bytes')}",
+            f"spill/s {rate('spilled')}",
+        ]
+    parts += [f"{name.replace('_', ' ')} {status[name]}" for name in ("jobs", "writers")]
+    parts += [f"handles {status['open_handles']}", f"trash {status['trash']}"]
+    return Text("  ".join(parts))
+
+
+NAMESPACES = [
+    *(("namespace", 0), ("bytes", 0), ("objects", MIDDLE), ("opens/s", MIDDLE)),
+    *(("hits now", 0), ("hits", 0), ("misses", MIDDLE)),
+    *((f"at x{at}", WIDE) for at in TIMES),
+]
+
+
+def _namespaces(
+    status: Any,  # noqa: ANN401
+    rates: Rates | None,
+    view: View,
+    width: int,
+    rows: int,
+) -> list[RenderableType]:
+    now = rates.opens if rates else {}
+    key, highest = _sorting(view.sort, now)
+    found = sorted(status["namespaces"], key=key, reverse=highest != view.reverse)
+    first = min(view.first, max(0, len(found) - rows))
+    made = _table(width, NAMESPACES, left=("namespace",))
+    for one in found[first : first + rows]:
+        opens, lately = opens_of(one), now.get(one["name"])
+        ratios = one["hit_ratio_at"]
+        cells = [
+            one["name"],
+            human(one["bytes"]),
+            str(one["objects"]),
+            _rate(lately.all if lately else None),
+            _percent(lately.ratio if lately else None),
+            _percent(opens.ratio),
+            str(int(opens.misses)),
+            *(_percent(ratios.get(at)) for at in TIMES),
+        ]
+        _row(made, width, NAMESPACES, cells)
+    shown = len(found[first : first + rows])
+    if shown == len(found):
+        return [made]
+    return [made, Text(f"namespaces {first + 1} to {first + shown} of {len(found)}", style="dim")]
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def _sorting(sort: str, now: dict[str, Opens]) -> tuple[Callable[[Any], Any], bool]:
+    """By what, and whether the highest is first."""
+    if sort == "name":
+        return lambda one: one["name"], False
+    keys: dict[str, Callable[[Any], Any]] = {
+        "bytes": lambda one: one["bytes"],
+        "objects": lambda one: one["objects"],
+        "opens": lambda one: now.get(one["name"], Opens()).all,
+        "hits": lambda one: opens_of(one).ratio or 0.0,
+        "misses": lambda one: opens_of(one).misses,
+    }
+    return keys[sort], True
+
+
+OBJECTS = [("object", 0), ("size", 0), ("opens", 0), ("tiers", MIDDLE), ("dirty", WIDE)]
+
+
+def _objects(found: dict[str, Any], view: View, width: int, rows: int) -> list[RenderableType]:
+    if "problem" in found:
+        return [Text(line(found["problem"]).plain, style="dim", no_wrap=True, overflow="ellipsis")]
+    if found.get("order") != view.order or not found["objects"]:
+        return [Text(f"no {view.order} objects yet", style="dim")]
+    made = _table(width, OBJECTS, left=("object", "tiers"))
+    for one in found["objects"][:rows]:
+        cells = [
+            one["path"],
+            human(one["size"]),
+            str(one["opens"]),
+            "+".join(one["tiers"]),
+            "yes" if one["dirty"] else "",
+        ]
+        _row(made, width, OBJECTS, cells)
+    return [made]

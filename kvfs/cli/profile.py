@@ -1,0 +1,97 @@
+"""`kvfs profile`: what an access log of a mount says, and how large the mount should be."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from kvfs.cli import human, json_option
+from kvfs.cli.screen import counting, line, pairs, screen
+from kvfs.errors import ConfigError
+from kvfs.simulation.accesses import Profile, read
+
+STEP = 1000  # lines between two looks at the bar
+
+
+@click.command
+@click.argument("log", metavar="LOG", type=click.Path(path_type=Path))
+@click.option("--limit", type=click.IntRange(min=1), help="Take the first so many lines only.")
+@json_option
+def command(log: Path, *, limit: int | None, as_json: bool) -> None:
+    """Summarise the access LOG of a mount: rates, sizes, reuse, hit ratio, and sizes to choose.
+
+    `kvfs set MOUNTPOINT access_log=LOG` begins one, `access_log=none` ends it. LOG.1, the older
+    half, is read as well.
+    """
+    found, profile = 0, Profile()
+    with counting("lines") as bar:
+        task = bar.add_task("reading", total=None)
+        for found, access in enumerate(islice(read(log), limit), 1):
+            profile.add(access)
+            if found % STEP == 0:
+                bar.update(task, completed=found)
+    if not found:
+        raise ConfigError(f"{log}: nothing is in it: was the mount used since access_log= was set?")
+    described = profile.describe()
+    if as_json:
+        click.echo(json.dumps(described, indent=2))
+    else:
+        _show(described)
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = screen()
+    reads = (
+        f"{found['reads']}, {found['reads_per_s']:.1f}/s, {human(int(found['read_bytes_per_s']))}/s"
+    )
+    writes = f"{found['writes']}, {found['writes_per_s']:.1f}/s"
+    facts = [
+        ("time", f"{found['seconds']:.1f} s"),
+        ("reads", f"{reads}; {found['most_reads_in_a_second']} in the busiest second"),
+        ("writes", f"{writes}, {human(int(found['write_bytes_per_s']))}/s"),
+        ("misses", f"{found['misses']}; hit ratio {found['hit_ratio']:.1%}"),
+        ("objects", f"{found['objects']}, {human(found['object_bytes'])}"),
+        ("sizes written", _spread(found["written_sizes"])),
+        ("read from", ", ".join(f"{t} {s:.1%}" for t, s in found["read_from"].items()) or "-"),
+        ("read again", f"{found['reused']:.1%} of the reads"),
+        ("reuse distance", _spread(found["reuse_distance_bytes"])),
+        (
+            "reuse after",
+            ", ".join(f"{n} {v:.1f} s" for n, v in found["reuse_after_s"].items()) or "-",
+        ),
+    ]
+    if found["lost_lines"]:
+        facts.append(("not noted", f"{found['lost_lines']} accesses: the disk of the log is slow"))
+    console.print(pairs(facts), _spaces(found["namespaces"]), _prefixes(found["prefixes"]))
+    for one in found["sizes_for"]:
+        size = human(one["bytes"])
+        console.print(line(f"{size} hold {one['share']:.0%} of what was read again (LRU)"))
+
+
+def _spread(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {human(int(value))}" for name, value in values.items()) or "-"
+
+
+def _spaces(spaces: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("namespace", overflow="fold")
+    for column in ("reads", "misses", "hit ratio", "read", "written"):
+        table.add_column(column, justify="right")
+    for name, one in spaces.items():
+        cells = [name, str(one["reads"]), str(one["misses"]), f"{one['hit_ratio']:.1%}"]
+        cells += [human(one["read_bytes"]), human(one["write_bytes"])]
+        table.add_row(*map(line, cells))
+    return table
+
+
+def _prefixes(prefixes: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("busiest prefixes", overflow="fold")
+    for column in ("reads", "objects"):
+        table.add_column(column, justify="right")
+    for one in prefixes:
+        table.add_row(*map(line, (one["path"], str(one["reads"]), str(one["objects"]))))
+    return table

@@ -1,0 +1,113 @@
+"""`kvfs stat`: where one file or directory is, why it is kept, and what would drop it next."""
+
+import json
+import stat
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from kvfs.cli import human, json_option
+from kvfs.cli.arguments import on_mount
+from kvfs.cli.screen import pairs, screen
+from kvfs.control import request
+
+FEW = 8  # names in a line
+
+
+@click.command
+@click.argument("path", metavar="PATH", type=click.Path())
+@json_option
+def command(path: str, *, as_json: bool) -> None:
+    """Tell all that kvfs knows of a file or directory: tiers, heat, what would drop it next."""
+    place = on_mount(path, follow=False)
+    found = request(place.mountpoint, "stat", ino=place.ino)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        screen().print(pairs(_rows(found)))
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "path", found["path"] or "."
+    yield "what", f"{found['kind']} {stat.filemode(found['mode'])}, inode {found['ino']}"
+    yield "owner", f"uid {found['uid']}, gid {found['gid']}"
+    space = found["namespace"]
+    holds = f"{human(space['bytes'])} in {space['objects']} objects"
+    yield "namespace", f"{space['name']}: {holds}, eviction={space['eviction']}"
+    for name, what in (("mtime", "written"), ("atime", "used")):
+        yield what, _when(found[name])
+    if found["kind"] == "file":
+        yield from _file(found)
+    if found["warming"]:
+        yield "warming", "on its way to its fastest tier"
+
+
+def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "size", f"{human(found['size'])} ({found['size']} bytes)"
+    sealed = f", {_when(found['sealed_at'])}" if found["sealed_at"] else ""
+    yield "state", f"{found['state']}{sealed}, version {found['version']}"
+    yield "xxh3-128", found["digest"] or "not computed yet"
+    for name, tier in found["tiers"].items():
+        yield name, _copy(tier)
+    if not found["tiers"]:
+        yield "tiers", "none has it"
+    yield "to upload", _dirty(found["dirty"])
+    held = found["open"]
+    yield "open", _open(held) if held else "by nobody"
+    yield "group", _group(found["group"])
+    if found["before"]["key"]:
+        yield "block before", _some(found["before"]["files"]) or "not here"
+    if found["after"]:
+        yield "blocks after", _some(found["after"])
+    heat = found["heat"]
+    of = f" of {heat['promote_after']}" if heat["promote_after"] else ""
+    yield "opened", f"{heat['opens']} times lately, {heat['nvme_opens']}{of} on nvme to be promoted"
+    for order in heat["orders"]:
+        place = "late" if order["place"] is None else f"place {order['place']}"
+        place = place if order["goes"] else "never goes"
+        yield f"order in {order['tier']}", f"{order['policy']}, {place} of {order['of']}"
+    yield "kept", "; ".join(found["kept"]) or "no: it may be dropped"
+    if found["holds"]:
+        yield "cannot go now", "; ".join(found["holds"])
+    yield "what is next", found["next"]
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _copy(tier: dict[str, Any]) -> str:
+    packed = tier["packed"]
+    text = human(tier["bytes"])
+    if packed:
+        text += f", packed by {packed['codec']} to {packed['size']} bytes"
+    if "key" in tier:
+        text += f", {tier['key']}" + ("" if tier["current"] else " (not as it is now)")
+    return text
+
+
+def _dirty(dirty: dict[str, Any]) -> str:
+    if dirty["s3"] == "conflict":
+        return "no: another file has its name in s3"
+    if dirty["s3"] == "yes":
+        due = f", due {_when(dirty['due'])}" if dirty["due"] else ""
+        return f"yes{due}"
+    return "nothing in s3; only memory has it yet" if dirty["nvme"] else "nothing"
+
+
+def _open(held: dict[str, Any]) -> str:
+    how = "passthrough" if held["passthrough"] else "served by the daemon"
+    mapped = ", mapped" if held["mapped"] else ""
+    return f"{held['readers']} readers, {held['writers']} writers in {held['tier']}, {how}{mapped}"
+
+
+def _group(group: dict[str, Any]) -> str:
+    about = [f"{name} {group[name]}" for name in ("engine", "model", "block") if group[name]]
+    return ", ".join([*about, f"{len(group['files'])} files: {_some(group['files'])}"])
+
+
+def _some(files: list[str]) -> str:
+    more = f" and {len(files) - FEW} more" if len(files) > FEW else ""
+    return ", ".join(files[:FEW]) + more

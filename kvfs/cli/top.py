@@ -1,0 +1,185 @@
+"""`kvfs top`: a mount while it works, drawn again every few seconds.
+
+A thread asks the daemon, so that keys are heard while it does not answer; a takeover is said at the
+top, beside the last figures. `--once` waits for two looks, prints them and ends. Not for what a
+frame looks like (`frame`), nor for rates (`kvfs.rates`).
+"""
+
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from kvfs import runtime
+from kvfs.cli import mountpoint_argument
+from kvfs.cli.frame import SORTS, Frame, View
+from kvfs.cli.screen import screen
+from kvfs.control import request_within
+from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.rates import Look
+
+KEY_WAIT = 0.1  # s after which the size of the terminal is looked at again
+PATIENCE = 3.0  # s for an answer
+ROWS_ONCE = 1000
+OBJECTS = 20
+QUIT = {"q", "\x03"}
+PAGE = 10
+KEYS = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -PAGE, "\x1b[6~": PAGE, "k": -1, "j": 1}
+
+
+class Poller:
+    """Asks each `interval` seconds, until `stop` is set."""
+
+    def __init__(self, mountpoint: Path, interval: float) -> None:
+        self.mountpoint = mountpoint
+        self.interval = interval
+        self.order = "hot"
+        self.stop = threading.Event()
+        self.frame = Frame()
+        self.gone = False
+        self._drawn = threading.Event()  # unset: there is something new
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            began = time.monotonic()
+            self.look()
+            self.stop.wait(max(0.0, began + self.interval - time.monotonic()))
+
+    def look(self) -> None:
+        """Ask for everything once."""
+        try:
+            status = request_within(self.mountpoint, PATIENCE, "status")
+            look = Look(time.monotonic(), status)
+            self.frame = self.frame.after(look, self._objects())
+        except KvfsError as error:
+            self.gone = not _is_mounted(self.mountpoint)
+            self.frame = self.frame.without_answer(time.monotonic(), str(error))
+        self._drawn.clear()
+
+    def _objects(self) -> dict[str, Any]:
+        """None of a daemon of an older version, which does not know that verb."""
+        try:
+            return request_within(
+                self.mountpoint, PATIENCE, "objects", order=self.order, count=OBJECTS
+            )
+        except ControlError as error:
+            return {"problem": str(error)}
+
+    def is_new(self) -> bool:
+        """Whether there is something to draw; it is drawn then."""
+        new = not self._drawn.is_set()
+        self._drawn.set()
+        return new
+
+
+def _is_mounted(mountpoint: Path) -> bool:
+    mount = runtime.mount_at(mountpoint)
+    return mount is not None and mount.fstype == runtime.FSTYPE
+
+
+@click.command
+@mountpoint_argument
+@click.option("--once", is_flag=True, help="Print one frame, after two looks, and end.")
+@click.option(
+    *("-i", "--interval"),
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+def command(mountpoint: Path, *, once: bool, interval: float) -> None:
+    """Show what the kvfs at MOUNTPOINT does: tiers, namespaces, hot objects, movers.
+
+    Keys: q ends it, s sorts namespaces by another column, r reverses them, o shows the hottest or
+    the largest objects, arrows and page keys scroll.
+    """
+    runtime.kvfs_mount(mountpoint)
+    poller = Poller(mountpoint, interval)
+    if once:
+        _once(poller)
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("kvfs top needs a terminal; --once prints one frame into a pipe or file")
+    console = Console(highlight=False)
+    thread = threading.Thread(target=poller.run, daemon=True)
+    with _keys() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
+        thread.start()
+        try:
+            _draw(poller, console, live, terminal)
+        except KeyboardInterrupt:
+            return
+        finally:
+            poller.stop.set()
+    if poller.gone:
+        raise KvfsError(f"{mountpoint} is not mounted any more")
+
+
+def _once(poller: Poller) -> None:
+    poller.look()
+    if poller.frame.look is not None:
+        time.sleep(poller.interval)
+        poller.look()
+    if poller.frame.look is None:
+        raise KvfsError(poller.frame.problem)
+    console = screen()
+    console.print(poller.frame.render(View(), console.width, ROWS_ONCE))
+
+
+def _draw(poller: Poller, console: Console, live: Live, terminal: int) -> None:
+    """Until a key ends it, or the mount does."""
+    view, size = View(), (0, 0)
+    while not poller.gone:
+        now = console.size.width, console.size.height
+        key = _key(terminal)
+        if key in QUIT:
+            return
+        before, view = view, _changed(view, key)
+        if poller.order != view.order:
+            poller.order = view.order
+        if poller.is_new() or view != before or now != size:
+            size = now
+            live.update(poller.frame.render(view, *size), refresh=True)
+
+
+def _changed(view: View, key: str) -> View:
+    if key == "s":
+        after = (SORTS.index(view.sort) + 1) % len(SORTS)
+        return view._replace(sort=SORTS[after], first=0)
+    if key == "r":
+        return view._replace(reverse=not view.reverse, first=0)
+    if key == "o":
+        return view._replace(order="large" if view.order == "hot" else "hot")
+    return view._replace(first=max(0, view.first + KEYS.get(key, 0)))
+
+
+@contextmanager
+def _keys() -> Iterator[int]:
+    """The terminal gives each key at once, and shows none."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    try:
+        yield terminal
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _key(terminal: int) -> str:
+    """What was pressed within KEY_WAIT seconds; "" if nothing was."""
+    ready, _, _ = select.select([terminal], [], [], KEY_WAIT)
+    if not ready:
+        return ""
+    read = os.read(terminal, 16)
+    return read.decode(errors="replace") if read else "q"  # the terminal went away

@@ -1,0 +1,82 @@
+"""Who uses a mount, for a message: by what /proc shows of other processes, and by exports.
+
+Contract: only links are read, and no path is followed: that would ask the daemon, or hang. What is
+not visible from here is not found. Not for ending anybody.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kvfs.nfs.ganesha import Ganesha
+from kvfs.nfs.kernel import Kernel
+from kvfs.runtime import PROC
+
+UNSEEN = "a process that is not visible from here"
+# Files without a name on mounts of the kernel's own, which are in no table either.
+_KERNELS = re.compile(r"/(memfd:|SYSV|dev/zero|\[|anon_hugepage|dmabuf)")
+
+
+def end_of_export(mountpoint: Path) -> str:
+    """Return the command that ends an export of this mount point, or nothing."""
+    if Ganesha(mountpoint).pid():
+        return f"kvfs export --stop {mountpoint}"
+    if Kernel(mountpoint).file.exists():
+        return f"kvfs export --knfsd --stop {mountpoint}"
+    return ""
+
+
+def of_mount(mountpoint: Path) -> str:
+    """Name the processes with something open there."""
+
+    def inside(process: Path) -> bool:
+        links = [process / "cwd", process / "root", *_entries(process / "fd")]
+        links += _entries(process / "map_files")
+        return any(Path(where).is_relative_to(mountpoint) for where in map(_target, links) if where)
+
+    return ", ".join(sorted(name for name in _names(inside))) or UNSEEN
+
+
+def of_detached() -> str:
+    """Name the processes with a file open on a mount that is nowhere any more: not whose it was."""
+    return ", ".join(sorted(name for name in _names(_has_detached))) or UNSEEN
+
+
+def _names(wanted: Callable[[Path], bool]) -> Iterator[str]:
+    for process in PROC.glob("[0-9]*"):
+        if wanted(process):
+            try:
+                yield f"{(process / 'comm').read_text().strip()} ({process.name})"
+            except OSError:  # it has ended meanwhile
+                continue
+
+
+def _has_detached(process: Path) -> bool:
+    try:
+        table = (process / "mountinfo").read_text(errors="replace").split("\n")[:-1]
+        mounts = {line.partition(" ")[0] for line in table}
+        return bool(mounts) and any(
+            found[1] not in mounts
+            for one in _entries(process / "fd")
+            if (where := _target(one)).startswith("/") and not _KERNELS.match(where)
+            for found in re.finditer(
+                r"^mnt_id:\t(\d+)$", (process / "fdinfo" / one.name).read_text(), re.MULTILINE
+            )
+        )
+    except OSError:  # it has ended meanwhile, or is another user's
+        return False
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:  # it ended meanwhile, or is another user's
+        return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""

@@ -1,0 +1,53 @@
+"""How long clients wait: histograms with fixed bounds, of opens, hydrations and seals by tier.
+
+Contract: `observe` costs a bisection and two additions, since each open pays for it. Counts begin
+at 0 with each daemon. Not for quantiles: who reads the histograms has what came before.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any
+
+# s; what is served from RAM is in the first five, NVMe in the next, a bucket in the rest.
+BOUNDS = (
+    *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+
+class Histogram:
+    """`counts[i]`: at most `BOUNDS[i]`, and more than the bound before; the last: more than all."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+
+class Latencies:
+    """Of one daemon, by the names of its media."""
+
+    def __init__(self, media: Iterable[str]) -> None:
+        names = list(media)
+        # An open to read, by where its bytes were; all of it but the way to the kernel and back.
+        self.open = {name: Histogram() for name in names}
+        # A whole object that comes from the bucket, from when it is asked for.
+        self.hydrate = {name: Histogram() for name in names if name == "s3"}
+        # What a writer's last close waits for.
+        self.seal = {name: Histogram() for name in names if name != "s3"}
+
+    def describe(self) -> dict[str, Any]:
+        """For status: `bounds_s`, then for each kind and tier the counts and the sum."""
+        kinds = {"open": self.open, "hydrate": self.hydrate, "seal": self.seal}
+        return {"bounds_s": list(BOUNDS)} | {
+            kind: {
+                name: {"counts": list(one.counts), "sum_s": round(one.seconds, 6)}
+                for name, one in histograms.items()
+            }
+            for kind, histograms in kinds.items()
+        }

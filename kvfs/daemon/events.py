@@ -1,0 +1,84 @@
+"""What happened lately, in a bounded ring: for `/.kvfs/events`, bundles and the web page.
+
+Contract: what the log gets at INFO and above is an event of kind `log`; `takeover`, `tier` (a tier
+or the bucket changed its state) and `summary` (what was evicted and refused within a minute) have
+facts of their own. At most MOST events of TEXT_MOST characters, about 1 MB; a new daemon begins
+with none, its `started` or `takeover` is the first. Any thread may add. Not for counting: that is
+`status`.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import trio
+
+from kvfs.core.residency import Residency
+from kvfs.tiers.health import Health, State
+
+MOST = 1000
+TEXT_MOST = 500
+PERIOD = 60.0  # s between two summaries
+SUMMED = ("dropped", "demoted", "promoted", "misses", "quarantined")
+
+Event = dict[str, Any]
+
+
+class Events(logging.Handler):
+    """Of one daemon. `close` takes it off the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._ring: deque[Event] = deque(maxlen=MOST)
+        logging.getLogger().addHandler(self)
+
+    def close(self) -> None:
+        logging.getLogger().removeHandler(self)
+        super().close()
+
+    def listed(self) -> list[Event]:
+        """The oldest first."""
+        return list(self._ring)
+
+    def add(self, kind: str, **facts: object) -> None:
+        """Plain values only."""
+        self._ring.append({"time": round(time.time(), 3), "kind": kind, **facts})
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of the log."""
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # the log's own handler tells of it
+            text = str(record.msg)
+        if record.exc_info and record.exc_info[1] is not None:
+            text = f"{text}: {record.exc_info[1]!r}"
+        self.add("log", level=record.levelname, source=record.name, text=text[:TEXT_MOST])
+
+    def watch(self, healths: Iterable[Health]) -> None:
+        """Their changes of state are events from now on."""
+        for health in healths:
+            health.told = partial(self._state, health)
+
+    def _state(self, health: Health, before: State) -> None:
+        self.add("tier", name=health.name, before=before, now=health.state, why=health.why)
+
+    async def sum_up(self, residency: Residency, errors: Counter[tuple[str, str]]) -> None:
+        """For ever: each minute what was evicted and refused in it, if anything was."""
+        while True:
+            before, refused = self._counts(residency), sum(errors.values())
+            await trio.sleep(PERIOD)
+            now = self._counts(residency)
+            found = {name: now[name] - before[name] for name in now}
+            found["refused"] = sum(errors.values()) - refused
+            if any(found.values()):
+                self.add("summary", seconds=PERIOD, **found)
+
+    @staticmethod
+    def _counts(residency: Residency) -> dict[str, int]:
+        found = {name: residency.counters[name] for name in SUMMED}
+        if residency.bucket is not None:
+            found["spilled"] = residency.bucket.counters["spilled"]
+        return found

@@ -1,0 +1,281 @@
+"""What is known of one file or directory: the verb `stat` behind `kvfs stat` and the web page.
+
+Contract: `describe` only looks, and waits for nothing; of an order of eviction it looks at LOOKED
+entries, of a group or a path at NAMED. Plain values, texts as file systems have them (undecodable
+bytes are surrogates). Not for what a whole mount holds (`status`), nor for namespaces
+(`administration`).
+
+    {
+      "path": "lm/a.data",       below the mount point; "" is the mount itself, or has no name
+      "ino": 7, "kind": "file",  or directory, symlink, other
+      "mode", "uid", "gid", "size", "nlink", "atime", "mtime", "ctime",  as stat(2); s since 1970
+      "namespace": {"name": "lm", "eviction": "lru", "pin": false, "ttl_s": 0, "bytes", "objects"},
+      "warming": false,          it is asked for (kvfs warm), and not there yet
+
+    and of a file:
+
+      "state": "sealed",         staging: it has writers; sealed; unlinked: and not opened since
+      "version": 1, "session": 3,  of its content; the mount session that sealed it
+      "sealed_at": 1712.5,       s since 1970; its last write, if that is all that is known
+      "digest": "9f..",          xxh3-128 of its content; null: not computed yet
+      "tiers": {                 the copies, the fastest first; {} if nothing has it
+        "ram": {"bytes": 8192, "packed": null},
+        "nvme": {"bytes": 4096, "packed": {"codec": "..", "size": 3000}},
+        "s3": {"bytes": 8000, "packed": null, "key": "..", "current": true}},
+                                 bytes it takes there; current: it is this version, by this name
+      "dirty": {"s3": "no",      yes; conflict: another file has its name there
+                "since": null, "due": null,   s since 1970; due null: now, or not at all
+                "nvme": false},  only memory has it, and NVMe may: an unmount writes it back
+      "open": {"readers": 0, "writers": 0, "tier": "ram", "passthrough": true, "mapped": false},
+                                 null: nobody has it open
+      "group": {"key": "1a2b", "engine": "vllm", "layout": "..", "model": "..", "block": "..",
+                "rank": 0, "files": [paths that are here]},
+                                 engine and below are null where no connector makes such names
+      "before": {"key": "", "files": []},   the block before it in its prompt; "": not known
+      "after": [paths],          blocks that follow it, as far as only the bucket has them
+      "heat": {"opens": 3,       lately, halved now and then; 0: not among those opened most
+               "nvme_opens": 1, "promote_after": 2,
+               "orders": [{"tier": "ram", "name": "ram_only", "policy": "lru", "goes": true,
+                           "place": 0, "of": 12}]},
+                                 place 0 goes next; null: it is not among the first LOOKED
+      "kept": [texts],           why it is never dropped; [] if it may be
+      "holds": [texts],          why it cannot go at this moment; [] if it could
+      "next": "..",              what would take a copy of it away, or all of it
+    }
+"""
+
+import stat
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.administration import path_of
+from kvfs.core.namespace import Namespace
+from kvfs.core.order import key_of
+from kvfs.core.pins import is_pinned
+from kvfs.daemon.mount import Mount
+from kvfs.errors import NotFoundError
+
+LOOKED = 2000  # entries of an order, about 1 ms
+NAMED = 64  # files of a group that are named
+SECOND = 10**9
+_DIRTY = {"0": "no", "1": "yes", "conflict": "conflict"}
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+
+
+def find(mount: Mount, path: str) -> Inode:
+    """What is at a path below the mount point, as far as it is known here. NotFoundError."""
+    inode = mount.lifecycle.tree.directory(ROOT_INO)
+    for name in path.encode("utf-8", "surrogateescape").split(b"/"):
+        if name not in {b"", b"."}:
+            inode = mount.lifecycle.tree.lookup(inode.ino, name)
+    return inode
+
+
+def describe(mount: Mount, ino: int) -> dict[str, Any]:
+    """As the module says. Raises NotFoundError."""
+    inode = mount.residency.inode(ino)
+    if inode is None or mount.residency.is_gone(inode):
+        raise NotFoundError(f"inode {ino}: there is none any more")
+    held = mount.residency.staging.get(ino)
+    if held is not None:
+        mount.operations.objects.measure(held)
+    space = mount.residency.namespaces.of(inode)
+    found = {
+        "path": path_of(mount.lifecycle, ino),
+        "ino": ino,
+        "kind": _KINDS.get(stat.S_IFMT(inode.mode), "other"),
+        "mode": inode.mode,
+        "uid": inode.uid,
+        "gid": inode.gid,
+        "size": inode.size,
+        "nlink": inode.nlink,
+        "atime": inode.atime_ns / SECOND,
+        "mtime": inode.mtime_ns / SECOND,
+        "ctime": inode.ctime_ns / SECOND,
+        "namespace": {
+            "name": mount.residency.namespaces.name(space.ino),
+            "eviction": space.settings.eviction,
+            "pin": space.settings.pin,
+            "ttl_s": space.settings.ttl,
+            "bytes": space.bytes,
+            "objects": space.objects,
+        },
+        "warming": mount.flow.warm.is_wanted(inode),
+    }
+    return found | _file(mount, inode, space) if inode.is_file else found
+
+
+def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
+    held = mount.residency.open.get(inode.ino)
+    waits = mount.residency.dirty.waits(inode.ino)
+    kept, holds = _kept(mount, inode, space), _holds(mount, inode, space)
+    heat = _heat(mount, inode, space)
+    return {
+        "state": _state(mount, inode),
+        "version": inode.version,
+        "session": inode.session,
+        "sealed_at": (waits[0] if waits else inode.mtime_ns) / SECOND if inode.sealed else None,
+        "digest": inode.digest.hex() or None,
+        "tiers": _tiers(mount, inode),
+        "dirty": _dirty(mount, inode, space, waits),
+        "open": held
+        and {
+            "readers": held.readers,
+            "writers": held.writers,
+            "tier": held.tier.name,
+            "passthrough": held.backing_id != 0,
+            "mapped": held.mapped,
+        },
+        "group": _group(mount, inode, space),
+        "before": {
+            "key": f"{inode.parent_key:x}" if inode.parent_key else "",
+            "files": _paths(mount, space.members_of(inode.parent_key) if inode.parent_key else ()),
+        },
+        "after": _paths(mount, mount.residency.followers.after(space.ino, key_of(inode))),
+        "heat": heat,
+        "kept": kept,
+        "holds": holds,
+        "next": _next(mount, inode, space, kept or holds, heat["orders"]),
+    }
+
+
+def _state(mount: Mount, inode: Inode) -> str:
+    if inode.ino in mount.residency.staging or not inode.sealed:
+        return "staging"
+    return "sealed" if inode.links else "unlinked"
+
+
+def _paths(mount: Mount, inos: Iterable[int]) -> list[str]:
+    """Of some of them, in order."""
+    found = (path_of(mount.lifecycle, ino) for ino in islice(inos, NAMED))
+    return sorted(path for path in found if path)
+
+
+def _tiers(mount: Mount, inode: Inode) -> dict[str, dict[str, Any]]:
+    residency = mount.residency
+    found: dict[str, dict[str, Any]] = {}
+    for tier in residency.holders(inode):
+        packed = inode.packed if residency.is_packed_in(inode, tier) else None
+        found[tier.name] = {
+            "bytes": residency.cost(inode, tier),
+            "packed": packed and {"codec": packed.codec, "size": packed.size},
+        }
+    dirty = residency.dirty
+    stored = dirty.stored(inode.ino)
+    if stored is not None:
+        packed_there = {"codec": stored.codec, "size": stored.size}
+        found["s3"] = {
+            "bytes": stored.size,
+            "packed": None if stored.codec == "none" else packed_there,
+            "key": stored.key,
+            "current": dirty.is_there(inode, stored, dirty.key(inode)),
+        }
+    return found
+
+
+def _dirty(
+    mount: Mount, inode: Inode, space: Namespace, waits: tuple[int, int] | None
+) -> dict[str, Any]:
+    residency = mount.residency
+    lacks = mount.lifecycle.attribute(inode, b"user.kvfs.dirty") or b"0"
+    only_memory = residency.holders(inode) == [residency.ram] and not inode.in_bucket
+    return {
+        "s3": "no" if residency.bucket is None else _DIRTY[lacks.decode()],
+        "since": waits[0] / SECOND if waits else None,
+        "due": waits[1] / SECOND if waits and waits[1] else None,
+        "nvme": only_memory and residency.nvme is not None and space.takes(residency.nvme),
+    }
+
+
+def _group(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
+    block = mount.residency.namespaces.places.block(inode)
+    named = ("engine", "layout", "model", "block", "rank")
+    return {
+        "key": f"{key_of(inode):x}",
+        **{name: getattr(block, name) if block else None for name in named},
+        "files": _paths(mount, {inode.ino} | space.members(inode)),
+    }
+
+
+def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
+    residency, orders = mount.residency, []
+    holders = residency.holders(inode) if inode.ino not in residency.staging else []
+    for tier in holders:
+        order = space.order(inode, tier, holders)
+        names = ("ram_only", "ram_clean", "ram_spare", "on_nvme", "ram_kept", "nvme_kept")
+        looked = enumerate(islice(order, LOOKED)) if order.goes else ()
+        orders.append(
+            {
+                "tier": tier.name,
+                "name": next(name for name in names if getattr(space, name) is order),
+                "policy": space.winner or space.settings.eviction,
+                "goes": order.goes,
+                "place": next((place for place, ino in looked if ino == inode.ino), None),
+                "of": len(order),
+            }
+        )
+    return {
+        "opens": residency.namespaces.hot.opens(inode.ino),
+        "nvme_opens": mount.flow.promotion.opens(inode.ino),
+        "promote_after": mount.flow.promotion.after,
+        "orders": orders,
+    }
+
+
+def _kept(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
+    """Why it is never dropped to make room; with a bucket that has it, its copies may go."""
+    name = mount.residency.namespaces.name(space.ino)
+    found = []
+    if space.settings.pin:
+        found.append(f"namespace {name} has pin=on")
+    if space.settings.eviction == "never":
+        found.append(f"namespace {name} has eviction=never")
+    if is_pinned(mount.residency, inode):
+        found.append("it was pinned (kvfs pin)")
+    if inode.kept and mount.residency.namespaces.places.keeps(inode):
+        block = mount.residency.namespaces.places.block(inode)
+        whose = f"{block.engine} ({block.layout})" if block else "its connector"
+        found.append(f"{whose} keeps an index of such files in its memory")
+    return found
+
+
+def _holds(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
+    residency, found = mount.residency, []
+    if inode.ino in residency.staging:
+        found.append("it is being written")
+    elif inode.ino in residency.open:
+        found.append("it is open")
+    elif inode.ino in residency.busy:
+        found.append("it is being opened or moved")
+    if (space.members(inode) - {inode.ino}) & residency.open.keys():
+        found.append("another file of its group is open")
+    if inode.ino in residency.dirty and not inode.in_bucket:
+        found.append("the bucket is to have it first")
+    return found
+
+
+def _next(
+    mount: Mount, inode: Inode, space: Namespace, stays: list[str], orders: list[dict[str, Any]]
+) -> str:
+    residency = mount.residency
+    what = "its copies here" if inode.in_bucket else "all of it"
+    if inode.ino in residency.staging:
+        return "nothing: it is being written"
+    if not residency.holders(inode):
+        return "nothing is here of it" if inode.in_bucket else "it is lost"
+    ends = ""
+    if space.settings.ttl:
+        ends = f"its ttl, in {max(0.0, space.life(inode, float('inf'))):.0f} s"
+    if not any(order["goes"] for order in orders):
+        return ends or f"only an unlink: {stays[0]}"
+    first = orders[0]
+    where = f"place {first['place']} of {first['of']}" if first["place"] is not None else "late"
+    then = {
+        "ram_only": f"copied to {residency.nvme.name}" if residency.nvme else f"{what} goes",
+        "ram_spare": f"{what} goes",
+        "ram_clean": "its copy in RAM goes",
+    }.get(first["name"], f"{what} goes")
+    room = f"room for others in {first['tier']}: {then} ({where})"
+    return f"{room}; {ends}" if ends else room

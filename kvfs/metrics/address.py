@@ -1,0 +1,136 @@
+"""Where metrics and the page are shown: values of `metrics` and `web`, and the sockets there.
+
+Contract: numbers only, so that no name has to be resolved; a port alone is one of 127.0.0.1. A path
+is a Unix socket for who mounted, and root. Not for serving.
+"""
+
+import ipaddress
+import os
+import re
+import socket
+import stat
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kvfs.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+PORT_MAX = 65535
+BACKLOG = 16  # scrapes that may wait
+PATH_MAX = 107  # bytes of the name of a Unix socket
+EXPECTED = (
+    "PORT (on 127.0.0.1), ADDRESS:PORT such as 10.0.0.1:9095 or [::1]:9095, or the absolute path "
+    f"of a socket of at most {PATH_MAX} bytes"
+)
+
+
+class Address(NamedTuple):
+    """Either `path`, or a numeric `host` with a `port`."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Raises ValueError with what was expected."""
+        if text.startswith("/"):
+            path = os.path.normpath(text)
+            if len(os.fsencode(path)) > PATH_MAX or "\0" in path:
+                raise ValueError(EXPECTED)
+            return cls("", 0, path)
+        found = re.fullmatch(
+            r"(?:(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+|localhost)):)?([0-9]{1,5})", text
+        )
+        if found is None or not 1 <= int(found[3]) <= PORT_MAX:
+            raise ValueError(EXPECTED)
+        host = found[1] or found[2] or LOOPBACK
+        host = LOOPBACK if host == "localhost" else host
+        try:
+            known = ipaddress.ip_address(host)
+        except ValueError:
+            raise ValueError(EXPECTED) from None
+        if isinstance(known, ipaddress.IPv6Address) != bool(found[1]):
+            raise ValueError(EXPECTED)
+        return cls(str(known), int(found[3]))
+
+    def __str__(self) -> str:
+        """As `parse` takes it."""
+        return self.path or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def private(self) -> bool:
+        """Whether only processes of this machine can come."""
+        return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
+
+    def overlaps(self, other: "Address") -> bool:
+        """Whether who listens at the other one keeps others from this one."""
+        if self == other:
+            return True
+        hosts = [one.host for one in (self, other)]
+        everywhere = all(hosts) and any(ipaddress.ip_address(one).is_unspecified for one in hosts)
+        return everywhere and self.port == other.port
+
+    def listen(self, option: str) -> socket.socket:
+        """Take the address, for that option. Raises ConfigError if it is not to be had."""
+        if self.path:
+            self._clear(option)
+            family = socket.AF_UNIX
+        else:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if not self.path:  # connections of a daemon before may not have ended quite
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(self.path or (self.host, self.port))
+            if self.path:
+                os.chmod(self.path, 0o600)
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise ConfigError(
+                f"{option}={self} cannot be listened on: {error.strerror}; choose another one"
+            ) from error
+        return listening
+
+    def _clear(self, option: str) -> None:
+        """What a dead daemon has left at the path goes, and nothing else. Raises ConfigError."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise ConfigError(f"{option}={self}: that is there already, and is no socket")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+                asking.setblocking(False)  # noqa: FBT003 (socket's own)
+                try:
+                    asking.connect(self.path)
+                except ConnectionRefusedError:
+                    os.unlink(self.path)
+                    return
+                except BlockingIOError:  # somebody listens, and has much to do
+                    pass
+            raise ConfigError(f"{option}={self}: another process listens there; choose another one")
+
+    def remove(self) -> None:
+        """The mount is gone, and so is a socket's name."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def check_free(wanted: Mapping[str, Address], held: Collection[Address]) -> None:
+    """Raises ConfigError unless these options can have their addresses, all at a time.
+
+    Each is listened on for a moment, but for those that are held by who is to make way.
+    """
+    with ExitStack() as taken:
+        for option, address in wanted.items():
+            if not any(address.overlaps(one) for one in held):
+                taken.enter_context(address.listen(option))
+                taken.callback(address.remove)
+
+
+def is_private(listening: socket.socket) -> bool:
+    """Whether only processes of this machine can come to a socket."""
+    if listening.family == socket.AF_UNIX:
+        return True
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

@@ -1,0 +1,238 @@
+"""One nfs-ganesha for one mount: started, found, stopped.
+
+Contract: `start` returns when the server answers and has the mount open, or raises: ConfigError
+for what stands in its way, KvfsError if it died of something else; then nothing of it is left.
+Whether it runs is asked of the kernel each time: a number in a file is believed only if that
+process has our configuration. One machine has one server for each mount point. Not for what it is
+told: `export`.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvfs import runtime
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.nfs.export import Export, Server
+
+RUN = Path("/run/kvfs-nfs")
+LOGS = Path("/var/log/kvfs-nfs")
+PROGRAM = "ganesha.nfsd"
+FSAL = "libfsalvfs.so"
+PACKAGES = "apt-get install nfs-ganesha nfs-ganesha-vfs"
+RPCBIND = Path("/run/rpcbind.sock")
+NFS, NULL = 100003, 0  # of RFC 5531: its program, and the procedure that does nothing
+START_S = 60.0
+STOP_S = 30.0  # then it is killed: no client loses what was answered
+POLL_S = 0.05
+
+
+class Ganesha:
+    """Of the mount at `mountpoint`, whether it runs or not."""
+
+    def __init__(self, mountpoint: Path, *, run: Path = RUN, logs: Path = LOGS) -> None:
+        name = runtime.escape(mountpoint)
+        self.mountpoint = mountpoint
+        self.folder = run / name
+        self.config = self.folder / "ganesha.conf"
+        self.pid_file = self.folder / "pid"
+        self.log = logs / f"{name}.log"
+
+    def pid(self) -> int:
+        """0 if it does not run."""
+        try:
+            pid = int(self.pid_file.read_text())
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return 0
+        return pid if os.fsencode(self.config) in words else 0
+
+    def start(self, export: Export, address: str, port: int, mountd_port: int) -> bool:
+        """Return False if just this runs already. mountd_port 0: no NFSv3."""
+        if os.geteuid() != 0:
+            raise ConfigError("--start needs root: an NFS server opens files by their handles")
+        check_installed()
+        if mountd_port and not _listens(RPCBIND):
+            raise ConfigError(
+                "--v3 needs rpcbind, which does not run: apt-get install rpcbind and start it, or "
+                "export without --v3"
+            )
+        server = Server(address, port, mountd_port, self.folder)
+        text = export.ganesha(server)
+        runtime.make_private(self.folder)
+        runtime.make_private(self.log.parent)
+        with _alone(self.folder):
+            if pid := self.pid():
+                if self.config.read_text() == text and self._serves(pid):
+                    return False
+                raise ConfigError(
+                    f"{self.mountpoint} is exported otherwise already, by process {pid}: "
+                    f"kvfs export --stop {self.mountpoint} comes first"
+                )
+            for one in filter(None, (port, mountd_port)):
+                check_free(address, one)
+            self.config.write_text(text)
+            self._run(server)
+        return True
+
+    def _run(self, server: Server) -> None:
+        with open(os.devnull, "r+b") as null, self.log.open("ab") as log:
+            begin = log.tell()
+            process = subprocess.Popen(
+                [
+                    *(PROGRAM, "-F", "-f", self.config, "-L", self.log),
+                    *("-p", self.pid_file, "-N", "NIV_EVENT"),
+                ],
+                cwd="/",
+                stdin=null,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_S
+        try:
+            while not (_answers(server) and self._serves(process.pid)):
+                if process.poll() is not None:
+                    raise KvfsError(
+                        f"{PROGRAM} ended with {process.returncode}: {self._reason(begin)}"
+                    )
+                if time.monotonic() > deadline:
+                    raise KvfsError(
+                        f"{PROGRAM} does not serve {self.mountpoint} within {START_S:.0f} s: "
+                        f"{self._reason(begin)}"
+                    )
+                time.sleep(POLL_S)
+            if wrong := [line for line in self._said(begin) if " :CONFIG :CRIT :" in line]:
+                raise KvfsError(f"{PROGRAM} does not take its configuration: {wrong[0]}")
+        except BaseException:
+            process.kill()
+            process.wait()
+            self.pid_file.unlink(missing_ok=True)
+            raise
+
+    def _reason(self, begin: int) -> str:
+        """The last of its complaints since then."""
+        said = self._said(begin)
+        loud = [line for line in said if " :CRIT :" in line or " :MAJ :" in line]
+        loud = [line for line in loud if ":DBUS :" not in line]  # it does without
+        last = [*said, *loud] or ["it said nothing"]
+        return f"{last[-1]}; see {self.log}"
+
+    def _said(self, begin: int) -> list[str]:
+        """Lines of the log since then, without time, host and process."""
+        with self.log.open("rb") as log:
+            log.seek(begin)
+            lines = log.read().decode(errors="replace").splitlines()
+        return [line.rpartition("] ")[2] for line in lines]
+
+    def _serves(self, pid: int) -> bool:
+        """Whether it holds the mount that is there now, and not one that was detached."""
+        wanted = f"mnt_id:\t{runtime.mount_id(self.mountpoint)}\n"
+        try:
+            held = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+        except OSError:  # it ended, or closed one meanwhile
+            return False
+        return any(wanted in text for text in held)
+
+    def stop(self) -> bool:
+        """Return when it is gone; False if it had ended. Raises ConfigError if none was started."""
+        if os.geteuid() != 0:
+            raise ConfigError("--stop needs root")
+        pid = self.pid()
+        if not pid and self.pid_file.exists():  # its own end would have taken that away
+            self.pid_file.unlink()
+            return False
+        if not pid:
+            raise ConfigError(
+                f"{self.mountpoint} is not exported by {PROGRAM}: nothing to stop (--knfsd --stop "
+                "ends an export by the kernel's server)"
+            )
+        with contextlib.suppress(ProcessLookupError), _watched(pid) as watched:
+            os.kill(pid, signal.SIGTERM)
+            if not select.select([watched], [], [], STOP_S)[0]:
+                os.kill(pid, signal.SIGKILL)
+                select.select([watched], [], [])
+        self.pid_file.unlink(missing_ok=True)
+        return True
+
+
+def check_installed() -> None:
+    """Raises ConfigError."""
+    if shutil.which(PROGRAM) is None:
+        raise ConfigError(f"{PROGRAM} is not installed: {PACKAGES}")
+    roots = (Path("/usr/lib"), Path("/usr/lib64"))
+    if not any(any(root.glob(f"{where}ganesha/{FSAL}")) for root in roots for where in ("", "*/")):
+        raise ConfigError(f"{PROGRAM} has no {FSAL}: {PACKAGES}")
+
+
+def check_free(address: str, port: int) -> None:
+    """Raises ConfigError, with who listens there, if the port is taken."""
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as trying:
+        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trying.bind((address, port))
+        except OSError as error:
+            who = _listener(port)
+            raise ConfigError(
+                f"port {port} of {address} cannot be had: {error.strerror}"
+                f"{who and f', by {who}'}; --port and --mountd-port choose others"
+            ) from None
+
+
+def _listener(port: int) -> str:
+    """The process that listens on a TCP port, as far as we may see it."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) in sockets:
+                process = link.parents[1]
+                return f"{(process / 'comm').read_text().strip()} ({process.name})"
+    return ""
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as trying:
+        return trying.connect_ex(str(path)) == 0
+
+
+def _answers(server: Server) -> bool:
+    """Whether an NFS server takes a call that does nothing."""
+    call = b"".join(one.to_bytes(4, "big") for one in (1, 0, 2, NFS, 4, NULL, 0, 0, 0, 0))
+    try:
+        with socket.create_connection((server.address, server.port), timeout=1.0) as asking:
+            asking.sendall((len(call) | 1 << 31).to_bytes(4, "big") + call)
+            return bool(asking.recv(4))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One start at a time."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _watched(pid: int) -> Iterator[int]:
+    watched = os.pidfd_open(pid)
+    try:
+        yield watched
+    finally:
+        os.close(watched)

@@ -1,0 +1,254 @@
+"""What an access log says of how a cache is used: rates, sizes, reuse, and how large it should be.
+
+Contract: `read` gives the lines of a log as `kvfs/core/access_log.py` writes them, FILE.1 first;
+ConfigError names file, line and reason. `Profile` is fed them in order and describes them in plain
+values. The *distance* of a read are the bytes of all different objects that were used since the
+same object was used last: a cache of that size, that drops what was used longest ago, would have
+had it (Mattson, Gecsei, Slutz, Traiger: "Evaluation techniques for storage hierarchies", IBM
+Systems Journal 9(2), 1970), in O(log n) by a tree of sums (Fenwick, 1994). A *miss* is a name that
+was looked up in vain; one that is asked for again before it is written counts once. Not for traces
+of requests: `trace`.
+"""
+
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from kvfs.errors import ConfigError
+
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the hits that the log has at all
+PERCENTILES = (50, 90, 99)
+PREFIXES = 10
+LONGEST = 1 << 20  # bytes of a line: names of 4096 bytes, escaped, are 24 KiB
+_OPS = ("read", "write", "absent", "lost")
+
+Access = dict[str, Any]
+
+
+def read(path: Path) -> Iterator[Access]:
+    """All lines, the oldest first; one that a death has torn is left out. Raises ConfigError."""
+    older = path.with_name(f"{path.name}.1")
+    for file in (older, path) if older.exists() else (path,):
+        try:
+            with file.open("rb") as lines:
+                yield from _lines(file, lines)
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _lines(file: Path, lines: IO[bytes]) -> Iterator[Access]:
+    for number, line in enumerate(iter(partial(lines.readline, LONGEST + 1), b""), 1):
+        if len(line) > LONGEST:
+            raise ConfigError(
+                f"{file}: line {number} is longer than {LONGEST} bytes: none of an access log"
+            )
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == 1:
+                raise ConfigError(
+                    f"{file}: its first line is no JSON, expected what access_log= has written"
+                ) from error
+            continue
+        try:
+            _check(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file}: line {number} is none of an access log: {error}") from error
+        yield record
+
+
+def _check(record: Any) -> None:  # noqa: ANN401 - JSON
+    """Raises ValueError, KeyError or TypeError."""
+    if record["op"] not in _OPS:
+        raise ValueError(f"op {record['op']!r}, expected one of {', '.join(_OPS)}")
+    float(record["t"])
+    if record["op"] == "lost":
+        int(record["count"])
+        return
+    texts = ("key", "parent", "path", *(("tier",) if record["op"] == "read" else ()))
+    for name in texts:
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} {record[name]!r}, expected a text")
+    int(record["key"], 16), int(record["parent"], 16)
+    if record["op"] != "absent" and (type(record["size"]) is not int or record["size"] < 0):
+        raise ValueError(f"size {record['size']!r}, expected bytes")
+
+
+class _Sums:
+    """Sums of what stands before a place; places are appended."""
+
+    def __init__(self) -> None:
+        self._tree = array("q", [0])
+        self._all = 0
+
+    def append(self, value: int) -> int:
+        """The number of the new place, from 1 on."""
+        at = len(self._tree)
+        below = at - (at & -at)
+        self._tree.append(self.before(at - 1) - self.before(below) + value)
+        self._all += value
+        return at
+
+    def add(self, at: int, value: int) -> None:
+        self._all += value
+        while at < len(self._tree):
+            self._tree[at] += value
+            at += at & -at
+
+    def before(self, at: int) -> int:
+        """With that place."""
+        found = 0
+        while at:
+            found += self._tree[at]
+            at &= at - 1
+        return found
+
+    def after(self, at: int) -> int:
+        return self._all - self.before(at)
+
+
+class Profile:
+    """`add` each access, then `describe`."""
+
+    def __init__(self) -> None:
+        self.counts = Counter(dict.fromkeys(_OPS, 0))
+        self.bytes: Counter[str] = Counter()
+        self.tiers: Counter[str] = Counter()
+        self.spaces: dict[str, Counter[str]] = {}
+        self.seconds: Counter[int] = Counter()  # reads by second
+        self.sizes = array("q")
+        self.distances = array("q")
+        self.waits = array("d")  # s between two uses
+        self.begin, self.end = math.inf, -math.inf
+        self._sums = _Sums()
+        self._last: dict[int, tuple[int, int, float]] = {}  # key -> place, size, when
+        self._missing: set[int] = set()
+        self._parents: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
+        self._reads: Counter[int] = Counter()
+
+    def add(self, access: Access) -> None:
+        what, when = access["op"], float(access["t"])
+        self.begin, self.end = min(self.begin, when), max(self.end, when)
+        if what == "lost":
+            self.counts["lost"] += access["count"]
+            return
+        key, path = int(access["key"], 16), access["path"]
+        self._paths[key] = path
+        if parent := int(access["parent"], 16):
+            self._parents[key] = parent
+        space = self.spaces.setdefault(path.partition("/")[0], Counter())
+        if what == "absent":
+            if key not in self._missing:
+                self._missing.add(key)
+                self.counts["absent"] += 1
+                space["misses"] += 1
+            return
+        self._missing.discard(key)
+        size = access["size"]
+        self.counts[what] += 1
+        self.bytes[what] += size
+        space[f"{what}s"] += 1
+        space[f"{what}_bytes"] += size
+        if what == "read":
+            self.tiers[access["tier"]] += 1
+            self.seconds[int(when)] += 1
+            self._reads[key] += 1
+        else:
+            self.sizes.append(size)
+        self._use(key, size, when, reads=what == "read")
+
+    def _use(self, key: int, size: int, when: float, *, reads: bool) -> None:
+        last = self._last.get(key)
+        if last is not None:
+            place, before, then = last
+            if reads:
+                self.distances.append(self._sums.after(place) + size)
+                self.waits.append(when - then)
+            self._sums.add(place, -before)
+        self._last[key] = self._sums.append(size), size, when
+
+    def describe(self) -> dict[str, Any]:
+        """All of it, in plain values: bytes, seconds, shares from 0 to 1."""
+        seconds = max(0.0, self.end - self.begin) if self.counts.total() else 0.0
+        rate = 1 / seconds if seconds else 0.0
+        reads, writes = self.counts["read"], self.counts["write"]
+        return {
+            "seconds": round(seconds, 3),
+            "reads": reads,
+            "writes": writes,
+            "misses": self.counts["absent"],
+            "lost_lines": self.counts["lost"],
+            "hit_ratio": _share(reads, reads + self.counts["absent"]),
+            "reads_per_s": reads * rate,
+            "most_reads_in_a_second": max(self.seconds.values(), default=0),
+            "read_bytes_per_s": self.bytes["read"] * rate,
+            "writes_per_s": writes * rate,
+            "write_bytes_per_s": self.bytes["write"] * rate,
+            "objects": len(self._last),
+            "object_bytes": sum(size for _, size, _ in self._last.values()),
+            "written_sizes": _percentiles(self.sizes),
+            "read_from": {tier: _share(count, reads) for tier, count in self.tiers.most_common()},
+            "namespaces": {name: _space(space) for name, space in sorted(self.spaces.items())},
+            "reused": _share(len(self.distances), reads),
+            "reuse_distance_bytes": _percentiles(self.distances),
+            "reuse_after_s": _percentiles(self.waits),
+            "prefixes": self._busiest(),
+            "sizes_for": self._sizes_for(),
+        }
+
+    def _busiest(self) -> list[dict[str, Any]]:
+        """By the first block of a prompt where that is known, else by directory."""
+        reads: Counter[str] = Counter()
+        blocks: Counter[str] = Counter()
+        for key, count in self._reads.items():
+            path = self._prefix(key)
+            reads[path] += count
+            blocks[path] += 1
+        return [
+            {"path": path, "reads": count, "objects": blocks[path]}
+            for path, count in reads.most_common(PREFIXES)
+        ]
+
+    def _prefix(self, key: int) -> str:
+        first, seen = key, {key}
+        while (parent := self._parents.get(first, 0)) and parent not in seen:
+            seen.add(parent)
+            first = parent
+        if first == key and key not in self._parents:
+            return self._paths[key].rpartition("/")[0]
+        return self._paths.get(first, f"block {first:x}")
+
+    def _sizes_for(self) -> list[dict[str, Any]]:
+        """How large an LRU cache has to be for a share of the reads that came again."""
+        ordered = sorted(self.distances)
+        return [
+            {"share": share, "bytes": ordered[max(0, math.ceil(share * len(ordered)) - 1)]}
+            for share in (SHARES if ordered else ())
+        ]
+
+
+def _space(counts: Counter[str]) -> dict[str, Any]:
+    names = ("reads", "misses", "writes", "read_bytes", "write_bytes")
+    found = {name: counts[name] for name in names}
+    return found | {"hit_ratio": _share(found["reads"], found["reads"] + found["misses"])}
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def _percentiles(values: "array[int] | array[float]") -> dict[str, float]:
+    """Of nearest rank; {} of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    ranks = {f"p{at}": math.ceil(at / 100 * len(ordered)) for at in PERCENTILES}
+    return {name: ordered[rank - 1] for name, rank in ranks.items()} | {"max": ordered[-1]}

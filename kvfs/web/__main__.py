@@ -1,0 +1,48 @@
+"""The process that shows the page: the daemon's child, with a socket that listens.
+
+    python -m kvfs.web MOUNTPOINT DESCRIPTOR      until its standard input ends
+
+Contract: the daemon is asked for its status once in `history.STEP` seconds, whoever looks. Not for
+the daemon's own process: nothing here may hold up its loop.
+"""
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from kvfs.control import request_within
+from kvfs.errors import KvfsError
+from kvfs.metrics.address import is_private
+from kvfs.rates import Look
+from kvfs.web.history import STEP, History
+from kvfs.web.page import Sources, handler
+from kvfs.web.questions import Questions
+from kvfs.web.serving import Server, serve
+
+
+def _sample(mountpoint: Path, history: History) -> None:
+    """For ever."""
+    due = time.monotonic()
+    while True:
+        try:
+            status = request_within(mountpoint, STEP, "status")
+            history.add(time.time(), Look(time.monotonic(), status))
+        except KvfsError:  # what there is to say about it is in the daemon's log
+            history.add(time.time(), None)
+        due = max(due + STEP, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def main() -> None:
+    """Return when the daemon has ended."""
+    mountpoint, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+    history = History()
+    threading.Thread(target=_sample, args=(mountpoint, history), daemon=True).start()
+    sources = Sources(history, Questions(mountpoint))
+    serve(Server(listening, handler(sources, private=is_private(listening))))
+
+
+if __name__ == "__main__":
+    main()

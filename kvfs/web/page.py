@@ -1,0 +1,189 @@
+"""The page over HTTP: four files, and four kinds of JSON.
+
+Contract: only the paths of PATHS, only parameters that those have; what is malformed is 400. Whom
+it answers at all is `serving.Handler`'s. Every answer forbids the browser to load anything from
+elsewhere. What a mount has is told without paths on this machine, options, or the place of the
+bucket. Not for sampling.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from kvfs.errors import ControlError, KvfsError
+from kvfs.rates import opens_of
+from kvfs.web.history import LENGTHS, History
+from kvfs.web.questions import ORDERS, BusyError, Questions
+from kvfs.web.serving import Badly, Handler
+
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_TIERS = ("capacity_bytes", "used_bytes", "reserved_bytes", "objects", "hits", "state", "state_s")
+_BUCKET = (
+    *("dirty_objects", "dirty_bytes", "dirty_most_bytes", "oldest_dirty_s", "to_delete"),
+    *("uploads", "downloads", "failures", "conflicts"),
+)
+_FACTS = (
+    *("version", "mountpoint", "takeovers", "uptime_s", "objects", "census_done"),
+    *("open_handles", "writers", "jobs", "trash", "passthrough"),
+)
+
+
+class Sources(NamedTuple):
+    """Where answers come from."""
+
+    history: History
+    questions: Questions
+
+
+Parameters = Mapping[str, str]
+
+
+def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
+    """What there is at this moment; `up` false if the daemon does not answer."""
+    look, rates = sources.history.last()
+    if look is None:
+        return {"up": False}
+    status = look.status
+    return {
+        "up": True,
+        **{name: status[name] for name in _FACTS},
+        "keeper": bool(status["keeper_pid"]),
+        "tiers": {
+            name: {field: tier[field] for field in (*_TIERS, *_BUCKET) if field in tier}
+            for name, tier in status["tiers"].items()
+        },
+        "flows": rates.flows if rates else None,
+        "namespaces": [
+            {
+                "name": one["name"],
+                "bytes": one["bytes"],
+                "objects": one["objects"],
+                "misses": opens_of(one).misses,
+                "ratio": opens_of(one).ratio,
+                "now": rates.opens[one["name"]].ratio if rates else None,
+                "opens": rates.opens[one["name"]].all if rates else None,
+                "would_be": one["hit_ratio_at"],
+                "problem": one["problem"],
+            }
+            for one in status["namespaces"]
+        ],
+    }
+
+
+def _history(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
+    span = asked.get("span", "hour")
+    if span not in LENGTHS:
+        raise Badly(HTTPStatus.BAD_REQUEST)
+    try:
+        after = float(asked.get("after", "0"))
+    except ValueError:
+        raise Badly(HTTPStatus.BAD_REQUEST) from None
+    return sources.history.since(span, after, asked.get("namespace"))
+
+
+def _objects(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
+    order = asked.get("order", "hot")
+    if order not in ORDERS:
+        raise Badly(HTTPStatus.BAD_REQUEST)
+    found = sources.questions.ranking(order)
+    if found is None:
+        raise Badly(HTTPStatus.SERVICE_UNAVAILABLE)
+    return found
+
+
+def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
+    """What went wrong is said by a code only."""
+    if "\0" in asked.get("path", "\0"):
+        raise Badly(HTTPStatus.BAD_REQUEST)
+    try:
+        return sources.questions.object(asked["path"])
+    except BusyError:
+        raise Badly(HTTPStatus.TOO_MANY_REQUESTS) from None
+    except ControlError as error:
+        away = isinstance(error.__cause__, OSError)  # else it is the daemon's own reason
+        code = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.NOT_FOUND
+        raise Badly(code) from None
+    except KvfsError:
+        raise Badly(HTTPStatus.NOT_FOUND) from None
+
+
+class Answer(NamedTuple):
+    """What gives it, and the parameters that it takes."""
+
+    give: Callable[[Sources, Parameters], Any]
+    takes: tuple[str, ...] = ()
+
+
+PATHS = {
+    "/api/now": Answer(_now),
+    "/api/history": Answer(_history, ("span", "after", "namespace")),
+    "/api/objects": Answer(_objects, ("order",)),
+    "/api/object": Answer(_object, ("path",)),
+}
+
+
+class Page(Handler):
+    """One connection of a browser. `sources` is set by a class of its own (`handler`)."""
+
+    sources: Sources
+    headers_of_all = HEADERS
+
+    def answer(self) -> tuple[bytes, str]:
+        """Raises Badly."""
+        path, _, query = self.path.partition("?")
+        if _BAD_ESCAPE.search(self.path) or not self.path.isascii():
+            raise Badly(HTTPStatus.BAD_REQUEST)
+        if path in FILES:
+            name, kind = FILES[path]
+            return (STATIC / name).read_bytes(), kind
+        if path not in PATHS:
+            raise Badly(HTTPStatus.NOT_FOUND)
+        answer = PATHS[path]
+        found = answer.give(self.sources, _parameters(query, answer.takes))
+        return json.dumps(found).encode(), "application/json"
+
+
+def handler(sources: Sources, *, private: bool) -> type[Page]:
+    """The class of connections that are answered from there; `private`: to this machine only."""
+    return type("Browser", (Page,), {"sources": sources, "private": private})
+
+
+def _parameters(query: str, takes: tuple[str, ...]) -> Parameters:
+    """Names may have any bytes: those that are no UTF-8 become surrogates. Raises Badly."""
+    try:
+        pairs = parse_qsl(
+            query,
+            keep_blank_values=True,
+            strict_parsing=bool(query),
+            errors="surrogateescape",
+            max_num_fields=len(takes),
+        )
+    except ValueError:
+        raise Badly(HTTPStatus.BAD_REQUEST) from None
+    if len(dict(pairs)) != len(pairs) or not dict(pairs).keys() <= set(takes):
+        raise Badly(HTTPStatus.BAD_REQUEST)
+    return dict(pairs)

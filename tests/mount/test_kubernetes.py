@@ -1,0 +1,183 @@
+"""The chart and its image: by helm, by the schemas of Kubernetes, and its command as a container.
+
+There is no cluster here, and no registry to build the image from: mount/kubernetes/kvfs/README.md
+says what is left to be seen there.
+"""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvfs import __version__
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "mount" / "kubernetes" / "kvfs"
+BIN = Path(sys.executable).parent
+VERSIONS = ("1.25", "1.29", "1.33")
+MINIMAL: list[str] = []
+EVERYTHING = [
+    "nvme.hostPath=/mnt/data",
+    "nvme.size=1T",
+    "s3.url=s3://bucket/kv",
+    "s3.endpoint=https://10.0.0.1:9000",
+    "s3.region=here",
+    "s3.secretName=bucket",
+    "extraOptions={promote_after=3,reclaimable=30%}",
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.serviceMonitor.labels.release=prometheus",
+    "metrics.prometheusRule.enabled=true",
+    "nodeSelector.gpu=yes",
+    "tolerations[0].operator=Exists",
+    "imagePullSecrets[0].name=pull",
+    "podAnnotations.a=b",
+    "podLabels.c=d",
+    "serviceAccount.annotations.role=kv",
+    "image.tag=1.2.3",
+]
+NAMESPACES = '[namespace."vllm-*"]\nquota_hard = "500G"\n'
+
+
+def helm(*arguments: str | Path, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [BIN / "helm", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def rendered(values: list[str]) -> dict[str, dict[str, Any]]:
+    """By kind."""
+    told = [word for value in values for word in ("--set", value)]
+    told += ["--set-literal", f"namespaces={NAMESPACES}"] if values is EVERYTHING else []
+    text = helm("template", "a", CHART, "--namespace", "cache", *told).stdout
+    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+
+
+def container(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    containers = found["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert len(containers) == 1
+    one: dict[str, Any] = containers[0]
+    return one
+
+
+def test_helm_finds_no_fault() -> None:
+    done = helm("lint", "--strict", CHART)
+    assert "[WARNING]" not in done.stdout
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+@pytest.mark.parametrize("value", ["nvme.hostPath=data", "rma=64G", "s3.url=http://bucket"])
+def test_values_that_make_no_sense_are_refused(value: str) -> None:
+    done = helm("template", "a", CHART, "--set", value, check=False)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize("values", [MINIMAL, EVERYTHING], ids=["minimal", "everything"])
+def test_it_is_what_kubernetes_takes(values: list[str], tmp_path: Path) -> None:
+    found = rendered(values)
+    own = {kind for kind, made in found.items() if made["apiVersion"] in {"v1", "apps/v1"}}
+    assert own >= {"DaemonSet", "Service", "ServiceAccount"}
+    for kind in own:
+        (tmp_path / f"{kind}.yaml").write_text(yaml.safe_dump(found[kind]))
+    for version in VERSIONS:
+        command = (BIN / "kubernetes-validate", "--strict", f"--kubernetes-version={version}")
+        files = [tmp_path / f"{kind}.yaml" for kind in own]
+        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rules_are_those_of_the_document(tmp_path: Path) -> None:
+    found = rendered(EVERYTHING)
+    spec = found["PrometheusRule"]["spec"]
+    rules = yaml.safe_load((ROOT / "mount" / "observe" / "kvfs.rules.yml").read_text())
+    assert spec == rules
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(spec))
+    subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], check=True)
+    monitor = found["ServiceMonitor"]["spec"]
+    labels = found["Service"]["metadata"]["labels"]
+    assert labels[monitor["jobLabel"]] == "kvfs", "the job that the rules ask for"
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    ports = [port["name"] for port in found["Service"]["spec"]["ports"]]
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ports
+
+
+def test_no_credential_is_in_what_is_rendered() -> None:
+    one = container(rendered(EVERYTHING))
+    assert one["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    assert {variable["name"] for variable in one["env"]} == {"MOUNTPOINT", "OPTIONS"}
+
+
+def test_the_linter_finds_no_fault_with_the_image() -> None:
+    done = subprocess.run(
+        [BIN / "hadolint", "--strict-labels", ROOT / "mount" / "kubernetes" / "Dockerfile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+# In a mount namespace: its root is read-only, and it has the directories of the chart's volumes.
+CONTAINER = """
+set -eu
+mount --make-rprivate /
+umount -al --types fuse.kvfs
+for volume in /mnt /run /tmp /var/log; do mount -t tmpfs tmpfs $volume; done
+mkdir /mnt/kvfs /mnt/data /run/kvfs-ram /var/log/kvfs
+mount -o remount,bind,ro /
+until_it_answers() {
+    until $PROBE >/run/status 2>&1; do kill -0 $1 || { cat /var/log/kvfs/*; exit 1; }; done
+}
+"$@" & one=$!
+until_it_answers $one
+echo kept >$MOUNTPOINT/a
+daemon=$(sed -n 's/.*"daemon_pid": \\([0-9]*\\).*/\\1/p' /run/status)
+kill -KILL $one $daemon
+wait $one || true
+while ! "$@"; do :; done & two=$! # as kubelet starts it again
+until_it_answers $two
+grep -qx kept $MOUNTPOINT/a
+$STOP
+wait $two
+if mountpoint -q $MOUNTPOINT; then exit 1; fi
+echo done
+"""
+
+
+def test_the_container_runs_is_killed_comes_again_and_stops() -> None:
+    """What it is told by the chart, on the read-only root that it is given."""
+    one = container(rendered(["nvme.hostPath=/mnt/data", "nvme.size=256M", "ram=32M"]))
+    told = {variable["name"]: variable["value"] for variable in one["env"]}
+    options = told["OPTIONS"].replace("metrics=0.0.0.0:9095", "metrics=/run/metrics")
+    probe = one["startupProbe"]["exec"]["command"]
+    assert one["readinessProbe"]["exec"]["command"] == probe
+    assert one["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    done = subprocess.run(
+        [*ALONE, "sh", "-c", CONTAINER, "sh", *one["command"]],
+        env={
+            "PATH": f"{BIN}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MOUNTPOINT": told["MOUNTPOINT"],
+            "OPTIONS": options,
+            "PROBE": shlex.join([*probe, "--json"]),
+            "STOP": shlex.join(one["lifecycle"]["preStop"]["exec"]["command"]),
+        },
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("done\n"), done.stdout

@@ -1,0 +1,149 @@
+"""`kvfs profile`: an access log of a real mount, and what is read out of it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+
+
+def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [*KVFS, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line]
+
+
+def closed(kv: Mounted) -> None:
+    """A read is noted if nobody has the file open; the kernel tells of a close some time later."""
+    wait_for(lambda: kv.status()["open_handles"] == 0, "nobody has a file open")
+
+
+def test_what_is_done_is_in_the_log(mount: Mount, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    space = kv.path / "n"
+    space.mkdir()
+    os.setxattr(space, "user.kvfs.eviction", b"lru")
+    (space / "before").write_bytes(b"b")
+    assert run("set", kv.path, f"access_log={log}").returncode == 0
+    assert log.stat().st_mode & 0o777 == 0o600
+    for number in range(4):
+        (space / f"f{number}").write_bytes(b"x" * 5000)
+    closed(kv)
+    for number in (0, 1, 2, 3, 0):
+        (space / f"f{number}").read_bytes()
+        closed(kv)
+    assert not (space / "none").exists()
+    wait_for(lambda: len(lines(log)) >= 14, "all of it is written")
+    found = lines(log)
+    assert [one["path"] for one in found if one["op"] == "read"] == [
+        f"n/f{number}" for number in (0, 1, 2, 3, 0)
+    ]
+    assert {one["tier"] for one in found if one["op"] == "read"} <= {"ram", "nvme"}
+    assert [one["path"] for one in found if one["op"] == "absent"][-1] == "n/none"
+    profile = json.loads(run("profile", log, "--json").stdout)
+    assert (profile["reads"], profile["writes"], profile["misses"]) == (5, 4, 5)
+    assert profile["namespaces"]["n"]["hit_ratio"] == 0.5
+    assert profile["objects"] == 4
+    shown = run("profile", log)
+    assert (shown.returncode, "hit ratio 50.0%" in shown.stdout) == (0, True)
+    kv.kill_daemon()
+    (space / "f0").read_bytes()
+    wait_for(lambda: lines(log)[-1]["path"] == "n/f0" and len(lines(log)) > len(found), "goes on")
+    assert run("set", kv.path, "access_log=none").returncode == 0
+    size = log.stat().st_size
+    (space / "f1").read_bytes()
+    kv.umount()
+    assert log.stat().st_size == size
+
+
+def test_it_is_bounded_and_refused_where_it_cannot_be(mount: Mount, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    kv = mount(f"ram=64M,access_log={log},access_log_size=4K")
+    path = kv.path / "a"
+    path.write_bytes(b"a")
+    older = tmp_path / "access.log.1"
+
+    def turned_over() -> bool:
+        path.read_bytes()
+        return older.exists()
+
+    wait_for(turned_over, "it is turned over")
+    assert lines(older)[-1]["op"] == "read"
+    assert older.stat().st_size < 4096
+    wait_for(log.exists, "the next one is begun")
+    for text, why in (
+        (f"access_log={kv.path}/x", "is inside the mount point"),
+        (f"access_log={tmp_path}/none/x", "cannot be written: No such file"),
+        ("access_log=x", "expected an absolute path"),
+    ):
+        done = run("set", kv.path, text)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert why in done.stderr
+    wait_for(lambda: log.stat().st_size, "the next one has a line")
+    assert run("set", kv.path, f"access_log={log}", "access_log_size=8K").returncode == 0
+    assert kv.status()["options"]["access_log"] == str(log)
+    for target, why in ((tmp_path / "none", "cannot be read"), (tmp_path / "kv.log", "no JSON")):
+        done = run("profile", target)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert why in done.stderr
+
+
+def test_nobody_elses_file_is_written_to(mount: Mount, tmp_path: Path) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    passwd, older = tmp_path / "passwd", tmp_path / "new.1"
+    for foreign in (passwd, older):
+        foreign.write_text("root:x:0:0\n")
+    (tmp_path / "link").symlink_to("passwd")
+    (tmp_path / "aside").symlink_to(kv.path)
+    (tmp_path / "there").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in (
+        (passwd, "passwd: it has something else than accesses"),
+        (tmp_path / "new", "new.1: it has something else than accesses"),
+        (tmp_path / "link", "is no regular file"),
+        (tmp_path / "pipe", "is no regular file"),
+        (tmp_path / "there", "is no regular file"),
+        (Path("/dev/null"), "is no regular file"),
+        (tmp_path / "nvme" / "x", "which is a tier's"),
+        (tmp_path / "aside" / "x", "is inside the mount point"),
+    ):
+        done = run("set", kv.path, f"access_log={path}")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert why in done.stderr
+    assert "access_log" not in kv.status()["options"]
+    assert {one.read_text() for one in (passwd, older)} == {"root:x:0:0\n"}
+    assert not (tmp_path / "new").exists()
+    done = run("mount", tmp_path / "there", "-o", f"ram=64M,access_log={passwd}")
+    assert (done.returncode, "something else than accesses" in done.stderr) == (2, True)
+
+
+def test_what_others_put_in_its_place_stays(mount: Mount, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    kv = mount(f"ram=64M,access_log={log},access_log_size=4K")
+    path = kv.path / "a"
+    path.write_bytes(b"a")
+    log.rename(tmp_path / "away")
+    log.write_text("mine\n")
+    kv.expect_log("is not written .said once.: .* something else than accesses")
+
+    def said() -> bool:
+        path.read_bytes()
+        return "is not written" in (tmp_path / "kv.log").read_text()
+
+    wait_for(said, "it cannot be turned over")
+    assert log.read_text() == "mine\n"
+    assert not (tmp_path / "access.log.1").exists()
+    log.unlink()
+
+    def goes_on() -> bool:
+        path.read_bytes()
+        return log.exists() and bool(lines(log))
+
+    wait_for(goes_on, "it goes on in a new file")

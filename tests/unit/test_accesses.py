@@ -1,0 +1,118 @@
+"""What is read out of an access log."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs.errors import ConfigError
+from kvfs.simulation.accesses import SHARES, Profile, read
+
+
+def access(op: str, key: int, t: float, size: int = 100, **more: object) -> dict[str, Any]:
+    found = {"op": op, "key": f"{key:x}", "parent": "0", "t": t, "path": f"n/d/{key}"}
+    return found | ({} if op == "absent" else {"size": size}) | {"tier": "ram"} | more
+
+
+def described(*accesses: dict[str, Any]) -> dict[str, Any]:
+    profile = Profile()
+    for one in accesses:
+        profile.add(one)
+    return profile.describe()
+
+
+def test_distances_are_those_of_an_lru_stack() -> None:
+    dice = random.Random(11)
+    print("seed 11")
+    sizes = {key: dice.randrange(1, 1000) for key in range(40)}
+    profile = Profile()
+    stack: list[int] = []
+    expected: list[int] = []
+    for number in range(3000):
+        key = min(int(dice.expovariate(0.1)), 39)
+        what = "read" if key in stack and dice.random() < 0.9 else "write"
+        if key in stack:
+            at = stack.index(key)
+            if what == "read":
+                expected.append(sum(sizes[other] for other in stack[: at + 1]))
+            del stack[at]
+        stack.insert(0, key)
+        profile.add(access(what, key, number, sizes[key]))
+    assert list(profile.distances) == expected
+    found = profile.describe()
+    ordered = sorted(expected)
+    for one, share in zip(found["sizes_for"], SHARES, strict=True):
+        held = sum(distance <= one["bytes"] for distance in ordered)
+        assert one["share"] == share
+        assert held >= share * len(ordered)
+        assert sum(distance < one["bytes"] for distance in ordered) < share * len(ordered)
+
+
+def test_what_is_counted() -> None:
+    found = described(
+        access("absent", 1, 0.0),
+        access("absent", 1, 0.1),
+        access("write", 1, 0.2, 50),
+        access("write", 2, 1.0, 150, parent="1", path="n/d/child"),
+        access("read", 1, 2.0, 50),
+        access("read", 2, 2.5, 150, parent="1", path="n/d/child", tier="nvme"),
+        access("absent", 5, 3.0, path="other/x"),
+        {"op": "lost", "t": 4.0, "count": 7},
+        access("read", 9, 10.0, path="other/dir/9"),
+    )
+    assert (found["seconds"], found["reads"], found["writes"]) == (10.0, 3, 2)
+    assert (found["misses"], found["lost_lines"]) == (2, 7)
+    assert (found["hit_ratio"], found["reads_per_s"]) == (0.6, pytest.approx(0.3))
+    assert found["most_reads_in_a_second"] == 2
+    assert found["read_from"] == {"ram": 0.6667, "nvme": 0.3333}
+    assert found["namespaces"]["n"] == {
+        "reads": 2,
+        "misses": 1,
+        "writes": 2,
+        "read_bytes": 200,
+        "write_bytes": 200,
+        "hit_ratio": 0.6667,
+    }
+    assert found["written_sizes"] == {"p50": 50, "p90": 150, "p99": 150, "max": 150}
+    assert (found["objects"], found["object_bytes"]) == (3, 300)
+    assert found["reused"] == 0.6667
+    assert found["reuse_after_s"]["max"] == 1.8
+    prefixes = {one["path"]: (one["reads"], one["objects"]) for one in found["prefixes"]}
+    assert prefixes == {"n/d": (1, 1), "n/d/1": (1, 1), "other/dir": (1, 1)}
+
+
+def test_an_empty_profile_is_all_zero() -> None:
+    found = Profile().describe()
+    assert (found["seconds"], found["hit_ratio"], found["sizes_for"]) == (0.0, 0.0, [])
+
+
+def test_both_halves_are_read_and_a_torn_line_is_not(tmp_path: Path) -> None:
+    older, newer = tmp_path / "log.1", tmp_path / "log"
+    older.write_text(json.dumps(access("write", 1, 1.0)) + '\n{"op": "re\n')
+    newer.write_text("\n" + json.dumps(access("read", 1, 2.0)) + '\n{"op"')
+    assert [one["op"] for one in read(newer)] == ["write", "read"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hello\n", "no JSON"),
+        ("\0" * 2_000_000, "line 1 is longer than 1048576 bytes"),
+        ("[]\n", "line 1 is none of an access log"),
+        ('{"op": "x"}\n', "op 'x', expected one of"),
+        ('{"op": "read", "t": 1, "key": "zz", "parent": "0", "path": ""}\n', "line 1"),
+        (json.dumps(access("read", 1, 1.0, -5)) + "\n", "size -5, expected bytes"),
+        (json.dumps(access("read", 1, 1.0, path=5)) + "\n", "line 1"),
+    ],
+)
+def test_what_is_no_access_log(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        list(read(tmp_path / "log"))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        list(read(tmp_path / "none"))

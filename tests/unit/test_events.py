@@ -1,0 +1,72 @@
+"""What happened lately: a bounded ring of what the log and the tiers said."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.daemon import events
+from kvfs.daemon.events import Events
+from kvfs.tiers.health import Health
+from tests.unit.world import world
+
+log = logging.getLogger("kvfs.test_events")
+
+
+@pytest.fixture
+def ring() -> Iterator[Events]:
+    found = Events()
+    yield found
+    found.close()
+
+
+def test_lines_of_the_log_are_events(ring: Events, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        log.debug("not this")
+        log.warning("%s is full", "x" * 2 * events.TEXT_MOST)
+        try:
+            raise OSError("gone")
+        except OSError:
+            log.exception("it failed")
+    first, second = ring.listed()
+    assert (first["kind"], first["level"], first["source"]) == ("log", "WARNING", log.name)
+    assert first["text"] == "x" * events.TEXT_MOST
+    assert second["text"] == "it failed: OSError('gone')"
+
+
+def test_the_oldest_are_forgotten(ring: Events) -> None:
+    for number in range(events.MOST + 5):
+        ring.add("n", number=number)
+    assert [one["number"] for one in ring.listed()] == list(range(5, events.MOST + 5))
+
+
+def test_changes_of_state_are_events(ring: Events) -> None:
+    health = Health("nvme tier", 0.0)
+    ring.watch([health])
+    health.failed(1.0, "EIO")
+    health.failed(2.0, "EIO again")
+    (found,) = [one for one in ring.listed() if one["kind"] == "tier"]
+    assert (found["name"], found["before"], found["now"]) == ("nvme tier", "healthy", "suspect")
+    assert found["why"] == "EIO"
+
+
+def test_what_was_evicted_in_a_minute_is_one_event(ring: Events, tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        errors: Counter[tuple[str, str]] = Counter()
+
+        async def case() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ring.sum_up, made.residency, errors)
+                await trio.testing.wait_all_tasks_blocked()
+                made.residency.counters["dropped"] += 3
+                errors["open", "NotFoundError"] += 2
+                await trio.sleep(3 * events.PERIOD + 1)
+                nursery.cancel_scope.cancel()
+
+        trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
+    (found,) = [one for one in ring.listed() if one["kind"] == "summary"]
+    assert (found["dropped"], found["refused"], found["demoted"]) == (3, 2, 0)
