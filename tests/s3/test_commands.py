@@ -16,7 +16,7 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("options", ["ram=128M", "ram=128M,nvme={tmp}/nvme,nvme_size=512M"])
+@pytest.mark.parametrize("options", ["ram=256M", "ram=256M,nvme={tmp}/nvme,nvme_size=512M"])
 def test_what_is_evicted_to_the_bucket_comes_back(made: Make, options: str) -> None:
     kv = made(options)
     files = {kv.path / "d/small": SMALL, kv.path / "d/large": LARGE}
