@@ -13,6 +13,7 @@ ROOT = Path(kvfs.__file__).parent
 # From the top down. A module may import its own layer and those below.
 LAYERS = (
     ("kvfs.__main__",),
+    ("kvfs.engines",),
     ("kvfs.cli",),
     ("kvfs.keeper",),
     ("kvfs.daemon", "kvfs.fsck", "kvfs.gc", "kvfs.metrics", "kvfs.web"),
@@ -30,7 +31,8 @@ LAYERS = (
     ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
-    ("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units"),
+    ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
+    ("kvfs.errors", "kvfs.failpoints", "kvfs.prefix", "kvfs.rates", "kvfs.units"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
@@ -45,7 +47,7 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3", "kvfs.compression"),
+    "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3", "kvfs.compression", "kvfs.prefix"),
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
