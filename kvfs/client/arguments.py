@@ -71,11 +71,11 @@ def device_of(given: torch.device | str | None) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    number = torch.cuda.current_device() if count and device.index is None else device.index or 0
+    if not count:
+        raise ValueError(f"device={given!r}: expected 'cpu': there is no CUDA device")
+    number = device.index if ":" in str(device) else torch.cuda.current_device()
     if number >= count:
-        raise ValueError(
-            f"device={given!r}: expected one of the {count} CUDA devices of this torch"
-        )
+        raise ValueError(f"device={given!r}: expected cuda:0 to cuda:{count - 1}")
     return torch.device("cuda", number)
 
 
