@@ -26,7 +26,7 @@ from kvfs.client.arguments import (
     shard_of,
     targets_of,
 )
-from kvfs.client.device import Cuda, Done
+from kvfs.client.device import Cuda, Done, Host
 from kvfs.client.load import map_chain, open_chain, read_chain
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import open_namespace
@@ -289,6 +289,8 @@ class PrefixCache:
         most = keys[: count_of(blocks, "blocks", len(keys))]
         where = device_of(device)
         if mode == "mmap":
+            if not self.spec.stored.raw:
+                raise ValueError(f"mode='mmap': expected storage='raw', got {self.spec.storage!r}")
             if out is not None or where.type != "cpu":
                 raise ValueError(
                     f"mode='mmap': expected out=None and the CPU, got device={device!r}, "
@@ -403,12 +405,13 @@ class PrefixCache:
         return run
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
-        """The way to a device, after what the caller's stream does now; None for the CPU."""
-        if where.type == "cpu":
+        """The way to a device, after what the caller's stream does now; None if it is straight."""
+        if where.type == "cpu" and self.spec.stored.raw:
             return None, lambda: None
         transfer = self._transfers.get(where)
         if transfer is None:
-            made = Transfer(Cuda(where), self.spec, self._threads, self.stats)
+            device = Host() if where.type == "cpu" else Cuda(where)
+            made = Transfer(device, self.spec, self._threads, self.stats)
             transfer = self._transfers.setdefault(where, made)
         return transfer, transfer.begin()
 

@@ -58,7 +58,9 @@ def test_what_a_spec_says() -> None:
     named = Spec(model="m", revision="r", dtype="torch.bfloat16", axes=dict(spec.axes))
     assert spec == named
     assert hash(spec) == hash(named)
-    turned = Spec(model="m", revision="r", dtype="bfloat16", axes=dict(reversed(spec.axes.items())))
+    turned = Spec(
+        model="m", revision="r", dtype="bfloat16", axes=dict(list(spec.axes.items())[::-1])
+    )
     assert turned.root != spec.root, "the order of axes makes other bytes"
 
 
