@@ -997,7 +997,7 @@ def test_a_check_runs_while_somebody_asks_for_it(
             assert answer["inodes"] == 8
 
             await checks.start(repair=False, hashes=False)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while not checks._ended:
                     await trio.lowlevel.checkpoint()
             assert "nobody has asked" in (await checks.look())["failed"]
