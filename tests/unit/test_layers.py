@@ -55,10 +55,11 @@ HOMES = {
     "rich": ("kvfs.cli",),
     "prometheus_client": ("kvfs.metrics",),
     "matplotlib": ("kvfs.simulation.curves",),
+    "torch": ("kvfs.client", "kvfs.engines"),  # runs in engines, and nowhere else
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
-NEVER = ("torch", "requests", "numpy")
+NEVER = ("requests", "numpy")
 
 
 class Import(NamedTuple):

@@ -1,0 +1,77 @@
+"""Tensors and lists that callers give, checked before anything is read or written.
+
+Contract: TypeError and ValueError name the argument, what it is and what was expected. What comes
+out is one tensor for each block.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kvfs.client.spec import Spec
+from kvfs.prefix import check_key
+
+Blocks = torch.Tensor | Sequence[torch.Tensor]
+
+
+def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
+    """Return one tensor for each block of `[n, *spec.shape]`, or of a list of `spec.shape`."""
+    wanted = f"{spec.dtype} {tuple(spec.shape)}"
+    if isinstance(given, torch.Tensor):
+        if given.shape[1:] != spec.shape or given.dim() != len(spec.shape) + 1:
+            raise ValueError(
+                f"{what}: expected {spec.dtype} (n, {', '.join(map(str, spec.shape))}), "
+                f"got {given.dtype} {tuple(given.shape)}"
+            )
+        blocks = list(given)
+    elif isinstance(given, list | tuple):
+        blocks = list(given)
+    else:
+        raise TypeError(f"{what}: expected a tensor, or a list of tensors, got {type(given)}")
+    for at, block in enumerate(blocks):
+        if not isinstance(block, torch.Tensor):
+            raise TypeError(f"{what}[{at}]: expected a tensor {wanted}, got {type(block)}")
+        if block.shape != spec.shape or block.dtype != spec.dtype:
+            got = f"{block.dtype} {tuple(block.shape)}"
+            raise ValueError(f"{what}[{at}]: expected {wanted}, got {got}")
+        if block.layout != torch.strided or block.device.type not in {"cpu", "cuda"}:
+            got = f"{block.layout} on {block.device}"
+            raise ValueError(f"{what}[{at}]: expected a dense tensor on cpu or cuda, got {got}")
+    return blocks
+
+
+def targets_of(given: Blocks, spec: Spec) -> list[torch.Tensor]:
+    """Tensors that blocks are loaded into: contiguous ones."""
+    blocks = blocks_of(given, spec, "out")
+    for at, block in enumerate(blocks):
+        if not block.is_contiguous():
+            got = f"strides {block.stride()}"
+            raise ValueError(f"out[{at}]: expected a contiguous tensor, got {got}")
+    return blocks
+
+
+def keys_of(parent: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """A chain of keys, with its parent."""
+    check_key(parent, "parent")
+    return [check_key(key, f"keys[{at}]") for at, key in enumerate(keys)]
+
+
+def count_of(given: int | None, what: str, most: int) -> int:
+    """Return it, or `most` if it is None or more."""
+    if given is None:
+        return most
+    if type(given) is not int:
+        raise TypeError(f"{what}={given!r}: expected an int")
+    if given < 0:
+        raise ValueError(f"{what}={given}: expected at least 0")
+    return min(given, most)
+
+
+def shard_of(given: str | int | None, spec: Spec) -> str | None:
+    """Return the shard's name; "" is a block's only file, None is none of several."""
+    if given is None:
+        return "" if spec.shards == 1 else None
+    if str(given) not in spec.shard_names or isinstance(given, bool):
+        expected = "None" if spec.shards == 1 else f"0 to {spec.shards - 1}"
+        raise ValueError(f"shard={given!r}: expected {expected}")
+    return str(given)
