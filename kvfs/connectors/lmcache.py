@@ -67,9 +67,9 @@ use_gds: false
 
 def _native(place: Place) -> str:
     return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start all
-# processes with the same PYTHONHASHSEED: chunks have Python's hash unless pre_caching_hash_algorithm
-# says otherwise.
+# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start
+# all processes with the same PYTHONHASHSEED: chunks have Python's hash unless
+# pre_caching_hash_algorithm says otherwise.
 remote_storage_plugins: ["kvfs"]
 extra_config:
   remote_storage_plugin.kvfs.module_path: "{NATIVE_MODULE}"

@@ -40,8 +40,8 @@ def _sglang_native(place: Place) -> str:
         "path": place.path,
     }
     return f"""\
-# SGLang, with kvfs in its environment. With page_first the keys of a page are one piece of memory, and
-# its values; with layer_first, SGLang's default, they are one for each layer.
+# SGLang, with kvfs in its environment. With page_first a page's keys are one piece of memory, and
+# so are its values; with layer_first, SGLang's default, those of each layer.
 python -m sglang.launch_server --model-path "$MODEL" \\
   --enable-hierarchical-cache --hicache-mem-layout page_first \\
   --hicache-storage-backend dynamic \\
@@ -67,9 +67,7 @@ llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 
 CONNECTORS = {
     "sglang-file": Connector(layout="sglang-file", settings=_SHARED, why={}, write=_sglang),
-    "sglang-native": Connector(
-        layout=None, settings=PREFIX, why=WHY_PREFIX, write=_sglang_native
-    ),
+    "sglang-native": Connector(layout=None, settings=PREFIX, why=WHY_PREFIX, write=_sglang_native),
     "vua": Connector(layout="vua", settings=_SHARED, why={}, write=_vua),
     "llamacpp-slots": Connector(
         layout=None,
