@@ -11,6 +11,7 @@ import torch
 from kvfs.client.spec import Spec
 from kvfs.prefix import check_key
 
+_DEVICES = {"cpu", "cuda"}
 Blocks = torch.Tensor | Sequence[torch.Tensor]
 
 
@@ -34,20 +35,48 @@ def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
         if block.shape != spec.shape or block.dtype != spec.dtype:
             got = f"{block.dtype} {tuple(block.shape)}"
             raise ValueError(f"{what}[{at}]: expected {wanted}, got {got}")
-        if block.layout != torch.strided or block.device.type not in {"cpu", "cuda"}:
+        if block.layout != torch.strided or block.device.type not in _DEVICES:
             got = f"{block.layout} on {block.device}"
             raise ValueError(f"{what}[{at}]: expected a dense tensor on cpu or cuda, got {got}")
+        if block.device != blocks[0].device:
+            raise ValueError(
+                f"{what}[{at}]: expected a tensor on {blocks[0].device} like the first, "
+                f"got one on {block.device}"
+            )
     return blocks
 
 
-def targets_of(given: Blocks, spec: Spec) -> list[torch.Tensor]:
-    """Tensors that blocks are loaded into: contiguous ones."""
+def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[torch.Tensor]:
+    """Tensors that blocks are loaded into: contiguous ones, on `device` if one was said."""
     blocks = blocks_of(given, spec, "out")
+    if device is not None and blocks and blocks[0].device != device:
+        raise ValueError(f"out: expected tensors on {device}, got {blocks[0].device}")
     for at, block in enumerate(blocks):
         if not block.is_contiguous():
             got = f"strides {block.stride()}"
             raise ValueError(f"out[{at}]: expected a contiguous tensor, got {got}")
     return blocks
+
+
+def device_of(given: torch.device | str | None) -> torch.device:
+    """Return it, with its number; None is the CPU."""
+    if given is None:
+        return torch.device("cpu")
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={given!r}: expected 'cpu' or 'cuda' ({error})") from None
+    if device.type not in _DEVICES:
+        raise ValueError(f"device={given!r}: expected 'cpu' or 'cuda'")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise ValueError(f"device={given!r}: expected 'cpu': there is no CUDA device")
+    number = device.index if ":" in str(device) else torch.cuda.current_device()
+    if number >= count:
+        raise ValueError(f"device={given!r}: expected cuda:0 to cuda:{count - 1}")
+    return torch.device("cuda", number)
 
 
 def keys_of(parent: bytes, keys: Sequence[bytes]) -> list[bytes]:

@@ -2,30 +2,43 @@
 
 Contract: whatever is loaded is a contiguous prefix of what was asked for, whole, of this spec. What
 is gone, or can not be read or written, is a miss, counted in `stats` and logged, never raised;
-arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), files
-(`kvfs.client.files`) or engines (`kvfs.engines`).
+arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), for how blocks move
+(`load`, `save`, `transfer`) or for engines (`kvfs.engines`).
 """
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Literal, NamedTuple
 
 import torch
 
 from kvfs import prefix
-from kvfs.client import files
-from kvfs.client.arguments import Blocks, blocks_of, count_of, keys_of, shard_of, targets_of
-from kvfs.client.load import map_chain, read_chain
+from kvfs.client import files, memory, waiting
+from kvfs.client.arguments import (
+    Blocks,
+    blocks_of,
+    count_of,
+    device_of,
+    keys_of,
+    shard_of,
+    targets_of,
+)
+from kvfs.client.device import Cuda, Done
+from kvfs.client.load import map_chain, open_chain, read_chain
 from kvfs.client.match import Found, Question, TierBytes, by_stat
 from kvfs.client.namespace import open_namespace
 from kvfs.client.save import save_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
+from kvfs.client.transfer import Transfer
 
 Mode = Literal["copy", "mmap"]
+Device = torch.device | str | None
+_PIN = "user.kvfs.pin"  # of a file: SEMANTICS.md
 
 
 class Match(NamedTuple):
@@ -56,6 +69,7 @@ class PrefixCache:
 
     All methods may be called by any number of threads at once, not after a fork: open it there.
     Raises OSError if the directory can not be had, SpecMismatchError if it is another spec's.
+    Whatever is used after `close` raises ValueError.
     """
 
     def __init__(
@@ -78,6 +92,7 @@ class PrefixCache:
         self._closed_prefixes = open_namespace(self.path, spec, create=create)
         self._question = Question(self.path)
         self._threads = Threads(threads)
+        self._transfers: dict[torch.device, Transfer] = {}
         self._process: int | None = os.getpid()
 
     def __enter__(self) -> "PrefixCache":  # noqa: PYI034 (typing has Self since 3.11)
@@ -98,32 +113,42 @@ class PrefixCache:
             self._threads.close()
             self._question.close()
 
+    # What is cached
+
     def match(self, tokens: Sequence[int]) -> Match:
         """Return the longest prefix of which all shards are cached. tokens: see `Spec.keys`."""
-        keys = self.spec.keys(tokens)
-        found = self._match(self.spec.root, keys, self.spec.shard_names)
-        return Match(found.blocks, found.blocks * self.spec.block_tokens, keys, found.bytes)
+        return self._matching(self.spec.root, self.spec.keys(tokens))
 
     def match_keys(self, parent: bytes, keys: Sequence[bytes]) -> Match:
         """The same for blocks that follow the block, or the root, `parent`."""
-        chain = keys_of(parent, keys)
-        found = self._match(parent, chain, self.spec.shard_names)
-        return Match(found.blocks, found.blocks * self.spec.block_tokens, chain, found.bytes)
+        return self._matching(parent, keys_of(parent, keys))
+
+    async def amatch(self, tokens: Sequence[int]) -> Match:
+        """`match` beside the loop, asyncio's or trio's, as all whose names begin with a."""
+        keys = self.spec.keys(tokens)
+        self._check_open()
+        return await waiting.result(self._threads.submit(self._matching, self.spec.root, keys))
+
+    # Loading
 
     def load(
         self,
         tokens: Sequence[int],
         out: Blocks | None = None,
         mode: Mode = "copy",
+        device: Device = None,
         blocks: int | None = None,
     ) -> Loaded:
         """Return the longest cached prefix as tensors of `spec.shape`.
 
-        mode "copy": into `out`, `[n, *spec.shape]` or a list of tensors, at most n blocks; without
-        it into new memory. "mmap": tensors over the files, read when they are touched; writing
-        into one changes this process's copy only. blocks: not more than so many, as `match` says.
+        mode "copy": into `out`, `[n, *spec.shape]` or a list of n tensors, which is the most then;
+        without it into new memory of `device`, the CPU if none is said. "mmap": tensors over the
+        files, read when they are touched; writing into one changes this process's copy only.
+        blocks: not more than so many, as `match` has said it.
+
+        Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
-        return self.load_keys(self.spec.root, self.spec.keys(tokens), out, mode, blocks)
+        return self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)()
 
     def load_keys(
         self,
@@ -131,95 +156,254 @@ class PrefixCache:
         keys: Sequence[bytes],
         out: Blocks | None = None,
         mode: Mode = "copy",
+        device: Device = None,
         blocks: int | None = None,
     ) -> Loaded:
         """The same for blocks that follow the block, or the root, `parent`."""
-        shard = self._own_shard()
-        chain = keys_of(parent, keys)
-        chain = chain[: count_of(blocks, "blocks", len(chain))]
-        if mode == "mmap":
-            if out is not None:
-                raise ValueError("out: expected None with mode='mmap', which copies nothing")
-            mapped = map_chain(self._paths(parent, chain, shard), self.spec, stats=self.stats)
-            return Loaded(len(mapped), mapped)
-        if mode != "copy":
-            raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
-        if out is None:
-            if blocks is None:
-                chain = chain[: self._match(parent, chain, (shard,)).blocks]
-            targets = list(torch.empty((len(chain), *self.spec.shape), dtype=self.spec.torch_dtype))
-        else:
-            targets = targets_of(out, self.spec)
-        count = self._read(self._paths(parent, chain, shard), targets)
-        return Loaded(count, targets[:count] if out is None else out)
+        return self._load(parent, keys_of(parent, keys), out, mode, device, blocks)()
+
+    def submit_load(
+        self,
+        tokens: Sequence[int],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Future[Loaded]:
+        """`load` on a thread of the cache, which has `out` until it ends.
+
+        Wrong arguments are raised here.
+        """
+        load = self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)
+        return self._threads.submit(load)
+
+    async def aload(
+        self,
+        tokens: Sequence[int],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Loaded:
+        """`load` beside the loop; who is cancelled waits until `out` is left alone."""
+        return await waiting.result(self.submit_load(tokens, out, mode, device, blocks))
+
+    # Saving
 
     def save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
         """Save blocks from block `start` of the prompt on; those that are cached are not touched.
 
-        blocks: `[n, *spec.shape]` or a list of tensors. Returns how many blocks of the prompt's
-        beginning are cached now: less than `start` if those before are not.
+        blocks: `[n, *spec.shape]` or a list of n tensors, on the CPU or a CUDA device. Returns how
+        many blocks of the prompt's beginning are cached now: less than `start` if those before are
+        not, and nothing was saved.
+
+        Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
-        keys = self.spec.keys(tokens)
-        given = blocks_of(blocks, self.spec, "blocks")
-        start = count_of(start, "start", len(keys))
-        if start + len(given) > len(keys):
-            raise ValueError(
-                f"blocks: expected at most {len(keys) - start}, what the prompt has from block "
-                f"{start}, got {len(given)}"
-            )
-        return self._save(self.spec.root, keys[: start + len(given)], given)
+        return self._save(*self._tail(tokens, blocks, start))()
 
     def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: Blocks) -> int:
-        """Save blocks that follow the block, or the root, `parent`; return how many are cached."""
+        """Save blocks that follow the block, or the root, `parent`.
+
+        Returns how many of them, from the first, are cached now: none if the parent is not.
+        """
         chain = keys_of(parent, keys)
         given = blocks_of(tensors, self.spec, "tensors")
         if len(given) != len(chain):
             raise ValueError(f"tensors: expected {len(chain)}, one for each key, got {len(given)}")
-        return self._save(parent, chain, given)
+        return self._save(parent, chain, given)()
 
-    def _save(self, parent: bytes, keys: list[bytes], given: list[torch.Tensor]) -> int:
-        """Those of the last keys."""
+    def submit_save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> Future[int]:
+        """`save` on a thread of the cache. Wrong arguments are raised here; `blocks` must stay."""
+        return self._threads.submit(self._save(*self._tail(tokens, blocks, start)))
+
+    async def asave(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
+        """`save` beside the loop; who is cancelled waits until `blocks` is left alone."""
+        return await waiting.result(self.submit_save(tokens, blocks, start))
+
+    # What comes before and after
+
+    def prefetch(self, tokens: Sequence[int]) -> Future[int]:
+        """Open the longest cached prefix in the background; the result is how many blocks.
+
+        An open brings what only the bucket has, and counts as one of those after which a mount
+        brings a block from NVMe to RAM.
+        """
         shard = self._own_shard()
-        start = len(keys) - len(given)
-        cached = self._match(parent, keys, (shard,)).blocks
-        self.stats.add(blocks_present=max(0, cached - start))
-        if cached < start:
-            self.stats.add(blocks_unsaved=len(given))
-            return cached
-        if cached == len(keys):
-            return cached
+        keys = self.spec.keys(tokens)
 
-        @contextlib.contextmanager
-        def content(at: int) -> Iterator[memoryview]:
-            block = given[cached - start + at].contiguous()
-            yield files.memory(block)
+        def run() -> int:
+            found = self._match(self.spec.root, keys, (shard,)).blocks
+            paths = self._paths(self.spec.root, keys[:found], shard)
+            return open_chain(
+                paths, self.spec.stored_bytes, threads=self._threads, stats=self.stats
+            )
 
-        return cached + save_chain(
-            self.path,
-            keys[cached - 1] if cached else parent,
-            keys[cached:],
-            shard,
-            content,
-            parent_cached=cached > 0 or parent == self.spec.root,
-            closed=self._closed_prefixes,
-            threads=self._threads,
-            stats=self.stats,
-        )
+        return self._threads.submit(run)
 
-    def _read(self, paths: list[str], targets: list[torch.Tensor]) -> int:
-        def read(at: int, fd: int, path: str) -> None:
-            files.read_into(fd, files.memory(targets[at]), path)
+    async def aprefetch(self, tokens: Sequence[int]) -> int:
+        """The same, waiting for the end."""
+        return await waiting.result(self.prefetch(tokens))
 
-        paths = paths[: len(targets)]
-        return read_chain(
-            paths, read, self.spec.stored_bytes, threads=self._threads, stats=self.stats
-        )
+    def pin(self, tokens: Sequence[int], *, on: bool = True) -> int:
+        """Have the longest cached prefix never dropped, or no longer; return how many blocks.
+
+        All shards of it. Root and whoever mounted kvfs may; raises OSError, PermissionError above
+        all. On other file systems it is an attribute of the files, if anything, and means nothing.
+        """
+        keys = self.spec.keys(tokens)
+        found = self._match(self.spec.root, keys, self.spec.shard_names).blocks
+        chains = [
+            self._paths(self.spec.root, keys[:found], shard) for shard in self.spec.shard_names
+        ]
+        for count, paths in enumerate(zip(*chains, strict=True)):
+            try:
+                for path in paths:
+                    os.setxattr(path, _PIN, b"on" if on else b"off")
+            except FileNotFoundError:  # dropped meanwhile
+                return count
+        return found
+
+    # How
+
+    def _matching(self, parent: bytes, keys: list[bytes]) -> Match:
+        found = self._match(parent, keys, self.spec.shard_names)
+        return Match(found.blocks, found.blocks * self.spec.block_tokens, keys, found.bytes)
 
     def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
         self._check_open()
         size = self.spec.stored_bytes
         found = self._question.ask(parent, keys, shards, size)
         return found or by_stat(self.path, parent, keys, shards, size)
+
+    def _load(
+        self,
+        parent: bytes,
+        keys: list[bytes],
+        out: Blocks | None,
+        mode: str,
+        device: Device,
+        blocks: int | None,
+    ) -> Callable[[], Loaded]:
+        """Check all arguments; what is returned loads."""
+        shard = self._own_shard()
+        most = keys[: count_of(blocks, "blocks", len(keys))]
+        where = device_of(device)
+        if mode == "mmap":
+            if out is not None or where.type != "cpu":
+                raise ValueError(
+                    f"mode='mmap': expected out=None and the CPU, got device={device!r}, "
+                    f"out={type(out).__name__}: it copies nothing"
+                )
+            return lambda: self._mapped(self._paths(parent, most, shard))
+        if mode != "copy":
+            raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
+        if out is not None:
+            targets = targets_of(out, self.spec, None if device is None else where)
+            place = targets[0].device if targets else where
+            transfer, after = self._transfer(place)
+            return lambda: Loaded(
+                self._copied(self._paths(parent, most, shard), targets, transfer, after), out
+            )
+        transfer, after = self._transfer(where)
+
+        def run() -> Loaded:
+            chain = most
+            if blocks is None:
+                chain = most[: self._match(parent, most, (shard,)).blocks]
+            shape = (len(chain), *self.spec.shape)
+            if where.type == "cpu":
+                new = memory.new(shape, self.spec.torch_dtype)
+            else:
+                new = torch.empty(shape, dtype=self.spec.torch_dtype, device=where)
+            targets = list(new)
+            paths = self._paths(parent, chain, shard)
+            count = self._copied(paths, targets, transfer, after)
+            return Loaded(count, targets[:count])
+
+        return run
+
+    def _mapped(self, paths: list[str]) -> Loaded:
+        found = map_chain(paths, self.spec, threads=self._threads, stats=self.stats)
+        return Loaded(len(found), found)
+
+    def _copied(
+        self,
+        paths: list[str],
+        targets: list[torch.Tensor],
+        transfer: Transfer | None,
+        after: Done,
+    ) -> int:
+        paths = paths[: len(targets)]
+        if transfer is not None:
+            return transfer.load(paths, targets, after)
+
+        def read(at: int, fd: int, path: str) -> None:
+            files.read_into(fd, memory.view(targets[at]), path)
+
+        return read_chain(
+            paths, read, self.spec.stored_bytes, threads=self._threads, stats=self.stats
+        )
+
+    def _tail(
+        self, tokens: Sequence[int], blocks: Blocks, start: int
+    ) -> tuple[bytes, list[bytes], list[torch.Tensor]]:
+        """Root, keys up to the last block that is given, and these blocks."""
+        keys = self.spec.keys(tokens)
+        given = blocks_of(blocks, self.spec, "blocks")
+        begin = count_of(start, "start", len(keys))
+        if begin + len(given) > len(keys):
+            raise ValueError(
+                f"blocks: expected at most {len(keys) - begin}, what the prompt has from block "
+                f"{begin} on, got {len(given)}"
+            )
+        return self.spec.root, keys[: begin + len(given)], given
+
+    def _save(
+        self, parent: bytes, keys: list[bytes], given: list[torch.Tensor]
+    ) -> Callable[[], int]:
+        """What is returned saves the blocks of the last keys; how many of all keys are cached."""
+        shard = self._own_shard()
+        start = len(keys) - len(given)
+        transfer, after = self._transfer(given[0].device if given else device_of(None))
+
+        def run() -> int:
+            cached = self._match(parent, keys, (shard,)).blocks
+            self.stats.add(blocks_present=max(0, cached - start))
+            if cached < start:
+                self.stats.add(blocks_unsaved=len(given))
+                return cached
+            if cached == len(keys):
+                return cached
+
+            def content(at: int) -> AbstractContextManager[memoryview]:
+                block = given[cached - start + at]
+                if transfer is not None:
+                    return transfer.content(block, after)
+                return memory.content(block)
+
+            return cached + save_chain(
+                self.path,
+                keys[cached - 1] if cached else parent,
+                keys[cached:],
+                shard,
+                content,
+                parent_cached=cached > 0 or parent == self.spec.root,
+                closed=self._closed_prefixes,
+                threads=self._threads,
+                stats=self.stats,
+            )
+
+        return run
+
+    def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
+        """The way to a device, after what the caller's stream does now; None for the CPU."""
+        if where.type == "cpu":
+            return None, lambda: None
+        transfer = self._transfers.get(where)
+        if transfer is None:
+            made = Transfer(Cuda(where), self.spec, self._threads, self.stats)
+            transfer = self._transfers.setdefault(where, made)
+        return transfer, transfer.begin()
 
     def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
         parents = (parent, *keys)

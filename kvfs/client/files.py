@@ -51,12 +51,6 @@ def wrong_size(path: str, found: int, size: int) -> OSError:
     return OSError(errno.EFBIG, f"{found} bytes, expected a file of {size}", path)
 
 
-def memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, which must outlive them, without a copy."""
-    count = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B")
-
-
 def read_into(fd: int, target: memoryview, path: str) -> None:
     """Fill `target` from the file's beginning."""
     done = 0

@@ -1,4 +1,4 @@
-"""Loading a chain: blocks are opened and read side by side, or mapped one after the other.
+"""Loading a chain: blocks are opened, and read or mapped, side by side.
 
 Contract: what counts is contiguous from the first block, whole, of the right size. The first one
 that is gone, short or fails ends it; what was read of it is of no account. Not for what is cached
@@ -28,6 +28,7 @@ def read_chain(
     *,
     threads: Threads,
     stats: Stats,
+    counted: str = "blocks_loaded",
 ) -> int:
     """Return how many blocks were read. read(i, descriptor, path) reads block i, all of it."""
 
@@ -44,26 +45,33 @@ def read_chain(
         return True
 
     count = threads.leading(len(paths), one)
-    stats.add(blocks_loaded=count)
+    stats.add(**{counted: count})
     return count
 
 
-def map_chain(paths: Sequence[str], spec: Spec, *, stats: Stats) -> list[torch.Tensor]:
+def map_chain(
+    paths: Sequence[str], spec: Spec, *, threads: Threads, stats: Stats
+) -> list[torch.Tensor]:
     """Return tensors over the files themselves. Nothing is read."""
-    found: list[torch.Tensor] = []
-    for path in paths:
-        try:
-            fd = files.open_block(path, spec.stored_bytes)
-            try:
-                pages = files.map_block(fd, spec.stored_bytes)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            _failed(error, path, stats)
-            break
-        found.append(pages.view(spec.torch_dtype).view(spec.shape))
-    stats.add(blocks_loaded=len(found))
-    return found
+    found: dict[int, torch.Tensor] = {}
+
+    def map_one(at: int, fd: int, _path: str) -> None:
+        pages = files.map_block(fd, spec.stored_bytes)
+        found[at] = pages.view(spec.torch_dtype).view(spec.shape)
+
+    count = read_chain(paths, map_one, spec.stored_bytes, threads=threads, stats=stats)
+    return [found[at] for at in range(count)]
+
+
+def open_chain(paths: Sequence[str], size: int, *, threads: Threads, stats: Stats) -> int:
+    """Return how many could be opened: their bytes have been brought to where they are read."""
+
+    def nothing(_at: int, _fd: int, _path: str) -> None:
+        """What an open does is done."""
+
+    return read_chain(
+        paths, nothing, size, threads=threads, stats=stats, counted="blocks_prefetched"
+    )
 
 
 def _failed(error: OSError, path: str, stats: Stats) -> None:

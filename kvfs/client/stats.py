@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass
 class Stats:
-    """Blocks loaded and saved; what went wrong, which no call raises.
+    """Blocks loaded, saved and prefetched; what went wrong, which no call raises.
 
     blocks_vanished: matched, and gone or of another size when they were opened. load_errors,
     save_errors: OSErrors of single blocks. blocks_present: given to save, and cached already.
@@ -17,6 +17,7 @@ class Stats:
     """
 
     blocks_loaded: int = 0
+    blocks_prefetched: int = 0
     blocks_vanished: int = 0
     load_errors: int = 0
     blocks_saved: int = 0
