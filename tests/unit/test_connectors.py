@@ -19,6 +19,7 @@ ALLOWED = {
     "eviction": ("adaptive", "never"),
     "publish": ("immediate", "close"),
     "mode": ("0644",),
+    "prefix": ("on",),
 }
 
 
