@@ -13,7 +13,7 @@ _NOTHING = "nothing of kvfs"
 _LIBRARY = "kvfs's library (docs/engines.md)"
 _CHAIN = "one call, whatever the length"
 _LEAVES = "the end of a prompt before its beginning"
-_REFUSED = "refused when the cache is opened: the namespace has a fingerprint"
+_OTHERS = "never met: other keys; refused where the namespace has a fingerprint"
 
 
 class Engine(NamedTuple):
@@ -47,7 +47,7 @@ ENGINES = {
             Gives("longest prefix", "one call for each block", _CHAIN),
             Gives("dropped first", "any block, as its name says nothing of order", _LEAVES),
             Gives("copies of a load", "to host memory, to the device", "as with files, or none"),
-            Gives("another model or dtype", "directories of their own", _REFUSED),
+            Gives("another model or dtype", "directories of their own", _OTHERS),
         ),
     ),
     "lmcache": Engine(
@@ -66,7 +66,7 @@ ENGINES = {
             Gives("copies of a load", "one, into LMCache's memory", "the same, on several threads"),
             Gives("copies of a save", "one, and 28 bytes before it", "one, in whole pages"),
             Gives("two writers of a chunk", "need publish=close", "have names of their own"),
-            Gives("another model or dtype", "other names", _REFUSED),
+            Gives("another model or dtype", "other names", _OTHERS),
         ),
     ),
     "sglang": Engine(
@@ -86,7 +86,7 @@ ENGINES = {
             Gives(
                 "another dtype or memory layout",
                 "reads the wrong bytes: one namespace for each",
-                _REFUSED,
+                _OTHERS,
             ),
         ),
     ),

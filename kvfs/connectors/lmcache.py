@@ -7,7 +7,7 @@ Not for tuning: what is not said keeps LMCache's default.
 import json
 import shlex
 
-from kvfs.connectors.connector import GIB, Connector, Place
+from kvfs.connectors.connector import GIB, PREFIX, Connector, Place
 
 NATIVE_MODULE, NATIVE_CLASS = "kvfs.engines.lmcache", "KvfsAdapter"
 
@@ -106,5 +106,10 @@ CONNECTORS = {
         why={},
         write=_gds,
     ),
-    "lmcache-native": Connector(layout=None, settings=_SHARED, why={}, write=_native),
+    "lmcache-native": Connector(
+        layout=None,
+        settings=PREFIX,
+        why={"prefix": "names are kvfs's own: a chunk that is dropped leaves no directory behind"},
+        write=_native,
+    ),
 }

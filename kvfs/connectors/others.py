@@ -49,6 +49,22 @@ python -m sglang.launch_server --model-path "$MODEL" \\
 """
 
 
+def _transformers(place: Place) -> str:
+    return f"""\
+# transformers, with kvfs in its environment. model: one of transformers; revision: which weights
+# these are, such as a commit; tokens: ids of one prompt.
+import torch
+
+from kvfs.client import PrefixCache
+from kvfs.engines.transformers import load, save, spec_of
+
+prefixes = PrefixCache({place.path!r}, spec_of(model, revision=revision))
+cache, done = load(prefixes, model, tokens)  # done < len(tokens): the rest is computed
+out = model(torch.tensor([tokens[done:]]), past_key_values=cache, use_cache=True)
+save(prefixes, out.past_key_values, tokens)
+"""
+
+
 def _vua(place: Place) -> str:
     return f"""\
 # VUA as a library. One namespace for each model: its directory names do not tell them apart.
@@ -68,6 +84,9 @@ llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 CONNECTORS = {
     "sglang-file": Connector(layout="sglang-file", settings=_SHARED, why={}, write=_sglang),
     "sglang-native": Connector(layout=None, settings=PREFIX, why=WHY_PREFIX, write=_sglang_native),
+    "transformers-native": Connector(
+        layout=None, settings=PREFIX, why=WHY_PREFIX, write=_transformers
+    ),
     "vua": Connector(layout="vua", settings=_SHARED, why={}, write=_vua),
     "llamacpp-slots": Connector(
         layout=None,

@@ -5,9 +5,9 @@ prints the rest. Below `remote_storage_plugin.kvfs.` of its `extra_config` are `
 namespace's directory, `threads` (8), the chunks in flight, and `revision`, `tokenizer` and
 `adapter`, which go into the fingerprint.
 
-A chunk is a block, its key XXH3-128 of LMCache's own key without the rank. LMCache says of a chunk
-neither which comes before nor where in its prompt it is. So all chunks are beside each other, in
-the root's directory, and which one others build on is not known.
+A chunk is a block, its key XXH3-128 over the root key and LMCache's own key without the rank.
+LMCache says of a chunk neither which comes before nor where in its prompt it is. So all chunks are
+beside each other, in the root's directory, and which one others build on is not known.
 
 Contract: a failure of the mount is a miss. What LMCache hands over are whole chunks of one group of
 layers, as they are: chunks by layer, a serde and several groups are refused at the start, in one
@@ -81,20 +81,20 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
             )
         (shape,) = self.meta_shapes
         # All ranks have the same latents; LMCache then reads and writes those of the first.
-        one = metadata.use_mla and config.get_extra_config_value(
+        first_only = metadata.use_mla and config.get_extra_config_value(
             "remote_enable_mla_worker_id_as0", metadata.use_mla
         )
+        shards = 1 if first_only else metadata.world_size
         threads = told.get("threads", THREADS)
         self._spec = Spec(
             model=metadata.model_name,
             **{name: told.get(name, "") for name in _IDENTITY},
             dtype=self.meta_dtypes[0],
             axes=dict(zip(("kv", "layer", "token", "hidden"), shape, strict=True)),
-            shards=1 if one else metadata.world_size,
+            shards=shards,
         )
-        self._cache = PrefixCache(
-            path, self._spec, shard=0 if one else metadata.worker_id, threads=1
-        )
+        shard = metadata.worker_id if shards > 1 else None
+        self._cache = PrefixCache(path, self._spec, shard=shard, threads=1)
         self._memory = context.local_cpu_backend
         # Calls of LMCache are single chunks: they are what goes side by side.
         self._threads = ThreadPoolExecutor(threads, "kvfs-lmcache")
@@ -103,7 +103,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return await self._run(self.exists_sync, key)
 
     def exists_sync(self, key: Any) -> bool:  # noqa: ANN401
-        return self._is_cached(block_key(key))
+        return self._is_cached(self._key(key))
 
     def support_batched_contains(self) -> bool:
         return True
@@ -111,7 +111,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
     def batched_contains(self, keys: Sequence[Any]) -> int:
         """Return how many chunks, from the first, all ranks have."""
         for at, key in enumerate(keys):
-            if not self._is_cached(block_key(key)):
+            if not self._is_cached(self._key(key)):
                 return at
         return len(keys)
 
@@ -132,7 +132,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
 
     async def batched_get(self, keys: Sequence[Any]) -> builtins.list[Any]:
         """Return each chunk, or None. Who does not wait any more leaves no memory taken."""
-        begun = [self._threads.submit(self._load, block_key(key)) for key in keys]
+        begun = [self._threads.submit(self._load, self._key(key)) for key in keys]
         try:
             return [await asyncio.wrap_future(one) for one in begun]
         except BaseException:
@@ -155,26 +155,19 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return found[:count]
 
     async def put(self, key: Any, memory_obj: Any) -> None:  # noqa: ANN401
-        """Save a chunk from LMCache's memory, which counts a reference down afterwards."""
-        await self.batched_put([key], [memory_obj])
+        """Save a chunk. Its memory is held until it is written, whoever waits.
 
-    def support_batched_put(self) -> bool:
-        return True
-
-    async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        """Save chunks. Their memory is held until they are written, whoever waits."""
-        begun = []
-        for key, memory in zip(keys, memory_objs, strict=True):
-            memory.ref_count_up()
-            one = self._threads.submit(self._save, block_key(key), memory)
-            one.add_done_callback(partial(_done_with, memory))
-            begun.append(one)
-        for one in begun:
-            await asyncio.wrap_future(one)
+        There is no batched put: LMCache keeps account of chunks on their way only if it hands them
+        over one by one, and they go side by side as well.
+        """
+        memory_obj.ref_count_up()
+        begun = self._threads.submit(self._save, self._key(key), memory_obj)
+        begun.add_done_callback(partial(_done_with, memory_obj))
+        await asyncio.wrap_future(begun)
 
     def remove_sync(self, key: Any) -> bool:  # noqa: ANN401
         """Unlink this rank's part of a chunk, without which it is a miss for all."""
-        name = prefix.path(self._spec.root, block_key(key), self._cache.shard or "")
+        name = prefix.path(self._spec.root, self._key(key), self._cache.shard or "")
         try:
             os.unlink(f"{self._cache.path}/{name}")
         except OSError:
@@ -188,6 +181,11 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
     async def close(self) -> None:
         self._threads.shutdown()
         self._cache.close()
+
+    def _key(self, key: Any) -> bytes:  # noqa: ANN401
+        """A block's: of model, world, chunk, dtype and tags, but no rank."""
+        whole = key.with_new_worker_id(0).to_string()
+        return xxh3_128_digest(self._spec.root + whole.encode())
 
     def _is_cached(self, key: bytes) -> bool:
         return self._cache.match_keys(self._spec.root, [key]).blocks == 1
@@ -229,8 +227,3 @@ def _release(loaded: "Future[Any]") -> None:
 
 def _done_with(memory: Any, _saved: object) -> None:  # noqa: ANN401
     memory.ref_count_down()
-
-
-def block_key(key: Any) -> bytes:  # noqa: ANN401
-    """Return the block's key for LMCache's: model, world, chunk, dtype and tags, but no rank."""
-    return xxh3_128_digest(key.with_new_worker_id(0).to_string().encode())

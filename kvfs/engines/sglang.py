@@ -5,11 +5,12 @@ prints the rest. Options of the extra config: `path` is the namespace's director
 pages in flight; `model`, `revision`, `tokenizer` and `adapter` go into the fingerprint, where
 SGLang's name of the model does not tell them apart.
 
-A page is a block. Its key is the first 16 bytes of SGLang's own hash, a SHA-256 over the tokens and
-the hash of the page before, so that names can be found by what SGLang logs. With `interface_v1` a
-page's file is in the directory of the page before, as `kvfs.prefix` has it: SGLang then tells each
-call what comes before (`hicache_storage_pass_prefix_keys`), and bytes go between files and its host
-memory without a copy in between. Without, it does not, and all pages are beside each other.
+A page is a block. Its key is XXH3-128 over the fingerprint's root key and SGLang's own hash, a
+SHA-256 over the tokens and the hash of the page before, which knows no model, dtype or layout. With
+`interface_v1` a page's file is in the directory of the page before, as `kvfs.prefix` has it: SGLang
+then tells each call what comes before (`hicache_storage_pass_prefix_keys`), and bytes go between
+files and its host memory without a copy in between. Without, it does not, and all pages are beside
+each other.
 
 Contract: a failure of the mount is a miss. One pool of keys and values, or of MLA's latents; models
 that need more pools (Mamba, sliding windows, an indexer) are refused as they are registered.
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
+from xxhash import xxh3_128_digest
 
 from kvfs.client import PrefixCache, Spec
-from kvfs.prefix import KEY_BYTES
 
 THREADS = 8
 # The axes of a page as a host pool has it, by layout, behind "kv" where there are two of them; what
@@ -82,7 +83,8 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
             shards=ranks,
         )
         threads = self._told.get("threads", THREADS)
-        self._cache = PrefixCache(self._told["path"], spec, shard=rank, threads=threads)
+        shard = rank if ranks > 1 else None
+        self._cache = PrefixCache(self._told["path"], spec, shard=shard, threads=threads)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:  # noqa: ANN401
         """Raises ValueError for all but the pool of keys and values."""
@@ -95,7 +97,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:  # noqa: ANN401
         """Return how many pages, from the first, all ranks have."""
-        chain = [key_of(key) for key in keys]
+        chain = self._keys(keys)
         if self._chained:
             return self.cache.match_keys(self._parent(extra_info), chain).blocks
         for at, key in enumerate(chain):
@@ -114,7 +116,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         host_indices: of all tokens of the pages, as SGLang has them.
         """
         pages = self._pages(host_indices)
-        chain = [key_of(key) for key in keys]
+        chain = self._keys(keys)
         count = self.cache.load_keys(self._parent(extra_info), chain, out=pages).blocks
         return [at < count for at in range(len(chain))]
 
@@ -126,13 +128,13 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
     ) -> list[bool]:
         """Write pages of the pool; true is what is cached now."""
         pages = self._pages(host_indices)
-        chain = [key_of(key) for key in keys]
+        chain = self._keys(keys)
         count = self.cache.save_keys(self._parent(extra_info), chain, pages)
         return [at < count for at in range(len(chain))]
 
     def exists(self, key: str) -> bool:
         """Return whether a page is there, of which is not said what comes before."""
-        return self.cache.match_keys(self.cache.spec.root, [key_of(key)]).blocks == 1
+        return self.cache.match_keys(self.cache.spec.root, self._keys([key])).blocks == 1
 
     def get(
         self,
@@ -143,7 +145,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         """Read such a page into a flat tensor, and return that; None is a miss."""
         assert target_location is not None, "SGLang gives a page of its own"
         page = target_location.view(self.cache.spec.shape)
-        found = self.cache.load_keys(self.cache.spec.root, [key_of(key)], out=[page]).blocks
+        found = self.cache.load_keys(self.cache.spec.root, self._keys([key]), out=[page]).blocks
         return target_location if found else None
 
     def batch_get(
@@ -169,7 +171,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         """Write a page, of which is not said what comes before, from a flat tensor."""
         assert value is not None, "SGLang gives a page"
         page = value.view(self.cache.spec.shape)
-        return self.cache.save_keys(self.cache.spec.root, [key_of(key)], [page]) == 1
+        return self.cache.save_keys(self.cache.spec.root, self._keys([key]), [page]) == 1
 
     def batch_set(
         self,
@@ -198,7 +200,12 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
     def _parent(self, extra_info: Any) -> bytes:  # noqa: ANN401 - HiCacheStorageExtraInfo
         """The key before the first one of a call; SGLang has None for a prompt's beginning."""
         before = getattr(extra_info, "prefix_keys", None)
-        return key_of(before[-1]) if before else self.cache.spec.root
+        return self._keys(before[-1:])[0] if before else self.cache.spec.root
+
+    def _keys(self, hashes: Sequence[str]) -> list[bytes]:
+        """The keys of pages; `hashes` are hexadecimal."""
+        root = self.cache.spec.root
+        return [xxh3_128_digest(root + bytes.fromhex(one)) for one in hashes]
 
     def _pages(self, host_indices: torch.Tensor) -> list[torch.Tensor]:
         """The pages themselves, as views of the pool's memory."""
@@ -227,11 +234,3 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
                 f"expected {names} with {self.mem_pool_host.page_size} tokens"
             )
         return names
-
-
-def key_of(key: str) -> bytes:
-    """Return a block's key for a page's hash, 64 hexadecimal digits. Raises ValueError."""
-    digest = bytes.fromhex(key)
-    if len(digest) != 2 * KEY_BYTES:
-        raise ValueError(f"key={key!r}: expected the 64 hexadecimal digits of a SHA-256")
-    return digest[:KEY_BYTES]
