@@ -98,7 +98,7 @@ def mapped(folder: Path) -> dict[str, torch.Tensor]:
 def main() -> None:
     """Save, evict, warm, load, compare."""
     options = arguments()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     mount = mount_of(options.directory)
     namespace = options.directory / options.namespace
     if mount is None:

@@ -327,6 +327,7 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
             raise Failed(f"{folder}: {saved} of {blocks} blocks saved: {cache.stats}")
         question = matching.Question(str(folder))
         shards, size = spec.shard_names, spec.stored_bytes
+        bisection = matching.Bisection(str(folder), size)
         asked, walked = [], []
         counted = 0
         look = matching._is_block  # noqa: SLF001 (what counts its calls)
@@ -340,7 +341,7 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
             begin = time.perf_counter()
             found = question.ask(spec.root, keys, shards, size)
             middle = time.perf_counter()
-            bisected = matching.by_stat(str(folder), spec.root, keys, shards, size)
+            bisected = bisection.ask(spec.root, keys, shards)
             walked.append(1e3 * (time.perf_counter() - middle))
             if found is not None:
                 asked.append(1e3 * (middle - begin))
@@ -356,10 +357,7 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
             for cached in range(1, blocks + 1, max(1, blocks // 50)):
                 counted = 0
                 asked_for = [*keys[:cached], *(bytes(16) for _ in range(blocks - cached))]
-                if (
-                    matching.by_stat(str(folder), spec.root, asked_for, shards, size).blocks
-                    != cached
-                ):
+                if bisection.ask(spec.root, asked_for, shards).blocks != cached:
                     raise Failed(f"{folder}: bisection did not find {cached} blocks")
                 worst = max(worst, counted)
         finally:
