@@ -314,7 +314,9 @@ def plot(path: Path, first: dict[str, Answer], second: dict[str, Answer]) -> Non
         axes.bar_label(bars, fmt="%.3g", fontsize=8)
     axes.set_yscale("log")
     axes.set_xticks([at + 0.27 for at in range(len(first))], list(first))
-    axes.legend(frameon=False)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
     print(f"plotted: {path}")
 
