@@ -91,7 +91,13 @@ def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[
 
 
 def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
+    """As the predecessor had it. With nothing but RELEASEs left its backing id is not used again.
+
+    It was closed with the last of them, or a moment before the death; the kernel refuses an open
+    that is answered with such an id, EIO, and says nothing to the daemon.
+    """
     residency = objects.residency
+    ended = all(left.ending for left in lefts)
     ino, backing_id = inode.ino, lefts[0].backing_id
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
@@ -107,13 +113,15 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         tier,
         fd,
         writable=writers > 0 and fd >= 0,
-        backing_id=backing_id,
+        backing_id=0 if ended else backing_id,
         readers=len(lefts) - writers,
         writers=writers,
         accounted=bool(inode.links) and not writers,
-        reopened=backing_id > 0,
+        reopened=backing_id > 0 and not ended,
         direct=direct,
     )
+    if ended and backing_id and fd >= 0:
+        held.backing_id = objects.backings.register(fd)
     if not inode.links:
         held.publish = objects.to_publish(ino)
     if inode.sealed:

@@ -47,7 +47,14 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3", "kvfs.compression", "kvfs.prefix"),
+    "xxhash": (
+        "kvfs.movement",
+        "kvfs.layouts",
+        "kvfs.s3",
+        "kvfs.compression",
+        "kvfs.prefix",
+        "kvfs.engines",
+    ),
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
@@ -55,10 +62,11 @@ HOMES = {
     "rich": ("kvfs.cli",),
     "prometheus_client": ("kvfs.metrics",),
     "matplotlib": ("kvfs.simulation.curves",),
+    "torch": ("kvfs.client", "kvfs.engines"),  # runs in engines, and nowhere else
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
-NEVER = ("torch", "requests", "numpy")
+NEVER = ("requests", "numpy")
 
 
 class Import(NamedTuple):
