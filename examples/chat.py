@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=1, help="times are medians of so many")
-    parser.add_argument("--plot", type=Path, default=Path("chat.png"))
+    parser.add_argument("--plot", type=Path, default=Path("chat.png"), help="what to draw")
     options = parser.parse_args()
     if not options.directory.is_dir():
         parser.error(f"{options.directory}: expected a directory that is there")
