@@ -144,7 +144,14 @@ def test_a_file_of_another_size_is_a_miss(cache: PrefixCache, change: int) -> No
 
 def test_what_is_no_file_is_a_miss(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN[:3])
-    path_of(cache, 3).mkdir()
+    os.mkfifo(path_of(cache, 3))
+    path_of(cache, 4).parent.mkdir(exist_ok=True)
+    path_of(cache, 4).mkdir()
+    keys = SPEC.keys(TOKENS)
+    for parent, key in ((keys[2], keys[3]), (keys[3], keys[4])):
+        assert cache.load_keys(parent, [key], torch.empty_like(GIVEN)).blocks == 0
+        assert cache.load_keys(parent, [key], mode="mmap").blocks == 0
+    assert cache.stats.load_errors == 0
     path_of(cache, 1).rename(path_of(cache, 1).with_suffix(".away"))
     path_of(cache, 1).symlink_to(path_of(cache, 1).with_suffix(".away"))
     assert cache.load(TOKENS, torch.empty_like(GIVEN)).blocks == 1
