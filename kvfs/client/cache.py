@@ -384,7 +384,7 @@ class PrefixCache:
             if cached == len(keys):
                 return cached
 
-            def content(at: int) -> AbstractContextManager[memoryview]:
+            def content(at: int) -> AbstractContextManager[memory.Runs]:
                 block = given[cached - start + at]
                 if transfer is not None:
                     return transfer.content(block, after)

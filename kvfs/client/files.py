@@ -17,6 +17,7 @@ import errno
 import os
 import secrets
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -29,6 +30,7 @@ _LIBC.mmap.argtypes = (
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 _READ, _WRITE = 1, 2  # PROT_, asm-generic/mman-common.h
+_AT_ONCE = 1024  # runs that one preadv(2) or pwritev(2) takes: IOV_MAX, limits.h
 _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_
 
 
@@ -54,16 +56,32 @@ def check_size(fd: int, size: int, path: str) -> None:
         raise wrong_size(path, size, "more" if count else "less")
 
 
-def read_into(fd: int, target: memoryview, path: str) -> None:
-    """Fill `target` from the file's beginning; OSError(EFBIG) is a file of another size."""
-    size, done, more = len(target), 0, bytearray(1)
-    while done < size:
-        count = os.preadv(fd, [target[done:], more], done)
-        if not count:
-            raise wrong_size(path, size, f"{done}")
+def read_into(fd: int, target: Sequence[memoryview], path: str) -> None:
+    """Fill all runs of `target`, one after the other, with the whole file.
+
+    OSError(EFBIG) is a file of another size.
+    """
+    size, done = sum(map(len, target)), 0
+    runs = [*target, memoryview(bytearray(1))]  # one byte more: is there any?
+    while rest := _after(runs, done):
+        count = os.preadv(fd, rest, done)
         done += count
-    if done > size:
-        raise wrong_size(path, size, "more")
+        if not count or (done >= size and count < sum(map(len, rest))):
+            break
+    if done != size:
+        raise wrong_size(path, size, "more" if done > size else f"{done}")
+
+
+def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What follows the first `done` bytes, as far as one system call takes it."""
+    rest: list[memoryview] = []
+    for run in runs:
+        if len(rest) == _AT_ONCE:
+            break
+        if done < len(run):
+            rest.append(run[done:])
+        done = max(0, done - len(run))
+    return rest
 
 
 def map_block(fd: int, size: int, path: str, *, shared: bool = False) -> torch.Tensor:
@@ -86,17 +104,18 @@ def map_block(fd: int, size: int, path: str, *, shared: bool = False) -> torch.T
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def write_temporary(directory: str, name: str, content: memoryview) -> str:
-    """Write all of it below `directory` and return the path, which nobody else has."""
+def write_temporary(directory: str, name: str, content: Sequence[memoryview]) -> str:
+    """Write all runs of it below `directory` and return the path, which nobody else has."""
     path = f"{directory}/{name}.{secrets.token_hex(8)}.tmp"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             done = 0
-            while done < len(content):
-                count = os.pwrite(fd, content[done:], done)
+            while rest := _after(content, done):
+                count = os.pwritev(fd, rest, done)
                 if not count:
-                    raise OSError(errno.EIO, f"{done} of {len(content)} bytes written", path)
+                    size = sum(map(len, content))
+                    raise OSError(errno.EIO, f"{done} of {size} bytes written", path)
                 done += count
         finally:
             os.close(fd)  # where the network or a quota says no, it may be said here

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from kvfs import prefix
 from kvfs.client import files
+from kvfs.client.memory import Runs
 from kvfs.client.stats import Stats
 from kvfs.client.storage import UnstorableError
 from kvfs.client.threads import Threads
@@ -27,7 +28,7 @@ def save_chain(
     parent: bytes,
     keys: Sequence[bytes],
     shard: str,
-    content: Callable[[int], contextlib.AbstractContextManager[memoryview]],
+    content: Callable[[int], contextlib.AbstractContextManager[Runs]],
     *,
     parent_cached: bool,
     closed: bool,

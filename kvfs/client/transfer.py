@@ -114,7 +114,7 @@ class Transfer:
         return True
 
     @contextmanager
-    def content(self, block: torch.Tensor, after: Done) -> Iterator[memoryview]:
+    def content(self, block: torch.Tensor, after: Done) -> Iterator[memory.Runs]:
         """The bytes of a block that is on the device."""
         with self.buffer() as buffer:
             after()

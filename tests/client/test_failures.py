@@ -54,7 +54,7 @@ def test_a_full_disk(small: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("failing", ["pwrite", "rename", "close"])
+@pytest.mark.parametrize("failing", ["pwritev", "rename", "close"])
 def test_a_write_that_fails(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,15 +87,15 @@ def test_a_write_that_fails(
 
 
 def test_short_writes_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:100], at))
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, runs, at: real(fd, [runs[0][:100]], at))
     with PrefixCache(tmp_path, SPEC) as cache:
         assert cache.save(TOKENS, GIVEN) == 10
         assert torch.equal(torch.stack(list(cache.load(TOKENS).tensors)), GIVEN)
 
 
 def test_a_write_of_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
     with PrefixCache(tmp_path, SPEC) as cache:
         assert cache.save(TOKENS, GIVEN) == 0
     assert files_below(tmp_path) == []
