@@ -211,7 +211,7 @@ def test_a_directory_of_another_spec_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_fingerprint_is_told_apart_by_its_root(tmp_path: Path) -> None:
-    long = {"model": "m" * 300, "dtype": "float32", "axes": SPEC.axes}
+    long = {"model": "m" * 3000, "dtype": "float32", "axes": SPEC.axes}
     PrefixCache(tmp_path / "a", Spec(revision="1", **long), create=True).close()  # type: ignore[arg-type]
     with pytest.raises(SpecMismatchError):
         PrefixCache(tmp_path / "a", Spec(revision="2", **long))  # type: ignore[arg-type]
