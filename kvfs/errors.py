@@ -24,6 +24,10 @@ class InUseError(ConfigError):
         self.holder = holder
 
 
+class SpecMismatchError(ConfigError):
+    """A directory has the blocks of another model, dtype or layout; both fingerprints are in it."""
+
+
 class ControlError(KvfsError):
     """The daemon behind a mount point could not be asked, or refused the request."""
 

@@ -32,6 +32,7 @@ ERRNO: dict[type[errors.KvfsError], int] = {
     # Raised before a mount exists, or by the command line; here so that the table is complete.
     errors.ConfigError: errno.EINVAL,
     errors.InUseError: errno.EBUSY,
+    errors.SpecMismatchError: errno.EINVAL,
     errors.ControlError: errno.EIO,
 }
 

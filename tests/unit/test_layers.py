@@ -32,14 +32,14 @@ LAYERS = (
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
-    ("kvfs.errors", "kvfs.failpoints", "kvfs.prefix", "kvfs.rates", "kvfs.units"),
+    ("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units", "kvfs.matching", "kvfs.prefix"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates"),
+    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix"),
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.
@@ -47,7 +47,14 @@ HOMES = {
     "pyfuse3": ("kvfs.fuse",),
     "rocksdict": ("kvfs.catalog",),
     "trio_parallel": ("kvfs.movement",),
-    "xxhash": ("kvfs.movement", "kvfs.layouts", "kvfs.s3", "kvfs.compression", "kvfs.prefix"),
+    "xxhash": (
+        "kvfs.movement",
+        "kvfs.layouts",
+        "kvfs.s3",
+        "kvfs.compression",
+        "kvfs.prefix",
+        "kvfs.engines",
+    ),
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
@@ -55,10 +62,11 @@ HOMES = {
     "rich": ("kvfs.cli",),
     "prometheus_client": ("kvfs.metrics",),
     "matplotlib": ("kvfs.simulation.curves",),
+    "torch": ("kvfs.client", "kvfs.engines"),  # runs in engines, and nowhere else
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
-NEVER = ("torch", "requests", "numpy")
+NEVER = ("requests", "numpy")
 
 
 class Import(NamedTuple):

@@ -1,0 +1,108 @@
+"""Tensors and lists that callers give, checked before anything is read or written.
+
+Contract: TypeError and ValueError name the argument, what it is and what was expected. What comes
+out is one tensor for each block.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kvfs.client.spec import Spec
+from kvfs.prefix import check_key
+
+_DEVICES = {"cpu", "cuda"}
+Blocks = torch.Tensor | Sequence[torch.Tensor]
+
+
+def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
+    """Return one tensor for each block of `[n, *spec.shape]`, or of a list of `spec.shape`."""
+    wanted = f"{spec.dtype} {tuple(spec.shape)}"
+    if isinstance(given, torch.Tensor):
+        if given.shape[1:] != spec.shape or given.dim() != len(spec.shape) + 1:
+            raise ValueError(
+                f"{what}: expected {spec.dtype} (n, {', '.join(map(str, spec.shape))}), "
+                f"got {given.dtype} {tuple(given.shape)}"
+            )
+        blocks = list(given)
+    elif isinstance(given, list | tuple):
+        blocks = list(given)
+    else:
+        raise TypeError(f"{what}: expected a tensor, or a list of tensors, got {type(given)}")
+    for at, block in enumerate(blocks):
+        if not isinstance(block, torch.Tensor):
+            raise TypeError(f"{what}[{at}]: expected a tensor {wanted}, got {type(block)}")
+        if block.shape != spec.shape or block.dtype != spec.dtype:
+            got = f"{block.dtype} {tuple(block.shape)}"
+            raise ValueError(f"{what}[{at}]: expected {wanted}, got {got}")
+        if block.layout != torch.strided or block.device.type not in _DEVICES:
+            got = f"{block.layout} on {block.device}"
+            raise ValueError(f"{what}[{at}]: expected a dense tensor on cpu or cuda, got {got}")
+        if block.device != blocks[0].device:
+            raise ValueError(
+                f"{what}[{at}]: expected a tensor on {blocks[0].device} like the first, "
+                f"got one on {block.device}"
+            )
+    return blocks
+
+
+def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[torch.Tensor]:
+    """Tensors that blocks are loaded into, on `device` if one was said; contiguous ones there."""
+    blocks = blocks_of(given, spec, "out")
+    if device is not None and blocks and blocks[0].device != device:
+        raise ValueError(f"out: expected tensors on {device}, got {blocks[0].device}")
+    for at, block in enumerate(blocks):
+        got = f"strides {block.stride()}"
+        if block.device.type != "cpu" and not block.is_contiguous():
+            raise ValueError(f"out[{at}]: expected a contiguous tensor, got {got}")
+        if 0 in (stride for n, stride in zip(block.shape, block.stride(), strict=True) if n > 1):
+            raise ValueError(f"out[{at}]: expected memory of its own for each number, got {got}")
+    return blocks
+
+
+def device_of(given: torch.device | str | None) -> torch.device:
+    """Return it, with its number; None is the CPU."""
+    if given is None:
+        return torch.device("cpu")
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={given!r}: expected 'cpu' or 'cuda' ({error})") from None
+    if device.type not in _DEVICES:
+        raise ValueError(f"device={given!r}: expected 'cpu' or 'cuda'")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise ValueError(f"device={given!r}: expected 'cpu': there is no CUDA device")
+    number = device.index if ":" in str(device) else torch.cuda.current_device()
+    if number >= count:
+        raise ValueError(f"device={given!r}: expected cuda:0 to cuda:{count - 1}")
+    return torch.device("cuda", number)
+
+
+def keys_of(parent: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """A chain of keys, with its parent."""
+    check_key(parent, "parent")
+    return [check_key(key, f"keys[{at}]") for at, key in enumerate(keys)]
+
+
+def count_of(given: int | None, what: str, most: int) -> int:
+    """Return it, or `most` if it is None or more."""
+    if given is None:
+        return most
+    if type(given) is not int:
+        raise TypeError(f"{what}={given!r}: expected an int")
+    if given < 0:
+        raise ValueError(f"{what}={given}: expected at least 0")
+    return min(given, most)
+
+
+def shard_of(given: str | int | None, spec: Spec) -> str | None:
+    """Return the shard's name; "" is a block's only file, None is none of several."""
+    if given is None:
+        return "" if spec.shards == 1 else None
+    if str(given) not in spec.shard_names or isinstance(given, bool):
+        expected = "None" if spec.shards == 1 else f"0 to {spec.shards - 1}"
+        raise ValueError(f"shard={given!r}: expected {expected}")
+    return str(given)

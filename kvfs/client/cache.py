@@ -1,0 +1,435 @@
+"""A cache of prefixes in a directory: what engines and connectors call.
+
+Contract: whatever is loaded is a contiguous prefix of what was asked for, whole, of this spec. What
+is gone, or can not be read or written, is a miss, counted in `stats` and logged, never raised;
+arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), for how blocks move
+(`load`, `save`, `transfer`) or for engines (`kvfs.engines`).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+import torch
+
+from kvfs import prefix
+from kvfs.client import files, memory, waiting
+from kvfs.client.arguments import (
+    Blocks,
+    blocks_of,
+    count_of,
+    device_of,
+    keys_of,
+    shard_of,
+    targets_of,
+)
+from kvfs.client.device import Cuda, Done, Host
+from kvfs.client.load import map_chain, open_chain, read_chain
+from kvfs.client.match import Bisection, Found, Question, TierBytes
+from kvfs.client.namespace import open_namespace
+from kvfs.client.save import save_chain
+from kvfs.client.spec import Spec
+from kvfs.client.stats import Stats
+from kvfs.client.threads import Threads
+from kvfs.client.transfer import Transfer
+
+Mode = Literal["copy", "mmap"]
+Device = torch.device | str | None
+_PIN = "user.kvfs.pin"  # of a file: SEMANTICS.md
+
+
+class Match(NamedTuple):
+    """The longest cached prefix. keys: of all whole blocks of the prompt, cached or not.
+
+    bytes: of what is cached, by tier, where the mount says so.
+    """
+
+    blocks: int
+    tokens: int
+    keys: list[bytes]
+    bytes: TierBytes | None
+
+
+class Loaded(NamedTuple):
+    """Blocks that were loaded, and where. What `tensors` has beyond `blocks` is of no account."""
+
+    blocks: int
+    tensors: Blocks
+
+
+class PrefixCache:
+    """Blocks of one spec below one directory.
+
+    path: a kvfs namespace with `prefix` on, or any directory. create: make it if it is not there.
+    shard: which of the spec's shards is loaded and saved, "0" or 0 and so on; without it, where
+    there are several, `match` only. threads: blocks that are read or written at once.
+
+    All methods may be called by any number of threads at once, not after a fork: open it there.
+    Raises OSError if the directory can not be had, SpecMismatchError if it is another spec's.
+    Whatever is used after `close` raises ValueError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        spec: Spec,
+        *,
+        shard: str | int | None = None,
+        threads: int = 4,
+        create: bool = False,
+    ) -> None:
+        if not isinstance(spec, Spec):
+            raise TypeError(f"spec={spec!r}: expected a kvfs.client.Spec")
+        if type(threads) is not int or threads < 1:
+            raise ValueError(f"threads={threads!r}: expected an int of at least 1")
+        self.path = os.path.abspath(os.fspath(path))
+        self.spec = spec
+        self.shard = shard_of(shard, spec)
+        self.stats = Stats()
+        self._closed_prefixes = open_namespace(self.path, spec, create=create)
+        self._question = Question(self.path)
+        self._bisection = Bisection(self.path, spec.stored_bytes)
+        self._threads = Threads(threads)
+        self._transfers: dict[torch.device, Transfer] = {}
+        self._process: int | None = os.getpid()
+
+    def __enter__(self) -> "PrefixCache":  # noqa: PYI034 (typing has Self since 3.11)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what was begun. Mapped tensors stay good."""
+        if self._process is not None:
+            self._process = None
+            self._threads.close()
+            self._question.close()
+
+    # What is cached
+
+    def match(self, tokens: Sequence[int]) -> Match:
+        """Return the longest prefix of which all shards are cached. tokens: see `Spec.keys`."""
+        return self._matching(self.spec.root, self.spec.keys(tokens))
+
+    def match_keys(self, parent: bytes, keys: Sequence[bytes]) -> Match:
+        """The same for blocks that follow the block, or the root, `parent`."""
+        return self._matching(parent, keys_of(parent, keys))
+
+    async def amatch(self, tokens: Sequence[int]) -> Match:
+        """`match` beside the loop, asyncio's or trio's, as all whose names begin with a."""
+        keys = self.spec.keys(tokens)
+        self._check_open()
+        return await waiting.result(self._threads.submit(self._matching, self.spec.root, keys))
+
+    # Loading
+
+    def load(
+        self,
+        tokens: Sequence[int],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Loaded:
+        """Return the longest cached prefix as tensors of `spec.shape`.
+
+        mode "copy": into `out`, `[n, *spec.shape]` or a list of n tensors, which is the most then;
+        without it into new memory of `device`, the CPU if none is said. "mmap": tensors over the
+        files, read when they are touched; writing into one changes this process's copy only.
+        blocks: not more than so many, as `match` has said it.
+
+        Raises TypeError and ValueError for arguments, and nothing for blocks.
+        """
+        return self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)()
+
+    def load_keys(
+        self,
+        parent: bytes,
+        keys: Sequence[bytes],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Loaded:
+        """The same for blocks that follow the block, or the root, `parent`."""
+        return self._load(parent, keys_of(parent, keys), out, mode, device, blocks)()
+
+    def submit_load(
+        self,
+        tokens: Sequence[int],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Future[Loaded]:
+        """`load` on a thread of the cache, which has `out` until it ends.
+
+        Wrong arguments are raised here.
+        """
+        load = self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)
+        return self._threads.submit(load)
+
+    async def aload(
+        self,
+        tokens: Sequence[int],
+        out: Blocks | None = None,
+        mode: Mode = "copy",
+        device: Device = None,
+        blocks: int | None = None,
+    ) -> Loaded:
+        """`load` beside the loop; who is cancelled waits until `out` is left alone."""
+        return await waiting.result(self.submit_load(tokens, out, mode, device, blocks))
+
+    # Saving
+
+    def save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
+        """Save blocks from block `start` of the prompt on; those that are cached are not touched.
+
+        blocks: `[n, *spec.shape]` or a list of n tensors, on the CPU or a CUDA device. Returns how
+        many blocks of the prompt's beginning are cached now: less than `start` if those before are
+        not, and nothing was saved.
+
+        Raises TypeError and ValueError for arguments, and nothing for blocks.
+        """
+        return self._save(*self._tail(tokens, blocks, start))()
+
+    def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: Blocks) -> int:
+        """Save blocks that follow the block, or the root, `parent`.
+
+        Returns how many of them, from the first, are cached now: none if the parent is not.
+        """
+        chain = keys_of(parent, keys)
+        given = blocks_of(tensors, self.spec, "tensors")
+        if len(given) != len(chain):
+            raise ValueError(f"tensors: expected {len(chain)}, one for each key, got {len(given)}")
+        return self._save(parent, chain, given)()
+
+    def submit_save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> Future[int]:
+        """`save` on a thread of the cache. Wrong arguments are raised here; `blocks` must stay."""
+        return self._threads.submit(self._save(*self._tail(tokens, blocks, start)))
+
+    async def asave(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
+        """`save` beside the loop; who is cancelled waits until `blocks` is left alone."""
+        return await waiting.result(self.submit_save(tokens, blocks, start))
+
+    # What comes before and after
+
+    def prefetch(self, tokens: Sequence[int]) -> Future[int]:
+        """Open the longest cached prefix in the background; the result is how many blocks.
+
+        An open brings what only the bucket has, and counts as one of those after which a mount
+        brings a block from NVMe to RAM.
+        """
+        shard = self._own_shard()
+        keys = self.spec.keys(tokens)
+
+        def run() -> int:
+            found = self._match(self.spec.root, keys, (shard,)).blocks
+            paths = self._paths(self.spec.root, keys[:found], shard)
+            return open_chain(
+                paths, self.spec.stored_bytes, threads=self._threads, stats=self.stats
+            )
+
+        return self._threads.submit(run)
+
+    async def aprefetch(self, tokens: Sequence[int]) -> int:
+        """The same, waiting for the end."""
+        return await waiting.result(self.prefetch(tokens))
+
+    def pin(self, tokens: Sequence[int], *, on: bool = True) -> int:
+        """Have the longest cached prefix never dropped, or no longer; return how many blocks.
+
+        All shards of it. Root and whoever mounted kvfs may; raises OSError, PermissionError above
+        all. On other file systems it is an attribute of the files, if anything, and means nothing.
+        """
+        keys = self.spec.keys(tokens)
+        found = self._match(self.spec.root, keys, self.spec.shard_names).blocks
+        chains = [
+            self._paths(self.spec.root, keys[:found], shard) for shard in self.spec.shard_names
+        ]
+        for count, paths in enumerate(zip(*chains, strict=True)):
+            try:
+                for path in paths:
+                    os.setxattr(path, _PIN, b"on" if on else b"off")
+            except FileNotFoundError:  # dropped meanwhile
+                return count
+        return found
+
+    # How
+
+    def _matching(self, parent: bytes, keys: list[bytes]) -> Match:
+        found = self._match(parent, keys, self.spec.shard_names)
+        return Match(found.blocks, found.blocks * self.spec.block_tokens, keys, found.bytes)
+
+    def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
+        self._check_open()
+        found = self._question.ask(parent, keys, shards, self.spec.stored_bytes)
+        return found or self._bisection.ask(parent, keys, shards)
+
+    def _load(
+        self,
+        parent: bytes,
+        keys: list[bytes],
+        out: Blocks | None,
+        mode: str,
+        device: Device,
+        blocks: int | None,
+    ) -> Callable[[], Loaded]:
+        """Check all arguments; what is returned loads."""
+        shard = self._own_shard()
+        most = keys[: count_of(blocks, "blocks", len(keys))]
+        where = device_of(device)
+        if mode == "mmap":
+            if not self.spec.stored.raw:
+                raise ValueError(f"mode='mmap': expected storage='raw', got {self.spec.storage!r}")
+            if out is not None or where.type != "cpu":
+                raise ValueError(
+                    f"mode='mmap': expected out=None and the CPU, got device={device!r}, "
+                    f"out={type(out).__name__}: it copies nothing"
+                )
+            return lambda: self._mapped(parent, most, shard)
+        if mode != "copy":
+            raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
+        if out is not None:
+            targets = targets_of(out, self.spec, None if device is None else where)
+            place = targets[0].device if targets else where
+            transfer, after = self._transfer(place)
+            return lambda: Loaded(
+                self._copied(parent, most[: len(targets)], shard, targets, transfer, after), out
+            )
+        transfer, after = self._transfer(where)
+
+        def run() -> Loaded:
+            chain = most
+            if blocks is None:
+                chain = most[: self._match(parent, most, (shard,)).blocks]
+            shape = (len(chain), *self.spec.shape)
+            if where.type == "cpu":
+                new = memory.new(shape, self.spec.torch_dtype)
+            else:
+                new = torch.empty(shape, dtype=self.spec.torch_dtype, device=where)
+            targets = list(new)
+            count = self._copied(parent, chain, shard, targets, transfer, after)
+            return Loaded(count, targets[:count])
+
+        return run
+
+    def _mapped(self, parent: bytes, keys: list[bytes], shard: str) -> Loaded:
+        paths = self._paths(parent, keys, shard)
+        found = map_chain(paths, self.spec, threads=self._threads, stats=self.stats)
+        self._ended(keys, len(found))
+        return Loaded(len(found), found)
+
+    def _copied(
+        self,
+        parent: bytes,
+        keys: list[bytes],
+        shard: str,
+        targets: list[torch.Tensor],
+        transfer: Transfer | None,
+        after: Done,
+    ) -> int:
+        def read(at: int, fd: int, path: str) -> None:
+            files.read_into(fd, memory.view(targets[at]), path)
+
+        paths, size = self._paths(parent, keys, shard), self.spec.stored_bytes
+        if transfer is None:
+            count = read_chain(paths, read, size, threads=self._threads, stats=self.stats)
+        else:
+            count = transfer.load(paths, targets, after)
+        self._ended(keys, count)
+        return count
+
+    def _ended(self, keys: list[bytes], count: int) -> None:
+        if count < len(keys):
+            self._bisection.missed(keys[count])
+
+    def _tail(
+        self, tokens: Sequence[int], blocks: Blocks, start: int
+    ) -> tuple[bytes, list[bytes], list[torch.Tensor]]:
+        """Root, keys up to the last block that is given, and these blocks."""
+        keys = self.spec.keys(tokens)
+        given = blocks_of(blocks, self.spec, "blocks")
+        begin = count_of(start, "start", len(keys))
+        if begin + len(given) > len(keys):
+            raise ValueError(
+                f"blocks: expected at most {len(keys) - begin}, what the prompt has from block "
+                f"{begin} on, got {len(given)}"
+            )
+        return self.spec.root, keys[: begin + len(given)], given
+
+    def _save(
+        self, parent: bytes, keys: list[bytes], given: list[torch.Tensor]
+    ) -> Callable[[], int]:
+        """What is returned saves the blocks of the last keys; how many of all keys are cached."""
+        shard = self._own_shard()
+        start = len(keys) - len(given)
+        transfer, after = self._transfer(given[0].device if given else device_of(None))
+
+        def run() -> int:
+            cached = self._match(parent, keys, (shard,)).blocks
+            self.stats.add(blocks_present=max(0, cached - start))
+            if cached < start:
+                self.stats.add(blocks_unsaved=len(given))
+                return cached
+            if cached == len(keys):
+                return cached
+
+            def content(at: int) -> AbstractContextManager[memory.Runs]:
+                block = given[cached - start + at]
+                if transfer is not None:
+                    return transfer.content(block, after)
+                return memory.content(block)
+
+            return cached + save_chain(
+                self.path,
+                keys[cached - 1] if cached else parent,
+                keys[cached:],
+                shard,
+                content,
+                parent_cached=cached > 0 or parent == self.spec.root,
+                closed=self._closed_prefixes,
+                threads=self._threads,
+                stats=self.stats,
+            )
+
+        return run
+
+    def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
+        """The way to a device, after what the caller's stream does now; None if it is straight."""
+        if where.type == "cpu" and self.spec.stored.raw:
+            return None, lambda: None
+        transfer = self._transfers.get(where)
+        if transfer is None:
+            device = Host() if where.type == "cpu" else Cuda(where)
+            made = Transfer(device, self.spec, self._threads, self.stats)
+            transfer = self._transfers.setdefault(where, made)
+        return transfer, transfer.begin()
+
+    def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
+        parents = (parent, *keys)
+        return [
+            f"{self.path}/{prefix.path(above, key, shard)}"
+            for above, key in zip(parents, keys, strict=False)
+        ]
+
+    def _own_shard(self) -> str:
+        self._check_open()
+        if self.shard is None:
+            raise ValueError(f"shard=None: expected 0 to {self.spec.shards - 1} to load and save")
+        return self.shard
+
+    def _check_open(self) -> None:
+        if self._process is None:
+            raise ValueError(f"the cache of {self.path} is closed")
+        if self._process != os.getpid():
+            raise RuntimeError(f"the cache of {self.path} was opened before a fork: open it here")

@@ -1,0 +1,128 @@
+"""One block's file: opened, read, mapped, written.
+
+Contract: a file is the block's bytes and nothing else, so one of another size is no block. Nothing
+is opened twice, read into half, or left behind: what raises has closed and unlinked. Every function
+raises OSError; the calls that move bytes release the GIL. Not for names (`kvfs.prefix`), for the
+order of a chain, or for what a failure means.
+
+A mapping is private and copied on write: who writes into a mapped tensor changes memory of its own,
+never the cache, and does not die. A file that is unlinked lives as long as a mapping of it. A file
+that is truncated under a mapping kills who reads there (SIGBUS): kvfs never truncates what has its
+name; on other file systems whoever cleans up must unlink as well.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import stat
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
+)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+_READ, _WRITE = 1, 2  # PROT_, asm-generic/mman-common.h
+_AT_ONCE = 1024  # runs that one preadv(2) or pwritev(2) takes: IOV_MAX, limits.h
+_SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_
+
+
+def open_block(path: str, size: int) -> int:
+    """Return a descriptor of a whole block; OSError(EFBIG) is one of another size, or no file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise wrong_size(path, found.st_size, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def wrong_size(path: str, found: int, size: int) -> OSError:
+    """What a file is that is no block, because of its size."""
+    return OSError(errno.EFBIG, f"{found} bytes, expected a file of {size}", path)
+
+
+def read_into(fd: int, target: Sequence[memoryview], path: str) -> None:
+    """Fill all runs of `target`, one after the other, from the file's beginning."""
+    done = 0
+    while rest := _after(target, done):
+        count = os.preadv(fd, rest, done)
+        if not count:
+            raise wrong_size(path, done, sum(map(len, target)))
+        done += count
+
+
+def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What follows the first `done` bytes, as far as one system call takes it."""
+    rest: list[memoryview] = []
+    for run in runs:
+        if len(rest) == _AT_ONCE:
+            break
+        if done < len(run):
+            rest.append(run[done:])
+        done = max(0, done - len(run))
+    return rest
+
+
+def map_block(fd: int, size: int, *, shared: bool = False) -> torch.Tensor:
+    """Return the file as a uint8 tensor, which keeps the mapping; the descriptor may be closed.
+
+    shared: the pages of the file itself, read only: for a device, which pins them. Writing into
+    such a tensor kills the process.
+    """
+    prot, flags = (_READ, _SHARED) if shared else (_READ | _WRITE, _PRIVATE | _NORESERVE)
+    # Python's mmap duplicates the descriptor, which costs one more FLUSH at its close.
+    address = _LIBC.mmap(None, size, prot, flags, fd, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    pages = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(pages, _LIBC.munmap, address, size).atexit = False
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def write_temporary(directory: str, name: str, content: Sequence[memoryview]) -> str:
+    """Write all runs of it below `directory` and return the path, which nobody else has."""
+    path = f"{directory}/{name}.{secrets.token_hex(8)}.tmp"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            done = 0
+            while rest := _after(content, done):
+                count = os.pwritev(fd, rest, done)
+                if not count:
+                    size = sum(map(len, content))
+                    raise OSError(errno.EIO, f"{done} of {size} bytes written", path)
+                done += count
+        finally:
+            os.close(fd)  # where the network or a quota says no, it may be said here
+    except BaseException:
+        discard(path)
+        raise
+    return path
+
+
+def publish(temporary: str, path: str) -> None:
+    """Give a written file its name; on failure it is gone."""
+    try:
+        os.rename(temporary, path)
+    except BaseException:
+        discard(temporary)
+        raise
+
+
+def discard(path: str) -> None:
+    """Unlink what will get no name."""
+    with contextlib.suppress(FileNotFoundError):  # who dropped the directory has dropped it
+        os.unlink(path)

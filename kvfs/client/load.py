@@ -1,0 +1,83 @@
+"""Loading a chain: blocks are opened, and read or mapped, side by side.
+
+Contract: what counts is contiguous from the first block, whole, of the right size. The first one
+that is gone, short or fails ends it; what was read of it is of no account. Not for what is cached
+(`kvfs.client.match`), nor for what the bytes mean.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvfs.client import files
+from kvfs.client.spec import Spec
+from kvfs.client.stats import Stats
+from kvfs.client.threads import Threads
+
+log = logging.getLogger(__name__)
+_GONE = {errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR, errno.ELOOP}
+
+
+def read_chain(
+    paths: Sequence[str],
+    read: Callable[[int, int, str], None],
+    size: int,
+    *,
+    threads: Threads,
+    stats: Stats,
+    counted: str = "blocks_loaded",
+) -> int:
+    """Return how many blocks were read. read(i, descriptor, path) reads block i, all of it."""
+
+    def one(at: int) -> bool:
+        try:
+            fd = files.open_block(paths[at], size)
+            try:
+                read(at, fd, paths[at])
+            finally:
+                os.close(fd)
+        except OSError as error:
+            _failed(error, paths[at], stats)
+            return False
+        return True
+
+    count = threads.leading(len(paths), one)
+    stats.add(**{counted: count})
+    return count
+
+
+def map_chain(
+    paths: Sequence[str], spec: Spec, *, threads: Threads, stats: Stats
+) -> list[torch.Tensor]:
+    """Return tensors over the files themselves. Nothing is read."""
+    found: dict[int, torch.Tensor] = {}
+
+    def map_one(at: int, fd: int, _path: str) -> None:
+        pages = files.map_block(fd, spec.stored_bytes)
+        found[at] = pages.view(spec.torch_dtype).view(spec.shape)
+
+    count = read_chain(paths, map_one, spec.stored_bytes, threads=threads, stats=stats)
+    return [found[at] for at in range(count)]
+
+
+def open_chain(paths: Sequence[str], size: int, *, threads: Threads, stats: Stats) -> int:
+    """Return how many could be opened: their bytes have been brought to where they are read."""
+
+    def nothing(_at: int, _fd: int, _path: str) -> None:
+        """What an open does is done."""
+
+    return read_chain(
+        paths, nothing, size, threads=threads, stats=stats, counted="blocks_prefetched"
+    )
+
+
+def _failed(error: OSError, path: str, stats: Stats) -> None:
+    if error.errno in _GONE:
+        stats.add(blocks_vanished=1)
+        log.debug("%s is gone: %s", path, error)
+    else:
+        stats.add(load_errors=1)
+        log.warning("block %s was not loaded: %s", path, error)

@@ -1,0 +1,204 @@
+"""How many blocks of a prompt are cached: one question to the mount, else bisection over stat.
+
+Contract: an answer is what was there at some moment; `load` finds out what still is. Bisection
+takes at most log2(blocks) + 2 stats for each shard, and is exact where prefixes are closed, as a
+kvfs namespace with `prefix` keeps them; where a hole can be, it finds the end of one of the runs,
+but none that a load has found to have a hole.
+The mount answers by a hidden file of the namespace, `.match`:
+
+    question  KVM1, u32 flags (1: details), u32 keys n, u32 length s of the shards' names, these
+              joined by ",", 16 bytes parent of the first key, n x 16 bytes keys
+    answer    KVM1, u32 blocks m, u64 bytes in RAM, u64 on NVMe only, u64 in the bucket only,
+              m x u8 tiers, m x u64 bytes of all shards
+
+all little-endian, packed; one pwrite and one pread at 0 of a descriptor, which has an answer of its
+own. Not for the order of keys (`kvfs.prefix`).
+"""
+
+import contextlib
+import logging
+import os
+import stat
+import struct
+import sys
+import threading
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvfs import prefix
+
+log = logging.getLogger(__name__)
+
+FILE = ".match"
+KEYS_MAX = 65536  # of one question
+HOLES_MAX = 65536  # remembered, of 16 bytes
+_MAGIC = b"KVM1"
+_DETAILS = 1
+_QUESTION = struct.Struct("<4sIII")
+_ANSWER = struct.Struct("<4sIQQQ")
+
+
+class TierBytes(NamedTuple):
+    """Bytes of what matched: in RAM, on NVMe and not in RAM, only in the bucket."""
+
+    ram: int
+    nvme: int
+    bucket: int
+
+    def plus(self, other: "TierBytes") -> "TierBytes":
+        return TierBytes(*map(sum, zip(self, other, strict=True)))
+
+
+class Found(NamedTuple):
+    """How many of the keys asked for, from the first; where they are, if the mount has said so."""
+
+    blocks: int
+    bytes: TierBytes | None
+
+
+class Question:
+    """The namespace's `.match`, kept open. Any number of threads may ask; they take turns."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = f"{directory}/{FILE}"
+        self._lock = threading.Lock()
+        self._fd = -1
+        self.offered = True  # until it turns out not to be
+        with self._lock:
+            self._open()
+
+    def ask(
+        self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
+    ) -> Found | None:
+        """Return what is cached as files of `size` each; None if the mount does not say."""
+        blocks, where = 0, TierBytes(0, 0, 0)
+        for start in range(0, len(keys), KEYS_MAX):
+            part = keys[start : start + KEYS_MAX]
+            found = self._ask(keys[start - 1] if start else parent, part, shards, size)
+            if found is None or found.bytes is None:
+                return None
+            blocks, where = blocks + found.blocks, where.plus(found.bytes)
+            if found.blocks < len(part):
+                break
+        return Found(blocks, where)
+
+    def _ask(
+        self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
+    ) -> Found | None:
+        names = ",".join(shards).encode()
+        head = _QUESTION.pack(_MAGIC, _DETAILS, len(keys), len(names))
+        with self._lock:
+            if not self.offered or (self._fd < 0 and not self._open()):
+                return None
+            try:
+                os.pwrite(self._fd, b"".join((head, names, parent, *keys)), 0)
+                answer = os.pread(self._fd, _ANSWER.size + 9 * len(keys), 0)
+            except OSError as error:
+                log.info("%s: %s; asking by stat", self._path, error)
+                self._close()
+                return None
+        blocks, where, sizes = _parse(answer, len(keys))
+        if sizes is None:
+            log.warning(
+                "%s gave %d bytes that are no answer: asking by stat", self._path, len(answer)
+            )
+            self.offered = False
+            return None
+        wanted = size * len(shards)
+        whole = sizes.count(wanted)
+        if whole == blocks:
+            return Found(blocks, where)
+        fitting = next(at for at, found in enumerate(sizes) if found != wanted)
+        return self._ask(parent, keys[:fitting], shards, size)
+
+    def close(self) -> None:
+        with self._lock:
+            self.offered = False
+            self._close()
+
+    def _open(self) -> bool:
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            log.debug("%s: %s; asking by stat", self._path, error)
+            self.offered = False
+        return self.offered
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _parse(answer: bytes, keys: int) -> tuple[int, TierBytes, "array[int] | None"]:
+    """Blocks, bytes of each tier, sizes of each block; no sizes: it is no answer.
+
+    The length decides as well: over a network file system one's own question might come back.
+    """
+    nothing = 0, TierBytes(0, 0, 0), None
+    if len(answer) < _ANSWER.size:
+        return nothing
+    magic, blocks, ram, nvme, bucket = _ANSWER.unpack_from(answer)
+    if magic != _MAGIC or blocks > keys or len(answer) != _ANSWER.size + 9 * blocks:
+        return nothing
+    sizes = array("Q", answer[_ANSWER.size + blocks :])
+    if sys.byteorder == "big":
+        sizes.byteswap()
+    return blocks, TierBytes(ram, nvme, bucket), sizes
+
+
+class Bisection:
+    """Stats of one directory, for files of one size. Any number of threads.
+
+    Where a prefix may have a hole, its end is found by who loads: `missed` says so, and a match
+    ends there until the block is there again.
+    """
+
+    def __init__(self, directory: str, size: int) -> None:
+        self._directory = directory
+        self._size = size
+        self._holes: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
+        """Look whether the first is there, and the last; then between them."""
+
+        def there(at: int) -> bool:
+            above = keys[at - 1] if at else parent
+            paths = (prefix.path(above, keys[at], shard) for shard in shards)
+            return all(_is_block(f"{self._directory}/{path}", self._size) for path in paths)
+
+        for at in self._suspects(keys):
+            if not there(at):
+                keys = keys[:at]
+                break
+            with self._lock:
+                self._holes.discard(keys[at])
+        if not keys or not there(0):
+            return Found(0, None)
+        if there(len(keys) - 1):
+            return Found(len(keys), None)
+        low, high = 0, len(keys) - 1  # the first is there, the last is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if there(middle) else (low, middle)
+        return Found(low + 1, None)
+
+    def missed(self, key: bytes) -> None:
+        """A block that was believed to be there is not."""
+        with self._lock:
+            if len(self._holes) >= HOLES_MAX:
+                self._holes.clear()  # they will be found again
+            self._holes.add(key)
+
+    def _suspects(self, keys: Sequence[bytes]) -> list[int]:
+        with self._lock:
+            return [at for at, key in enumerate(keys) if key in self._holes] if self._holes else []
+
+
+def _is_block(path: str, size: int) -> bool:
+    with contextlib.suppress(OSError):
+        found = os.stat(path, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == size
+    return False

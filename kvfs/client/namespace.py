@@ -1,0 +1,77 @@
+"""A cache's directory: found or made, and asked whose blocks are in it.
+
+Contract: a directory that says another fingerprint is refused. On a kvfs mount that is the setting
+`fingerprint` of the namespace; elsewhere an extended attribute of the same name, where there are
+such. A directory that says none is taken: keys of different specs never meet. Not for blocks.
+"""
+
+import errno
+import os
+
+from kvfs.client.spec import Spec
+from kvfs.errors import SpecMismatchError
+
+FINGERPRINT = "user.kvfs.fingerprint"
+PREFIX = "user.kvfs.prefix"
+_COMPUTED = "user.kvfs.warm"
+_LONGEST = 255  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
+# There is no such attribute; the file system, or a kvfs of another version, has none of it.
+_NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES}
+
+
+def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
+    """Whether the file system itself makes directories with their blocks.
+
+    create: the directory is made, if it is not there, with `prefix` on and the fingerprint, where
+    that can be said. Raises OSError and SpecMismatchError.
+    """
+    if create:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            pass
+        else:
+            if _is_kvfs(path) and _get(path, PREFIX):
+                _set(path, PREFIX, "on")
+            _set(path, FINGERPRINT, _recorded(spec))
+    if not os.path.isdir(path):
+        if os.path.exists(path):
+            raise NotADirectoryError(errno.ENOTDIR, "expected a directory", path)
+        raise FileNotFoundError(
+            errno.ENOENT, "expected the namespace's directory (create=True makes it)", path
+        )
+    wanted, found = _recorded(spec), _get(path, FINGERPRINT)
+    if found and found != wanted:
+        raise SpecMismatchError(
+            f"{path} has the blocks of another spec: expected fingerprint {wanted}, got {found}; "
+            "give each model, dtype and layout a directory of its own"
+        )
+    return _is_kvfs(path) and _get(path, PREFIX) == "on"
+
+
+def _is_kvfs(path: str) -> bool:
+    """There this can be read though nobody has set it, and it is not copied with a directory."""
+    return bool(_get(path, _COMPUTED))
+
+
+def _recorded(spec: Spec) -> str:
+    """The fingerprint as the setting may have it: whole, or its beginning and the root key."""
+    text = str(spec.fingerprint)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 33]} {spec.root.hex()}"
+
+
+def _get(path: str, name: str) -> str:
+    try:
+        return os.getxattr(path, name).decode(errors="replace")
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise
+        return ""
+
+
+def _set(path: str, name: str, value: str) -> None:
+    try:
+        os.setxattr(path, name, value.encode())
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise

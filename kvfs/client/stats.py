@@ -1,0 +1,38 @@
+"""What a cache has done since it was opened: counters that any thread may raise and read.
+
+Not for what a namespace holds or serves, which the mount knows (`kvfs status`).
+"""
+
+import threading
+from dataclasses import dataclass, field, fields
+
+
+@dataclass
+class Stats:
+    """Blocks loaded, saved and prefetched; what went wrong, which no call raises.
+
+    blocks_vanished: matched, and gone or of another size when they were opened. load_errors,
+    save_errors: OSErrors of single blocks. blocks_present: given to save, and cached already.
+    blocks_unsaved: given to save, and not cached for an error, or for that of one before them.
+    """
+
+    blocks_loaded: int = 0
+    blocks_prefetched: int = 0
+    blocks_vanished: int = 0
+    load_errors: int = 0
+    blocks_saved: int = 0
+    blocks_present: int = 0
+    blocks_unsaved: int = 0
+    save_errors: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    def as_dict(self) -> dict[str, int]:
+        """All of one moment."""
+        with self._lock:
+            names = [one.name for one in fields(self) if not one.name.startswith("_")]
+            return {name: getattr(self, name) for name in names}

@@ -1,0 +1,161 @@
+"""Blocks on their way between files and tensors, where it is not straight: to a device, or lossy.
+
+Contract: a file's bytes reach a device in one of two ways. "pinned": read into a page-locked
+buffer, which is used again once the copy out of it has ended. "register": the mapping of the file
+itself is page-locked, and copied from. Which is faster is measured with the first load of at least
+`MEASURED_FROM` blocks, and kept. Copies run beside the reads of other blocks; what is returned has
+ended. Not for what a block's tensor must be (`kvfs.client.arguments`).
+"""
+
+import errno
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from kvfs.client import files, memory
+from kvfs.client.device import Device, Done
+from kvfs.client.load import read_chain
+from kvfs.client.spec import Spec
+from kvfs.client.stats import Stats
+from kvfs.client.threads import Threads
+
+log = logging.getLogger(__name__)
+
+Way = Literal["pinned", "register"]
+MEASURED_FROM = 16  # blocks, half of them each way
+
+
+class Buffer:
+    """A page-locked buffer, and whether a copy still reads it or writes it."""
+
+    def __init__(self, pages: torch.Tensor) -> None:
+        self.pages = pages
+        self.busy: Done = lambda: None
+
+
+class Transfer:
+    """Blocks of one cache to one device and back. Any number of threads."""
+
+    def __init__(self, device: Device, spec: Spec, threads: Threads, stats: Stats) -> None:
+        self.way: Way | None = None  # not measured yet
+        self._refused = False  # to lock the pages of files
+        self._device = device
+        self._spec = spec
+        self._threads = threads
+        self._stats = stats
+        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._made = 0
+
+    def begin(self) -> Done:
+        """Called where the caller's stream is current; its result goes to `load` or `content`."""
+        return self._device.begin()
+
+    def load(self, paths: Sequence[str], targets: Sequence[torch.Tensor], after: Done) -> int:
+        """Return how many blocks are in `targets`, which are on the device."""
+        after()
+        if self.way is not None or len(paths) < MEASURED_FROM:
+            return self._load(self.way or "pinned", paths, targets)
+        half = len(paths) // 2
+        begun = time.perf_counter()
+        count = self._load("pinned", paths[:half], targets[:half])
+        between = time.perf_counter()
+        if count < half:
+            return count
+        count += self._load("register", paths[half:], targets[half:])
+        ended = time.perf_counter()
+        if count == len(paths) and not self._refused:
+            pinned, register = (between - begun) / half, (ended - between) / (count - half)
+            self.way = "register" if register < pinned else "pinned"
+            log.info(
+                "a block to the device: %.2f ms by a pinned buffer, %.2f ms registered: %s",
+                *(pinned * 1e3, register * 1e3, self.way),
+            )
+        return count
+
+    def _load(self, way: Way, paths: Sequence[str], targets: Sequence[torch.Tensor]) -> int:
+        ends: list[Done] = []
+
+        def read(at: int, fd: int, path: str) -> None:
+            if way == "pinned" or not self._registered(fd, targets[at], ends):
+                with self.buffer() as buffer:
+                    files.read_into(fd, memory.view(buffer.pages), path)
+                    buffer.busy = self._fill(targets[at], buffer.pages)
+                    ends.append(buffer.busy)
+
+        try:
+            return read_chain(
+                paths, read, self._spec.stored_bytes, threads=self._threads, stats=self._stats
+            )
+        finally:
+            for end in ends:
+                end()
+
+    def _registered(self, fd: int, target: torch.Tensor, ends: list[Done]) -> bool:
+        pages = files.map_block(fd, self._spec.stored_bytes, shared=True)
+        undo = self._device.register(pages)
+        if undo is None:
+            self.way, self._refused = "pinned", True
+            return False
+        copied = self._fill(target, pages)
+
+        def end() -> None:
+            try:
+                copied()
+            finally:
+                undo()
+            _ = pages  # mapped until here
+
+        ends.append(end)
+        return True
+
+    @contextmanager
+    def content(self, block: torch.Tensor, after: Done) -> Iterator[memory.Runs]:
+        """The bytes of a block that is on the device."""
+        with self.buffer() as buffer:
+            after()
+            self._store(block, buffer.pages)()
+            yield memory.view(buffer.pages)
+
+    @contextmanager
+    def buffer(self) -> Iterator[Buffer]:
+        """One that nothing reads or writes any more: as many as threads, twice, for the copies."""
+        with self._lock:
+            if self._free.empty() and self._made < 2 * self._threads.count:
+                self._made += 1
+                self._free.put(Buffer(self._device.pinned(self._spec.stored_bytes)))
+        buffer = self._free.get()
+        try:
+            buffer.busy()
+            yield buffer
+        finally:
+            self._free.put(buffer)
+
+    def _fill(self, target: torch.Tensor, pages: torch.Tensor) -> Done:
+        stored = self._spec.stored
+        if stored.raw:
+            block = pages.view(self._spec.torch_dtype).view(self._spec.shape)
+            return self._device.run(lambda: target.copy_(block, non_blocking=True))
+
+        def decode() -> None:
+            try:
+                stored.decode(pages.to(target.device, non_blocking=True), target)
+            except ValueError as error:  # no spec of this fingerprint has written that
+                raise OSError(errno.EIO, str(error)) from error
+
+        return self._device.run(decode)
+
+    def _store(self, block: torch.Tensor, pages: torch.Tensor) -> Done:
+        stored = self._spec.stored
+        if stored.raw:
+            target = pages.view(self._spec.torch_dtype).view(self._spec.shape)
+            return self._device.run(lambda: target.copy_(block, non_blocking=True))
+        if block.device == pages.device:
+            return self._device.run(lambda: stored.encode(block, pages))
+        return self._device.run(lambda: pages.copy_(stored.encode(block), non_blocking=True))
