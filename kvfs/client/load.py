@@ -17,7 +17,7 @@ from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _GONE = {errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -77,7 +77,7 @@ def open_chain(paths: Sequence[str], size: int, *, threads: Threads, stats: Stat
 def _failed(error: OSError, path: str, stats: Stats) -> None:
     if error.errno in _GONE:
         stats.add(blocks_vanished=1)
-        _log.debug("not loaded: %s: %s", path, error)
+        log.debug("%s is gone: %s", path, error)
     else:
         stats.add(load_errors=1)
-        _log.warning("not loaded: %s: %s", path, error)
+        log.warning("block %s was not loaded: %s", path, error)

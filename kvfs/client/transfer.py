@@ -25,7 +25,7 @@ from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Way = Literal["pinned", "register"]
 MEASURED_FROM = 16  # blocks, half of them each way
@@ -73,7 +73,7 @@ class Transfer:
         if count == len(paths) and not self._refused:
             pinned, register = (between - begun) / half, (ended - between) / (count - half)
             self.way = "register" if register < pinned else "pinned"
-            _log.info(
+            log.info(
                 "a block to the device: %.2f ms by a pinned buffer, %.2f ms registered: %s",
                 *(pinned * 1e3, register * 1e3, self.way),
             )

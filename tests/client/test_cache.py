@@ -258,3 +258,12 @@ def test_futures(cache: PrefixCache) -> None:
         loaded = one.result()
         assert loaded.blocks == 10
         assert torch.equal(stacked(loaded.tensors), GIVEN)
+
+
+def test_a_copy_of_a_namespace_elsewhere_is_a_directory_like_others(tmp_path: Path) -> None:
+    """The copy brings the attributes along, and no file system that makes directories."""
+    path = tmp_path / "copy"
+    PrefixCache(path, SPEC, create=True).close()
+    os.setxattr(path, "user.kvfs.prefix", b"on")
+    with PrefixCache(path, SPEC) as cache:
+        assert cache.save(TOKENS, GIVEN) == 10

@@ -30,9 +30,9 @@ def tight(mount: Mount) -> Mounted:
 def create(mounted: Mounted, engine: str, config: Path, *settings: str) -> Path:
     """Make a namespace for an engine, and its configuration as a file."""
     place = mounted.path / engine
-    made = [*KVFS, "ns", "create", place, "--for", f"{engine}-native", *settings]
+    made = [*KVFS, "ns", "create", str(place), "--for", f"{engine}-native", *settings]
     subprocess.run(made, check=True, capture_output=True)
-    shown = [*KVFS, "connect", engine, place, "--native"]
+    shown = [*KVFS, "connect", engine, str(place), "--native"]
     config.write_text(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
     return place
 

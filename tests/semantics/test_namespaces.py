@@ -806,7 +806,7 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
             call = Path(f"/proc/{killed.pid}/syscall")
             wait_for(lambda: call.read_text().split()[0] in OPEN_OR_CLOSE, "its open waits")
             killed.terminate()
-            assert killed.wait(30) == -signal.SIGTERM
+            assert killed.wait(60) == -signal.SIGTERM
         writers = [Opener(partial(store, space)) for space in (bulk, here)]  # in debt for a read
         assert not any(writer.done for writer in writers)
         request(shared.path, "set", bandwidth="2M")

@@ -291,10 +291,15 @@ def test_an_interrupted_one_leaves_nothing(
     file: Path, root: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
+    # It is ignored where the tests are a job in the background.
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not everybody's sleep: threads of other tests sleep, too.
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: signal.raise_signal(number))
     monkeypatch.setattr(module, "time", clock)
-    result = kvfs(file, root, "--speed", "1")
+    try:
+        result = kvfs(file, root, "--speed", "1")
+    finally:
+        signal.signal(signal.SIGINT, interrupts)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "kvfs: interrupted\n"
     assert list(root.iterdir()) == []
