@@ -35,7 +35,7 @@ from kvfs.engines.transformers import load, save, spec_of
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "mlp": 128, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": 320},
-    "small": {"hidden": 512, "mlp": 1408, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
+    "small": {"hidden": 512, "mlp": 4096, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
     # As Llama 3.2 1B and Llama 3.1 8B are.
     "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 128256},
     "8b": {"hidden": 4096, "mlp": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256},
