@@ -17,16 +17,33 @@ import json
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from xxhash import xxh3_128_digest
 
 KEY_BYTES = 16
 TOKEN_MAX = (1 << 31) - 1
-_NAME = re.compile(r"([0-9a-f]{32})(?:\.([0-9A-Za-z_-]{1,32}))?(?:\.([0-9a-z]{1,32})\.tmp)?")
-_SHARD = re.compile(r"[0-9A-Za-z_-]{1,32}")
+SHOWN = 60  # characters of a wrong value that a message repeats
+# "tmp" is no shard: KEY.tmp is somebody's unfinished file, whoever forgot the random part.
+_SHARD_TEXT = r"(?!tmp(?:\.|\Z))[0-9A-Za-z_-]{1,32}"
+_SHARD = re.compile(_SHARD_TEXT)
+_NAME = re.compile(rf"([0-9a-f]{{32}})(?:\.({_SHARD_TEXT}))?(?:\.([0-9a-z]{{1,32}})\.tmp)?")
+
+
+class Array(Protocol):
+    """What is common to an array of numpy and a tensor of torch."""
+
+    def tolist(self) -> object:
+        """Give the numbers."""
+
+
+Tokens: TypeAlias = Sequence[int] | Array
+_Any: TypeAlias = Any  # of a library that is not imported here
+# An array would take bytes for the memory of its numbers; a set has no order.
+_NO_SEQUENCES = (str, bytes, bytearray, dict, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,49 +99,89 @@ def root_key(fingerprint: str) -> bytes:
     return xxh3_128_digest(fingerprint.encode())
 
 
-def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
+def block_keys(root: bytes, tokens: Tokens, block_tokens: int) -> list[bytes]:
     """Return the keys of all whole blocks of a prompt, the first one's parent being `root`.
 
-    tokens: ids from 0 to 2**31 - 1, in any sequence, also an array, a numpy array or a tensor on
-    the CPU. Raises ValueError or TypeError.
+    tokens: ids from 0 to 2**31 - 1, in a list or another sequence of what Python takes for an
+    index, or in an array of numpy or a tensor, of integers, of one dimension, on the CPU. Raises
+    ValueError for a number or a shape that is out of range, TypeError for what is no number.
     """
+    if not isinstance(block_tokens, int):
+        raise TypeError(f"block_tokens={block_tokens!r}: expected an int")
     if block_tokens < 1:
         raise ValueError(f"block_tokens={block_tokens}: expected at least 1")
-    check_key(root, "root")
+    key = check_key(root, "root")
     data = _packed(tokens)
     step = 4 * block_tokens
-    keys, key = [], root
+    keys = []
     for start in range(0, len(data) - step + 1, step):
         key = xxh3_128_digest(key + data[start : start + step])
         keys.append(key)
     return keys
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
-    """Little-endian int32s."""
-    numbers = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+def _packed(tokens: _Any) -> bytes:
+    """Little-endian int32s: 64,000 tokens take 0.9 ms from a list, 0.1 ms from an array."""
+    if isinstance(tokens, _NO_SEQUENCES):
+        raise TypeError(f"tokens={_short(tokens)}: expected a sequence of ints")
+    if hasattr(tokens, "data_ptr"):
+        tokens = _shared(tokens)
+    if hasattr(tokens, "__array_interface__"):
+        return _packed_array(tokens)
     try:
-        packed = array("i", numbers)
+        packed = array("i", tokens)
     except (TypeError, OverflowError) as error:
-        raise _bad_token(numbers, error) from None
-    if packed and min(packed) < 0:
-        raise _bad_token(numbers, ValueError("negative"))
+        raise _bad_token(tokens, error) from None
+    data = packed.tobytes()
     if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
+    # The highest bit of a number is its sign; looking for it costs a fiftieth of min().
+    if not data[3::4].isascii():
+        raise _bad_token(packed, ValueError("negative"))
+    return data
 
 
-def _bad_token(numbers: Sequence[int], error: Exception) -> Exception:
+def _shared(tensor: _Any) -> _Any:
+    """The tensor's memory as an array, or its numbers in a list where it can not be one."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tokens on {tensor.device}: expected a tensor on the CPU: tokens.cpu()")
+    try:
+        return tensor.detach().numpy()
+    except (RuntimeError, TypeError):  # torch without numpy; a dtype that numpy does not have
+        return tensor.tolist()
+
+
+def _packed_array(numbers: _Any) -> bytes:
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"tokens of {numbers.dtype}: expected integers")
+    if numbers.ndim != 1:
+        raise ValueError(f"tokens of shape {tuple(numbers.shape)}: expected one dimension")
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() <= TOKEN_MAX:
+        raise _bad_token(numbers.tolist(), ValueError("out of range"))
+    data: bytes = numbers.astype("<i4").tobytes()
+    return data
+
+
+def _bad_token(numbers: Iterable[object], error: Exception) -> Exception:
+    """Find which one it is."""
     wanted = f"expected an int from 0 to {TOKEN_MAX}"
     try:
         for at, token in enumerate(numbers):
-            if not isinstance(token, int):
-                return TypeError(f"tokens[{at}]={token!r}: {wanted}")
-            if not 0 <= token <= TOKEN_MAX:
-                return ValueError(f"tokens[{at}]={token}: {wanted}")
+            try:
+                number = index(token)  # type: ignore[arg-type]
+            except TypeError:
+                return TypeError(f"tokens[{at}]={_short(token)}: {wanted}")
+            if not 0 <= number <= TOKEN_MAX:
+                return ValueError(f"tokens[{at}]={number}: {wanted}")
     except TypeError:
-        return TypeError(f"tokens={numbers!r}: expected a sequence of ints")
+        return TypeError(f"tokens={_short(numbers)}: expected a sequence of ints")
     return TypeError(f"tokens: {wanted} each ({error})")
+
+
+def _short(value: object) -> str:
+    """For a message: what was given may be a prompt."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def check_key(key: object, what: str = "key") -> bytes:
@@ -137,16 +194,20 @@ def check_key(key: object, what: str = "key") -> bytes:
 
 
 def check_shard(shard: str) -> str:
-    """Return it. Raises ValueError."""
+    """Return it. Raises TypeError or ValueError."""
+    if not isinstance(shard, str):
+        raise TypeError(f"shard={_short(shard)}: expected a str")
     if shard and not _SHARD.fullmatch(shard):
-        raise ValueError(f"shard={shard!r}: expected up to 32 letters, digits, _ or -")
+        raise ValueError(
+            f"shard={_short(shard)}: expected up to 32 letters, digits, _ or -, and not tmp"
+        )
     return shard
 
 
 def name(key: bytes, shard: str = "") -> str:
     """Return the name of a block's file in the directory of its parent."""
-    suffix = f".{check_shard(shard)}" if shard else ""
-    return f"{check_key(key).hex()}{suffix}"
+    check_shard(shard)
+    return f"{check_key(key).hex()}.{shard}" if shard else check_key(key).hex()
 
 
 def path(parent: bytes, key: bytes, shard: str = "") -> str:

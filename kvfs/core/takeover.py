@@ -91,8 +91,14 @@ def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[
 
 
 def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
+    """As the predecessor had it. With nothing but RELEASEs left its backing id is not used again.
+
+    It was closed with the last of them, or a moment before the death; the kernel refuses an open
+    that is answered with such an id, EIO, and says nothing to the daemon.
+    """
     residency = objects.residency
-    ino, backing_id = inode.ino, lefts[0].backing_id
+    ended = all(left.ending for left in lefts)
+    ino, backing_id = inode.ino, 0 if ended else lefts[0].backing_id
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
     fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
@@ -114,6 +120,8 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         reopened=backing_id > 0,
         direct=direct,
     )
+    if ended and lefts[0].backing_id and fd >= 0:
+        held.backing_id = objects.backings.register(fd)
     if not inode.links:
         held.publish = objects.to_publish(ino)
     if inode.sealed:

@@ -222,7 +222,8 @@ class Mount:
             )
             for slot in slots
         ]
-        self.backings.adopt(slot.backing_id for slot in slots)
+        living = (slot for slot in slots if slot.state is not State.RELEASING)
+        self.backings.adopt(slot.backing_id for slot in living)
         found = takeover.adopt(objects, lefts)
         for handle in self.operations.handles.adopt(slots, self.backings.slots_end(), found.get):
             await objects.release(handle.held, writable=handle.writable)

@@ -126,9 +126,7 @@ class Passthrough:
         that nothing needs to wait for the reply (measured with tests/mount/test_stress.py: no open
         failed). Whoever waits keeps an unlinked file's memory taken.
         """
-        entry = self._entries.pop(backing_id, None)
-        if entry is None:
-            return  # the predecessor died between closing it and saying so
+        entry = self._entries.pop(backing_id)
         try:
             _passthrough.close_backing(backing_id, entry)
         except OSError as error:
@@ -138,7 +136,11 @@ class Passthrough:
             failpoints.reach("fuse.backing.closed")
 
     def adopt(self, used: Iterable[int]) -> None:
-        """Take over the ids of the predecessor, and close those that no handle uses."""
+        """Take over the ids of the predecessor, and close those that no handle uses.
+
+        A handle that is being released uses none: its id may be closed already, and the inode have
+        another one. What stays open in the kernel looks like a mapping for as long as it lives.
+        """
         wanted = set(used)
         found = _passthrough.backings()
         for entry, backing_id in found:

@@ -8,13 +8,18 @@ import pytest
 
 from tests.faults.disks import Faults, faulty
 
-IMPATIENT = Path(__file__).with_name("impatient")
+HERE = Path(__file__).parent
+
+
+def with_site(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Daemons begin with the sitecustomize.py of this directory here."""
+    paths = [str(HERE / name), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [str(IMPATIENT), str(IMPATIENT.parents[2]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    with_site(monkeypatch, "impatient")
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""On PYTHONPATH of a daemon under test: a close of a file on NVMe takes a second.
+
+So does the look at what seems mapped, which would mend what these tests are to see.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvfs.core import mappings
+from kvfs.tiers.calls import Calls
+
+TAKES = 1.0  # s
+mappings.PERIOD = TAKES
+_wait = Calls.wait
+
+
+def _slowly(job: Callable[[], object]) -> object:
+    time.sleep(TAKES)
+    return job()
+
+
+async def wait(self: Calls, job: Any) -> Any:  # noqa: ANN401 (whatever the job returns)
+    closes = isinstance(job, partial) and job.func is os.close
+    return await _wait(self, partial(_slowly, job) if closes else job)
+
+
+Calls.wait = wait  # type: ignore[method-assign]
