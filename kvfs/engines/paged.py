@@ -1,10 +1,10 @@
 """Blocks of a prefix cache, to and from an engine's paged memory, beside the engine's steps.
 
-Contract: `Mover` loads into pages on threads of its own and says when a request's pages are there,
-and which are not; it reads pages that are to be saved while the caller waits, and writes their files
+Contract: `Mover` loads into pages on threads of its own and says when that has ended, and which
+pages are not there; it reads pages that are to be saved while the caller waits, and writes files
 later. Nothing that fails is raised through a step: a block that is gone is pages that are not
-there; a block that can not be saved is counted, and a miss later. Needs torch and `kvfs.client`
-alone. Not for which blocks those are (`kvfs.engines.scheduling`).
+there; a block that can not be saved is a miss later. Needs torch and `kvfs.client` alone. Not for
+which blocks those are (`kvfs.engines.scheduling`).
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class PagedMemory:
             )
         # Pages, parts of a page, tokens of a part, heads, numbers.
         self._layers = [
-            _plain(layer).unflatten(0, (pages, -1)).permute(0, 1, 3, 2, 4) for layer in layers
+            _plain(layer).view(pages, -1, *shape[1:]).permute(0, 1, 3, 2, 4) for layer in layers
         ]
         self._page = self._layers[0].shape[1:]
         self.page_tokens = self._page[0] * self._page[1]
@@ -127,7 +127,7 @@ class Mover:
         self._room = staging_bytes // size
         self._lock = threading.Lock()
         cuda = memory.device.type == "cuda"
-        self._stream = torch.cuda.Stream(memory.device) if cuda else None
+        self._stream = torch.cuda.Stream(memory.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def load(self, load: Load) -> None:
         """Begin, after what the caller's stream does now."""
@@ -202,8 +202,7 @@ class Mover:
                     done += count
                     if count < len(keys):
                         break
-        except Exception:
-            # The engine computes what is not there; it must not end for a cache.
+        except Exception:  # noqa: BLE001  (the engine computes what is not there)
             _log.exception("request %s: %d of its blocks loaded", load.request, done)
         return done
 
@@ -219,7 +218,7 @@ class Mover:
             if read is not None:
                 read.synchronize()
             self._cache.save_keys(save.parent, save.keys[: len(blocks)], blocks)
-        except Exception:
+        except Exception:  # noqa: BLE001  (nobody waits for it)
             _log.exception("%d blocks are not saved", len(blocks))
         finally:
             self._free(len(blocks))
@@ -232,7 +231,7 @@ class Mover:
         """What the caller's stream does now."""
         if self._stream is None:
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._memory.device))
         return event
 

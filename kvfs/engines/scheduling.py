@@ -18,8 +18,8 @@ from kvfs.engines.paged import Load, Save
 from kvfs.prefix import block_keys
 
 _log = logging.getLogger(__name__)
-# Many requests that begin alike compute at once, or use pages that one of them has computed: only the
-# first is to save them. After so long it may have failed.
+# Many requests that begin alike compute at once, or use pages that one of them has computed: the
+# first is to save them, and no other. After so long it may have failed.
 _SAVED_FOR_S = 60
 _SAVED_MOST = 65536
 
@@ -34,6 +34,8 @@ class Request(Protocol):
 
 
 class Plan(NamedTuple):
+    """What is moved with a step."""
+
     loads: list[Load]
     saves: list[Save]
 

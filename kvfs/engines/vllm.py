@@ -1,16 +1,16 @@
 """vLLM on a kvfs namespace: a KV connector, for vLLM 0.33.
 
-vLLM loads it by `kv_connector_module_path`; `kvfs connect vllm NAMESPACE --native` prints the rest.
+vLLM loads it by `kv_connector_module_path`; `kvfs connect vllm NAMESPACE` prints the rest. Its
 `kv_connector_extra_config` has `path`, the namespace's directory, and, if wanted, `block_tokens`
-(of a file; 256, or what vLLM's pages make of it), `threads` (4, for files), `staging_bytes` (2 GiB of
-host memory for what waits to be written), and `model` and `revision`, which go into the fingerprint.
+(of a file; 256, or what vLLM's pages make of it), `threads` (4, for files), `staging_bytes` (of host
+memory, for what waits to be written; 2 GiB), and `model` and `revision`, for the fingerprint.
 
-Contract: best effort. Loads and saves run beside the steps; what can not be loaded is reported, and
-computed (`kv_load_failure_policy` must be `recompute`). The bytes are pages as the attention backend
-has them, so that backend, its page and what else makes them differ are in the fingerprint. Requests
-whose cache depends on more than their tokens are passed by: `passed_by`. Models whose cache is not
-one group of equal attention layers are refused at the start: `_refused`. Not for handing over
-requests from prefill to decode.
+Contract: best effort. Loads and saves run beside the steps; what can not be loaded is reported and
+computed (`kv_load_failure_policy` must be `recompute`). Bytes are pages as the attention backend has
+them: that backend, its page and all that makes them differ are in the fingerprint. Requests whose
+cache depends on more than their tokens are passed by: `passed_by`. Models whose cache is not one
+group of equal attention layers are refused at the start: `_refused`. Not for handing over requests
+from prefill to decode.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ from kvfs.engines.scheduling import Requests
 
 _log = logging.getLogger(__name__)
 _BLOCK_TOKENS = 256  # 32 MiB for 128 KiB a token
+_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")  # speculative decoding
 _OPTIONS = {
     "path": str,
     "block_tokens": int,
@@ -94,9 +95,8 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._told = _options(self._kv_transfer_config.kv_connector_extra_config)
-        for is_so, reason in _refused(vllm_config, kv_cache_config):
-            if is_so:
-                raise ValueError(f"{type(self).__name__}: {reason}")
+        if reason := _refused(vllm_config, kv_cache_config):
+            raise ValueError(f"{type(self).__name__}: {reason}")
         (group,) = kv_cache_config.kv_cache_groups
         self._layers = list(group.layer_names)
         self._page = group.kv_cache_spec.block_size
@@ -309,9 +309,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         version = ".".join(vllm.__version__.split(".")[:2])
-        return (
-            f"vllm-{version} {'+'.join(sorted(backends))}/{self._page} {digest.hexdigest()[:12]}"
-        )
+        return f"vllm-{version} {'+'.join(sorted(backends))}/{self._page} {digest.hexdigest()[:12]}"
 
 
 def _options(told: dict[str, Any]) -> dict[str, Any]:
@@ -333,45 +331,41 @@ def _options(told: dict[str, Any]) -> dict[str, Any]:
     return dict(told)
 
 
-def _refused(config: Any, cache: Any) -> list[tuple[bool, str]]:  # noqa: ANN401
-    """Whether each of the reasons why an engine can not be served is so."""
+def _refused(config: Any, cache: Any) -> str:  # noqa: ANN401
+    """Why an engine can not be served; "" if it can."""
     groups = cache.kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]
-    parallel, speculative = config.parallel_config, config.speculative_config
-    kinds = ", ".join(type(spec).__name__ for spec in specs)
-    plain = len(specs) == 1 and type(specs[0]) in (FullAttentionSpec, MLAAttentionSpec)
-    return [
-        (
-            not plain,
-            f"the cache of this model is {len(specs)} group(s) of layers ({kinds}): expected one, "
-            "of full attention or MLA; state-space, sparse and encoder layers are not supported",
-        ),
-        (
-            plain and (specs[0].tokens_per_state != 1 or specs[0].non_causal),
+    if len(specs) != 1 or type(specs[0]) not in (FullAttentionSpec, MLAAttentionSpec):
+        kinds = ", ".join(type(spec).__name__ for spec in specs)
+        return (
+            f"the cache of this model is of {kinds}: expected one group of layers, of full "
+            "attention or MLA; state-space, sparse and encoder layers are not supported"
+        )
+    if specs[0].tokens_per_state != 1 or specs[0].non_causal:
+        return (
             "layers that keep less than one state for a token, or see tokens after it, are not "
-            "supported",
-        ),
-        (
-            any(group.is_eagle_group for group in groups)
-            or any(spec.is_draft for spec in specs)
-            or (speculative is not None and speculative.use_eagle()),
+            "supported"
+        )
+    speculative = config.speculative_config
+    drafts = speculative is not None and speculative.method not in _WITHOUT_CACHE
+    if drafts or groups[0].is_eagle_group or specs[0].is_draft:
+        return (
             "a draft model's cache depends on tokens after a block: expected no speculative "
-            "decoding, or one without a cache, as ngram",
-        ),
-        (
-            parallel.pipeline_parallel_size > 1
-            or parallel.decode_context_parallel_size > 1
-            or parallel.prefill_context_parallel_size > 1,
-            "expected tensor and data parallelism only, no pipeline and no context parallelism",
-        ),
-        (
-            callable(config.model_config.hf_overrides),
-            "hf_overrides is a function, of which the fingerprint can not tell what it does: "
-            "expected a dict",
-        ),
-        (
-            config.kv_transfer_config.kv_load_failure_policy != "recompute",
+            f"decoding, or one of {', '.join(_WITHOUT_CACHE)}"
+        )
+    parallel = config.parallel_config
+    others = (
+        parallel.pipeline_parallel_size,
+        parallel.decode_context_parallel_size,
+        parallel.prefill_context_parallel_size,
+    )
+    if max(others) > 1:
+        return "expected tensor and data parallelism only, no pipeline or context parallelism"
+    if callable(config.model_config.hf_overrides):
+        return "hf_overrides is a function: expected a dict, which the fingerprint can have"
+    if config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        return (
             "kv_load_failure_policy='fail': expected 'recompute' in --kv-transfer-config, because "
-            "a block may be dropped between its match and its load",
-        ),
-    ]
+            "a block may be dropped between its match and its load"
+        )
+    return ""
