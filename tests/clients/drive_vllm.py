@@ -30,7 +30,7 @@ import vllm_cpu
 VOCABULARY, PAGE, TOKENS = 512, 16, 64
 LAYERS = ("a", "b", "c")
 HEADS, HEAD_DIM = 4, 8
-PAGES = 34
+PAGES = 30
 PROMPTS, COMMON, ANSWER = 5, 150, 40
 MASK = (1 << 15) - 1
 
