@@ -1,15 +1,36 @@
-"""The C extension; everything else about the package is in setup.cfg.
+"""What is installed: all of kvfs, or what runs in an engine's process; the rest is in setup.cfg.
 
-It is compiled against the libfuse of this machine, so the flags come from pkg-config. libfuse 3.14
-is the first with fuse_session_custom_io, without which kvfs cannot exist.
+The C extension is compiled against the libfuse of this machine, so the flags come from pkg-config.
+libfuse 3.14 is the first with fuse_session_custom_io, without which kvfs cannot exist.
+
+An engine's container has no libfuse, and needs none: with KVFS_CLIENT=1 in the environment nothing
+is compiled, only what `kvfs.client` and `kvfs.engines` import is required (torch comes with the
+engine), and there is no command `kvfs`. The version says so: 0.1.0+client.
 """
 
+import os
 import subprocess
 import sys
+from typing import Any
 
 from setuptools import Extension, setup
 
 LIBFUSE = "3.14"
+CLIENT_REQUIRES = ["xxhash>=3.4"]
+REQUIRES = [
+    *CLIENT_REQUIRES,
+    "blosc>=1.11.4",
+    "boto3>=1.36",
+    "click>=8.2",
+    "prometheus_client>=0.21",
+    "pyfuse3==3.5.*",
+    "rich>=13",
+    "rocksdict>=0.3.29",
+    'tomli>=2.0; python_version < "3.11"',
+    "trio>=0.27",
+    "trio-parallel>=1.3",
+]
+CLIENT_ONLY = "to use a mount from an engine's process, nothing is compiled: set KVFS_CLIENT=1"
 
 
 def pkg_config(*arguments: str) -> list[str]:
@@ -22,22 +43,43 @@ def pkg_config(*arguments: str) -> list[str]:
             check=True,
         )
     except FileNotFoundError:
-        sys.exit("kvfs needs pkg-config to find libfuse: apt-get install pkg-config libfuse3-dev")
+        sys.exit(
+            "kvfs needs pkg-config to find libfuse: apt-get install pkg-config libfuse3-dev; "
+            + CLIENT_ONLY
+        )
     except subprocess.CalledProcessError as error:
         sys.exit(
             f"kvfs needs the headers of libfuse >= {LIBFUSE}: apt-get install libfuse3-dev "
-            f"(Debian 12, Ubuntu 24.04 or newer have it). {' '.join(error.stderr.split())}"
+            f"(Debian 12, Ubuntu 24.04 or newer have it); {CLIENT_ONLY}. "
+            f"{' '.join(error.stderr.split())}"
         )
     return done.stdout.split()
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "kvfs.fuse._passthrough",
-            ["kvfs/fuse/_passthrough.c"],
-            extra_compile_args=["-Wall", "-Wextra", *pkg_config("--cflags")],
-            extra_link_args=pkg_config("--libs"),
-        )
-    ]
-)
+def whole() -> dict[str, Any]:
+    """Daemon, commands and library."""
+    extension = Extension(
+        "kvfs.fuse._passthrough",
+        ["kvfs/fuse/_passthrough.c"],
+        extra_compile_args=["-Wall", "-Wextra", *pkg_config("--cflags")],
+        extra_link_args=pkg_config("--libs"),
+    )
+    return {
+        "ext_modules": [extension],
+        "install_requires": REQUIRES,
+        "entry_points": {"console_scripts": ["kvfs = kvfs.cli:main"]},
+    }
+
+
+def client() -> dict[str, Any]:
+    """The library alone, for any machine."""
+    return {
+        "install_requires": CLIENT_REQUIRES,
+        "options": {"egg_info": {"tag_build": "+client"}},
+    }
+
+
+chosen = os.environ.get("KVFS_CLIENT", "")
+if chosen not in {"", "0", "1"}:
+    sys.exit(f"KVFS_CLIENT={chosen}: expected 1 for the library alone, or 0 for all of kvfs")
+setup(**(client() if chosen == "1" else whole()))

@@ -45,6 +45,7 @@ POINTS = {
     "objects.published": False,
     "walks.cleared": False,
     "walks.accounted": False,
+    "walks.closed": False,
     "flow.copied": False,
     "flow.unpacked": False,
     "flow.settled": False,

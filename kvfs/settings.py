@@ -30,7 +30,7 @@ MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
-_LONGEST_FINGERPRINT = 255  # bytes
+_LONGEST_FINGERPRINT = 2048  # bytes: all that `kvfs.prefix.Fingerprint` says, as JSON
 
 
 def _media(text: str) -> tuple[str, ...]:
@@ -125,6 +125,12 @@ class Settings:
         default=True,
         kind=SWITCH,
         meaning="bring the next blocks of a prefix from the bucket before they are opened",
+    )
+    prefix: bool = _setting(
+        default=False,
+        kind=SWITCH,
+        meaning="its paths are prefixes: a block has a directory for what follows it, made and "
+        "removed with it",
     )
     uid: int | None = _setting(None, _ID, "owner of new files, whoever makes them")
     gid: int | None = _setting(None, _ID, "group of new files, whoever makes them")

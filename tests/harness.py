@@ -174,7 +174,7 @@ class Mounted:
         keeper = getattr(self, "keeper", 0)
         if keeper and _is_kvfs(keeper) and alive(keeper):
             try:
-                wait_for(lambda: not alive(keeper), "the keeper ends", seconds=20)
+                wait_for(lambda: not alive(keeper), "the keeper ends")
             except AssertionError:
                 os.kill(keeper, signal.SIGKILL)
                 os.kill(self.pid, signal.SIGKILL)

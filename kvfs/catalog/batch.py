@@ -5,7 +5,7 @@ writes it, and what was asked for by `then` follows. Not for reading: that is `C
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -29,15 +29,17 @@ class Batch:
 
     Leaving the block commits, and then does what `then` was given. An exception discards all of
     it, and each inode that was put is again what the catalog has. Raises CatalogError.
+    Before it commits, `Catalog.settle` may add what follows from the names in `named`.
     """
 
-    __slots__ = ("_catalog", "_changes", "_put", "_then", "sync")
+    __slots__ = ("_catalog", "_changes", "_put", "_then", "named", "sync")
 
     def __init__(self, catalog: "Catalog") -> None:
         self._catalog = catalog
         self._changes: Changes = []
         self._put: list[Inode] = []
         self._then: list[Callable[[], None]] = []
+        self.named: list[tuple[int, bytes]] = []  # names that were given or taken: directory, name
         self.sync = False
 
     def then(self, consequence: Callable[[], None]) -> None:
@@ -71,12 +73,41 @@ class Batch:
             (keys.NAMES + keys.name_key(parent, entry.name), keys.name_value(entry)),
             (keys.COOKIES + keys.cookie_key(parent, entry.cookie), keys.cookie_value(entry)),
         ]
+        self.named.append((parent, entry.name))
 
     def unlink(self, parent: int, entry: Dentry) -> None:
         self._changes += [
             (keys.NAMES + keys.name_key(parent, entry.name), None),
             (keys.COOKIES + keys.cookie_key(parent, entry.cookie), None),
         ]
+        self.named.append((parent, entry.name))
+
+    # What there will be
+
+    def inode(self, ino: int) -> Inode | None:
+        """The record that was put last, else what the catalog has; None if it was deleted."""
+        key = keys.INODES + keys.number_key(ino)
+        if next((value for k, value in reversed(self._changes) if k == key), b"") is None:
+            return None
+        found = next((one for one in reversed(self._put) if one.ino == ino), None)
+        return self._catalog.inode(ino) if found is None else found
+
+    def lookup(self, parent: int, name: bytes) -> Dentry | None:
+        key = keys.NAMES + keys.name_key(parent, name)
+        for changed, value in reversed(self._changes):
+            if changed == key:
+                return None if value is None else keys.by_name(name, value)
+        return self._catalog.lookup(parent, name)
+
+    def names(self, parent: int, start: bytes = b"") -> Iterator[bytes]:
+        """Names in a directory that begin so, in no order."""
+        prefix = keys.NAMES + keys.name_key(parent, start)
+        changed = {key: value for key, value in self._changes if key.startswith(prefix)}
+        at = len(keys.NAMES) + keys.U64.size
+        yield from (key[at:] for key, value in changed.items() if value is not None)
+        for name in self._catalog.names(parent, start):
+            if keys.NAMES + keys.name_key(parent, name) not in changed:
+                yield name
 
     def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
         self._changes.append((keys.XATTRS + keys.name_key(ino, name), value))
@@ -103,7 +134,7 @@ class Batch:
         self._changes.append((keys.FACTS + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """One of the kinds that belong to a number: n, r, t, p, l; of a bucket s, u, z."""
+        """One of the kinds that belong to a number: n, r, t, p, l, e; of a bucket s, u, z."""
         self._be_of_format(keys.BUCKETED if kind in keys.BUCKET_KINDS else keys.PLACED)
         self._changes.append((kind + keys.number_key(ino), value))
 
@@ -127,6 +158,8 @@ class Batch:
             self._undo()
             return
         try:
+            if self.named:
+                self._catalog.settle(self)
             self._catalog.commit(self._changes, sync=self.sync)
         except BaseException:
             self._undo()

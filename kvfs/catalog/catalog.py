@@ -9,7 +9,7 @@ Not for policy, nor for backing files. The format of keys and values: `keys`, `i
 import logging
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvfs import failpoints
@@ -38,6 +38,8 @@ class Catalog:
         self.answers = Answers()
         self.carried: dict[str, str] = {}  # facts that go along with the next change
         self.unreadable: set[int] = set()  # inodes whose records make no sense, so far
+        # Adds to a batch what follows from its names, before it commits. It may raise.
+        self.settle: Callable[[Batch], None] = lambda _: None
         try:
             self._check_format()
             self._next_id = self._reserved = self._first_free(first_id)
@@ -202,6 +204,11 @@ class Catalog:
             if len(found) == limit:
                 break
         return found
+
+    def names(self, parent: int, start: bytes) -> Iterator[bytes]:
+        """Names in a directory that begin so, in order."""
+        prefix = keys.NAMES + keys.name_key(parent, start)
+        return (start + key for key, _ in self.database.scan(prefix))
 
     def xattr(self, ino: int, name: bytes) -> bytes | None:
         return self.database.get(keys.XATTRS + keys.name_key(ino, name))

@@ -5,7 +5,7 @@ count, whether a copy in RAM survived, how full a tier is) is not in it. Not for
 holds those, and `Inode.links` only says which dentries there are.
 
 Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
-pairs of (parent, cookie), then the rest: a symbolic link's target. Format 1 knew no places: what it
+pairs of (parent, cookie), then the rest: `target`. Format 1 knew no places: what it
 wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag. Format
 4 has another one, and if it is set `_PACKED` and a codec's name before the links.
 """
@@ -66,7 +66,7 @@ class Inode:
     # (parent inode, cookie) of each dentry. A directory has one, whose parent is its `..`; an
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
-    target: bytes = b""  # of a symbolic link
+    target: bytes = b""  # of a symbolic link; of a block's file in a prefix path, its shard
     # The namespace that it is accounted to, and what its name said when it was given (layouts):
     # the group that it goes with, the group before that in its prompt (0: not known), the model.
     namespace: int = ROOT_INO

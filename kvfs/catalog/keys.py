@@ -13,6 +13,7 @@ Keys (integers big endian, so that they sort):
   n ino              a namespace's settings, by its top-level directory
   r ino              a tree that was dropped, everything below this directory: the name it had
   t ino              a tree that is to be accounted to the namespace of this directory
+  e ino              a block's directory whose block is gone: it goes, with all below it
   p ino              a file without a name yet: the directory, and the name it gets when closed
   l model            engine and model, as names of files say them
   s ino              what the bucket has of it, and where (Stored): perhaps an older version
@@ -35,6 +36,7 @@ INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
 SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
 STORED, UNSTORED, DELETED = b"s", b"u", b"z"
 BUCKET_KINDS = (STORED, UNSTORED, DELETED)
+GOING = b"e"
 ANSWERS, FACTS = b"q", b"m"
 
 U64 = Struct(">Q")

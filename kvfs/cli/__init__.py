@@ -32,6 +32,7 @@ COMMANDS = (
     "pin",
     "set",
     "ns",
+    "connect",
     "export",
     "upgrade",
     "fsck",

@@ -123,14 +123,14 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
     texts = _texts(settings, connectors.settings(connector) if connector else None)
     wanted = Settings.parse(texts)
     if connector is not None:  # all that can be wrong with it, before anything is made
-        _configuration(namespace, connector, wanted)
+        configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
     _say_note(namespace, made)
     if connector is not None:  # a template may have given it a quota
-        click.echo(_configuration(namespace, connector, Settings.parse(made["settings"])))
+        click.echo(configuration(namespace, connector, Settings.parse(made["settings"])))
 
 
-def _configuration(namespace: Named, connector: str, settings: Settings) -> str:
+def configuration(namespace: Named, connector: str, settings: Settings) -> str:
     """What to paste into the engine. Raises ConfigError."""
     mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
     return connectors.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
@@ -205,19 +205,28 @@ def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
 
 def _show_for(namespace: Named, connector: str, found: dict[str, Any]) -> None:
     """Print the engine's configuration, and warn where the settings are not what it needs."""
+    expect_own(namespace, found)
+    click.echo(configuration(namespace, connector, Settings.parse(found["settings"])))
+    say_misfits(namespace, connector, found["settings"])
+
+
+def expect_own(namespace: Named, found: dict[str, Any]) -> None:
+    """Raises ConfigError where the mount's own namespace would be told what is for one engine."""
     if not found["own"]:
         raise ConfigError(
             f"namespace {namespace.name}: the directory has no settings of its own; kvfs ns set "
             "gives it some"
         )
-    click.echo(_configuration(namespace, connector, Settings.parse(found["settings"])))
-    for name, needed in connectors.settings(connector).items():
-        if found["settings"][name] != needed:
-            told = f"{name}={found['settings'][name]}"
-            click.echo(
-                f"kvfs: namespace {namespace.name} has {told}, {connector} needs {name}={needed}",
-                err=True,
-            )
+
+
+def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
+    """Warn where the settings are not what the connector needs, beside what is to be pasted."""
+    for name, needed in connectors.misfits(connector, told).items():
+        has = f"{name}={told.get(name, 'off')}"
+        click.echo(
+            f"kvfs: namespace {namespace.name} has {has}, {connector} needs {name}={needed}",
+            err=True,
+        )
 
 
 @command.command(name="list")

@@ -47,14 +47,16 @@ def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
 
 
 def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[torch.Tensor]:
-    """Tensors that blocks are loaded into: contiguous ones, on `device` if one was said."""
+    """Tensors that blocks are loaded into, on `device` if one was said; contiguous ones there."""
     blocks = blocks_of(given, spec, "out")
     if device is not None and blocks and blocks[0].device != device:
         raise ValueError(f"out: expected tensors on {device}, got {blocks[0].device}")
     for at, block in enumerate(blocks):
-        if not block.is_contiguous():
-            got = f"strides {block.stride()}"
+        got = f"strides {block.stride()}"
+        if block.device.type != "cpu" and not block.is_contiguous():
             raise ValueError(f"out[{at}]: expected a contiguous tensor, got {got}")
+        if 0 in (stride for n, stride in zip(block.shape, block.stride(), strict=True) if n > 1):
+            raise ValueError(f"out[{at}]: expected memory of its own for each number, got {got}")
     return blocks
 
 

@@ -26,9 +26,9 @@ from kvfs.client.arguments import (
     shard_of,
     targets_of,
 )
-from kvfs.client.device import Cuda, Done
+from kvfs.client.device import Cuda, Done, Host
 from kvfs.client.load import map_chain, open_chain, read_chain
-from kvfs.client.match import Found, Question, TierBytes, by_stat
+from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import open_namespace
 from kvfs.client.save import save_chain
 from kvfs.client.spec import Spec
@@ -91,6 +91,7 @@ class PrefixCache:
         self.stats = Stats()
         self._closed_prefixes = open_namespace(self.path, spec, create=create)
         self._question = Question(self.path)
+        self._bisection = Bisection(self.path, spec.stored_bytes)
         self._threads = Threads(threads)
         self._transfers: dict[torch.device, Transfer] = {}
         self._process: int | None = os.getpid()
@@ -271,9 +272,8 @@ class PrefixCache:
 
     def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
         self._check_open()
-        size = self.spec.stored_bytes
-        found = self._question.ask(parent, keys, shards, size)
-        return found or by_stat(self.path, parent, keys, shards, size)
+        found = self._question.ask(parent, keys, shards, self.spec.stored_bytes)
+        return found or self._bisection.ask(parent, keys, shards)
 
     def _load(
         self,
@@ -289,12 +289,14 @@ class PrefixCache:
         most = keys[: count_of(blocks, "blocks", len(keys))]
         where = device_of(device)
         if mode == "mmap":
+            if not self.spec.stored.raw:
+                raise ValueError(f"mode='mmap': expected storage='raw', got {self.spec.storage!r}")
             if out is not None or where.type != "cpu":
                 raise ValueError(
                     f"mode='mmap': expected out=None and the CPU, got device={device!r}, "
                     f"out={type(out).__name__}: it copies nothing"
                 )
-            return lambda: self._mapped(self._paths(parent, most, shard))
+            return lambda: self._mapped(parent, most, shard)
         if mode != "copy":
             raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
         if out is not None:
@@ -302,7 +304,7 @@ class PrefixCache:
             place = targets[0].device if targets else where
             transfer, after = self._transfer(place)
             return lambda: Loaded(
-                self._copied(self._paths(parent, most, shard), targets, transfer, after), out
+                self._copied(parent, most[: len(targets)], shard, targets, transfer, after), out
             )
         transfer, after = self._transfer(where)
 
@@ -316,33 +318,40 @@ class PrefixCache:
             else:
                 new = torch.empty(shape, dtype=self.spec.torch_dtype, device=where)
             targets = list(new)
-            paths = self._paths(parent, chain, shard)
-            count = self._copied(paths, targets, transfer, after)
+            count = self._copied(parent, chain, shard, targets, transfer, after)
             return Loaded(count, targets[:count])
 
         return run
 
-    def _mapped(self, paths: list[str]) -> Loaded:
+    def _mapped(self, parent: bytes, keys: list[bytes], shard: str) -> Loaded:
+        paths = self._paths(parent, keys, shard)
         found = map_chain(paths, self.spec, threads=self._threads, stats=self.stats)
+        self._ended(keys, len(found))
         return Loaded(len(found), found)
 
     def _copied(
         self,
-        paths: list[str],
+        parent: bytes,
+        keys: list[bytes],
+        shard: str,
         targets: list[torch.Tensor],
         transfer: Transfer | None,
         after: Done,
     ) -> int:
-        paths = paths[: len(targets)]
-        if transfer is not None:
-            return transfer.load(paths, targets, after)
-
         def read(at: int, fd: int, path: str) -> None:
             files.read_into(fd, memory.view(targets[at]), path)
 
-        return read_chain(
-            paths, read, self.spec.stored_bytes, threads=self._threads, stats=self.stats
-        )
+        paths, size = self._paths(parent, keys, shard), self.spec.stored_bytes
+        if transfer is None:
+            count = read_chain(paths, read, size, threads=self._threads, stats=self.stats)
+        else:
+            count = transfer.load(paths, targets, after)
+        self._ended(keys, count)
+        return count
+
+    def _ended(self, keys: list[bytes], count: int) -> None:
+        if count < len(keys):
+            self._bisection.missed(keys[count])
 
     def _tail(
         self, tokens: Sequence[int], blocks: Blocks, start: int
@@ -375,7 +384,7 @@ class PrefixCache:
             if cached == len(keys):
                 return cached
 
-            def content(at: int) -> AbstractContextManager[memoryview]:
+            def content(at: int) -> AbstractContextManager[memory.Runs]:
                 block = given[cached - start + at]
                 if transfer is not None:
                     return transfer.content(block, after)
@@ -396,12 +405,13 @@ class PrefixCache:
         return run
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
-        """The way to a device, after what the caller's stream does now; None for the CPU."""
-        if where.type == "cpu":
+        """The way to a device, after what the caller's stream does now; None if it is straight."""
+        if where.type == "cpu" and self.spec.stored.raw:
             return None, lambda: None
         transfer = self._transfers.get(where)
         if transfer is None:
-            made = Transfer(Cuda(where), self.spec, self._threads, self.stats)
+            device = Host() if where.type == "cpu" else Cuda(where)
+            made = Transfer(device, self.spec, self._threads, self.stats)
             transfer = self._transfers.setdefault(where, made)
         return transfer, transfer.begin()
 

@@ -1,7 +1,7 @@
-"""A device beside the CPU: page-locked memory, and copies that run by themselves.
+"""Where tensors are: page-locked memory for its copies, and work that it does by itself.
 
-Contract: `Device` is all that `kvfs.client.transfer` asks of a device, so that tests can stand in
-for one. `Cuda` has not been run: there was no GPU to run it on. Not for files.
+Contract: `Device` is all that `kvfs.client.transfer` asks, so that tests can stand in for one.
+`Cuda` has not been run: there was no GPU to run it on. Not for files.
 """
 
 import contextlib
@@ -11,10 +11,16 @@ from typing import Protocol
 
 import torch
 
+from kvfs.client import memory
+
 _log = logging.getLogger(__name__)
 
 Done = Callable[[], object]
 _READ_ONLY = 8  # cudaHostRegisterReadOnly, driver_types.h
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 class Device(Protocol):
@@ -26,11 +32,28 @@ class Device(Protocol):
     def pinned(self, size: int) -> torch.Tensor:
         """A page-locked buffer, uint8 of `size`."""
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Done:
-        """Begin a copy; the result waits for its end."""
+    def run(self, work: Callable[[], object]) -> Done:
+        """Begin what `work` has torch do; the result waits for its end."""
 
     def register(self, pages: torch.Tensor) -> Done | None:
         """Lock a mapping's pages; the result undoes it. None: it can not be done."""
+
+
+class Host:
+    """The CPU, for blocks that are not stored as they are."""
+
+    def begin(self) -> Done:
+        return _nothing
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return memory.new((size,), torch.uint8)
+
+    def run(self, work: Callable[[], object]) -> Done:
+        work()
+        return _nothing
+
+    def register(self, pages: torch.Tensor) -> Done | None:  # noqa: ARG002 (any pages will do)
+        return _nothing
 
 
 class Cuda:
@@ -48,10 +71,10 @@ class Cuda:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Done:
+    def run(self, work: Callable[[], object]) -> Done:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+            work()
             event.record(self._stream)
         return event.synchronize
 

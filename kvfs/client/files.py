@@ -18,6 +18,7 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -30,6 +31,7 @@ _LIBC.mmap.argtypes = (
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 _READ, _WRITE = 1, 2  # PROT_, asm-generic/mman-common.h
+_AT_ONCE = 1024  # runs that one preadv(2) or pwritev(2) takes: IOV_MAX, limits.h
 _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_
 
 
@@ -51,14 +53,26 @@ def wrong_size(path: str, found: int, size: int) -> OSError:
     return OSError(errno.EFBIG, f"{found} bytes, expected a file of {size}", path)
 
 
-def read_into(fd: int, target: memoryview, path: str) -> None:
-    """Fill `target` from the file's beginning."""
+def read_into(fd: int, target: Sequence[memoryview], path: str) -> None:
+    """Fill all runs of `target`, one after the other, from the file's beginning."""
     done = 0
-    while done < len(target):
-        count = os.preadv(fd, [target[done:]], done)
+    while rest := _after(target, done):
+        count = os.preadv(fd, rest, done)
         if not count:
-            raise wrong_size(path, done, len(target))
+            raise wrong_size(path, done, sum(map(len, target)))
         done += count
+
+
+def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What follows the first `done` bytes, as far as one system call takes it."""
+    rest: list[memoryview] = []
+    for run in runs:
+        if len(rest) == _AT_ONCE:
+            break
+        if done < len(run):
+            rest.append(run[done:])
+        done = max(0, done - len(run))
+    return rest
 
 
 def map_block(fd: int, size: int, *, shared: bool = False) -> torch.Tensor:
@@ -78,17 +92,18 @@ def map_block(fd: int, size: int, *, shared: bool = False) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def write_temporary(directory: str, name: str, content: memoryview) -> str:
-    """Write all of it below `directory` and return the path, which nobody else has."""
+def write_temporary(directory: str, name: str, content: Sequence[memoryview]) -> str:
+    """Write all runs of it below `directory` and return the path, which nobody else has."""
     path = f"{directory}/{name}.{secrets.token_hex(8)}.tmp"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             done = 0
-            while done < len(content):
-                count = os.pwrite(fd, content[done:], done)
+            while rest := _after(content, done):
+                count = os.pwritev(fd, rest, done)
                 if not count:
-                    raise OSError(errno.EIO, f"{done} of {len(content)} bytes written", path)
+                    size = sum(map(len, content))
+                    raise OSError(errno.EIO, f"{done} of {size} bytes written", path)
                 done += count
         finally:
             os.close(fd)  # where the network or a quota says no, it may be said here

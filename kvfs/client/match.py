@@ -2,7 +2,8 @@
 
 Contract: an answer is what was there at some moment; `load` finds out what still is. Bisection
 takes at most log2(blocks) + 2 stats for each shard, and is exact where prefixes are closed, as a
-kvfs namespace with `prefix` keeps them; where a hole can be, it finds the end of one of the runs.
+kvfs namespace with `prefix` keeps them; where a hole can be, it finds the end of one of the runs,
+but none that a load has found to have a hole.
 The mount answers by a hidden file of the namespace, `.match`:
 
     question  KVM1, u32 flags (1: details), u32 keys n, u32 length s of the shards' names, these
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 FILE = ".match"
 KEYS_MAX = 65536  # of one question
+HOLES_MAX = 65536  # remembered, of 16 bytes
 _MAGIC = b"KVM1"
 _DETAILS = 1
 _QUESTION = struct.Struct("<4sIII")
@@ -144,27 +146,53 @@ def _parse(answer: bytes, keys: int) -> tuple[int, TierBytes, "array[int] | None
     return blocks, TierBytes(ram, nvme, bucket), sizes
 
 
-def by_stat(
-    directory: str, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
-) -> Found:
-    """Bisection: first whether all are there, then whether any is."""
+class Bisection:
+    """Stats of one directory, for files of one size. Any number of threads.
 
-    def there(at: int) -> bool:
-        above = keys[at - 1] if at else parent
-        return all(
-            _is_block(f"{directory}/{prefix.path(above, keys[at], shard)}", size)
-            for shard in shards
-        )
+    Where a prefix may have a hole, its end is found by who loads: `missed` says so, and a match
+    ends there until the block is there again.
+    """
 
-    if not keys or not there(0):
-        return Found(0, None)
-    if there(len(keys) - 1):
-        return Found(len(keys), None)
-    low, high = 0, len(keys) - 1  # the first is there, the last is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if there(middle) else (low, middle)
-    return Found(low + 1, None)
+    def __init__(self, directory: str, size: int) -> None:
+        self._directory = directory
+        self._size = size
+        self._holes: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
+        """Look whether the first is there, and the last; then between them."""
+
+        def there(at: int) -> bool:
+            above = keys[at - 1] if at else parent
+            paths = (prefix.path(above, keys[at], shard) for shard in shards)
+            return all(_is_block(f"{self._directory}/{path}", self._size) for path in paths)
+
+        for at in self._suspects(keys):
+            if not there(at):
+                keys = keys[:at]
+                break
+            with self._lock:
+                self._holes.discard(keys[at])
+        if not keys or not there(0):
+            return Found(0, None)
+        if there(len(keys) - 1):
+            return Found(len(keys), None)
+        low, high = 0, len(keys) - 1  # the first is there, the last is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if there(middle) else (low, middle)
+        return Found(low + 1, None)
+
+    def missed(self, key: bytes) -> None:
+        """A block that was believed to be there is not."""
+        with self._lock:
+            if len(self._holes) >= HOLES_MAX:
+                self._holes.clear()  # they will be found again
+            self._holes.add(key)
+
+    def _suspects(self, keys: Sequence[bytes]) -> list[int]:
+        with self._lock:
+            return [at for at, key in enumerate(keys) if key in self._holes] if self._holes else []
 
 
 def _is_block(path: str, size: int) -> bool:

@@ -13,19 +13,30 @@ import torch
 _LIBC = ctypes.CDLL(None)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _HUGE = 2 << 20
+Runs = list[memoryview]
 
 
-def view(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, which must outlive them, without a copy."""
-    count = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B")
+def view(tensor: torch.Tensor) -> Runs:
+    """The bytes of a CPU tensor, which must outlive them, in its order, without a copy.
+
+    One run if it is contiguous, else as few as its strides allow: an engine's own memory, whose
+    layers or whose keys and values are apart, is read into and written from where it is.
+    """
+    size, axis = tensor.element_size(), tensor.dim()
+    run = size
+    while axis and (tensor.shape[axis - 1] == 1 or tensor.stride(axis - 1) * size == run):
+        axis -= 1
+        run *= tensor.shape[axis]
+    starts = [tensor.data_ptr()]
+    for length, stride in zip(tensor.shape[:axis], tensor.stride()[:axis], strict=True):
+        starts = [start + at * stride * size for start in starts for at in range(length)]
+    return [memoryview((ctypes.c_ubyte * run).from_address(start)).cast("B") for start in starts]
 
 
 @contextmanager
-def content(block: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a CPU tensor while they are needed; copied only if it is not contiguous."""
-    whole = block.contiguous()
-    yield view(whole)
+def content(block: torch.Tensor) -> Iterator[Runs]:
+    """The bytes of a CPU tensor while they are needed."""
+    yield view(block)
 
 
 def new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

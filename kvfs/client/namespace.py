@@ -13,6 +13,7 @@ from kvfs.errors import SpecMismatchError
 
 FINGERPRINT = "user.kvfs.fingerprint"
 PREFIX = "user.kvfs.prefix"
+_SETTING = "user.kvfs.eviction"
 _LONGEST = 255  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
 # There is no such attribute; the file system, or a kvfs of another version, has none of it.
 _NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES}
@@ -30,7 +31,8 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
         except FileExistsError:
             pass
         else:
-            _set(path, PREFIX, "on")
+            if _is_kvfs(path):
+                _set(path, PREFIX, "on")
             _set(path, FINGERPRINT, _recorded(spec))
     if not os.path.isdir(path):
         if os.path.exists(path):
@@ -44,7 +46,12 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
             f"{path} has the blocks of another spec: expected fingerprint {wanted}, got {found}; "
             "give each model, dtype and layout a directory of its own"
         )
-    return _get(path, PREFIX) == "on"
+    return _is_kvfs(path) and _get(path, PREFIX) == "on"
+
+
+def _is_kvfs(path: str) -> bool:
+    """There a setting can be read though nobody has set it."""
+    return bool(_get(path, _SETTING))
 
 
 def _recorded(spec: Spec) -> str:

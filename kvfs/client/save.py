@@ -3,12 +3,11 @@
 Contract: a block gets its name after the one before it, whole or not at all. Files are written in
 the directory of the first one's parent, because those of the others are not there yet; a kvfs
 namespace with `prefix` makes each with its block, on any other file system it is made here. An
-OSError ends the chain: that block and all after it are not saved, their files are gone. Not for
-what is cached already, nor for where tensors are.
+OSError ends the chain, and so does a block that its storage can not hold: that block and all after
+it are not saved, their files are gone. Not for what is cached already, nor for where tensors are.
 """
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -16,7 +15,9 @@ from collections.abc import Callable, Sequence
 
 from kvfs import prefix
 from kvfs.client import files
+from kvfs.client.memory import Runs
 from kvfs.client.stats import Stats
+from kvfs.client.storage import UnstorableError
 from kvfs.client.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def save_chain(
     parent: bytes,
     keys: Sequence[bytes],
     shard: str,
-    content: Callable[[int], contextlib.AbstractContextManager[memoryview]],
+    content: Callable[[int], contextlib.AbstractContextManager[Runs]],
     *,
     parent_cached: bool,
     closed: bool,
@@ -52,11 +53,17 @@ def save_chain(
             with content(at) as data:
                 temporary = files.write_temporary(begin, prefix.name(keys[at], shard), data)
             chain.written(at, temporary)
-        except OSError as error:
+        except (OSError, UnstorableError) as error:
             chain.end(at)
             stats.add(save_errors=1)
-            level = logging.DEBUG if error.errno == errno.ENOENT else logging.WARNING
-            _log.log(level, "not saved: block %s of %s: %s", keys[at].hex(), directory, error)
+            usual = isinstance(error, FileNotFoundError)  # the block before it has been dropped
+            _log.log(
+                logging.DEBUG if usual else logging.WARNING,
+                "not saved: block %s of %s: %s",
+                keys[at].hex(),
+                directory,
+                error,
+            )
             return False
         return True
 

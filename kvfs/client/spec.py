@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 
+from kvfs.client.storage import Storage, storage
 from kvfs.prefix import Fingerprint, block_keys
 
 TOKEN = "token"  # noqa: S105  # the axis that every block has
@@ -24,8 +25,9 @@ class Spec:
 
     model, revision, tokenizer, adapter: as `kvfs.prefix.Fingerprint` has them. dtype: a torch.dtype
     or its name, "bfloat16". axes: the names and lengths of one file's axes in the order of its
-    shape; "token" is one of them, the tokens of a block. storage: "raw", the bytes of the tensor.
-    shards: files of a block; with more than one, `axes` is what one rank has.
+    shape; "token" is one of them, the tokens of a block. storage: "raw", the bytes of the tensor,
+    or fewer, as `kvfs.client.storage` has it. shards: files of a block; with more than one, `axes`
+    is what one rank has.
 
     Raises TypeError and ValueError, which name argument, got and expected.
     """
@@ -42,9 +44,7 @@ class Spec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _dtype(self.dtype))
         object.__setattr__(self, "axes", MappingProxyType(_axes(self.axes)))
-        if self.storage != "raw":
-            raise ValueError(f"storage={self.storage!r}: expected 'raw'")
-        _ = self.fingerprint  # checks the rest
+        _ = self.stored, self.fingerprint  # check the rest
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -88,9 +88,14 @@ class Spec:
         return prod(self.shape) * self.torch_dtype.itemsize
 
     @cached_property
+    def stored(self) -> Storage:
+        """How a block's tensor becomes the bytes of its file."""
+        return storage(self.storage, self.axes, self.torch_dtype)
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of a block's file, exactly."""
-        return self.block_bytes
+        return self.stored.stored_bytes
 
     @cached_property
     def shard_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Blocks on their way between files and tensors, when it is not straight.
+"""Blocks on their way between files and tensors, where it is not straight: to a device, or lossy.
 
 Contract: a file's bytes reach a device in one of two ways. "pinned": read into a page-locked
 buffer, which is used again once the copy out of it has ended. "register": the mapping of the file
@@ -7,6 +7,7 @@ itself is page-locked, and copied from. Which is faster is measured with the fir
 ended. Not for what a block's tensor must be (`kvfs.client.arguments`).
 """
 
+import errno
 import logging
 import queue
 import threading
@@ -85,7 +86,7 @@ class Transfer:
             if way == "pinned" or not self._registered(fd, targets[at], ends):
                 with self.buffer() as buffer:
                     files.read_into(fd, memory.view(buffer.pages), path)
-                    buffer.busy = self._device.copy(self._block(buffer.pages), targets[at])
+                    buffer.busy = self._fill(targets[at], buffer.pages)
                     ends.append(buffer.busy)
 
         try:
@@ -102,7 +103,7 @@ class Transfer:
         if undo is None:
             self.way, self._refused = "pinned", True
             return False
-        copied = self._device.copy(self._block(pages), target)
+        copied = self._fill(target, pages)
 
         def end() -> None:
             try:
@@ -115,11 +116,11 @@ class Transfer:
         return True
 
     @contextmanager
-    def content(self, block: torch.Tensor, after: Done) -> Iterator[memoryview]:
+    def content(self, block: torch.Tensor, after: Done) -> Iterator[memory.Runs]:
         """The bytes of a block that is on the device."""
         with self.buffer() as buffer:
             after()
-            self._device.copy(block, self._block(buffer.pages))()
+            self._store(block, buffer.pages)()
             yield memory.view(buffer.pages)
 
     @contextmanager
@@ -136,5 +137,25 @@ class Transfer:
         finally:
             self._free.put(buffer)
 
-    def _block(self, pages: torch.Tensor) -> torch.Tensor:
-        return pages.view(self._spec.torch_dtype).view(self._spec.shape)
+    def _fill(self, target: torch.Tensor, pages: torch.Tensor) -> Done:
+        stored = self._spec.stored
+        if stored.raw:
+            block = pages.view(self._spec.torch_dtype).view(self._spec.shape)
+            return self._device.run(lambda: target.copy_(block, non_blocking=True))
+
+        def decode() -> None:
+            try:
+                stored.decode(pages.to(target.device, non_blocking=True), target)
+            except ValueError as error:  # no spec of this fingerprint has written that
+                raise OSError(errno.EIO, str(error)) from error
+
+        return self._device.run(decode)
+
+    def _store(self, block: torch.Tensor, pages: torch.Tensor) -> Done:
+        stored = self._spec.stored
+        if stored.raw:
+            target = pages.view(self._spec.torch_dtype).view(self._spec.shape)
+            return self._device.run(lambda: target.copy_(block, non_blocking=True))
+        if block.device == pages.device:
+            return self._device.run(lambda: stored.encode(block, pages))
+        return self._device.run(lambda: pages.copy_(stored.encode(block), non_blocking=True))

@@ -7,12 +7,24 @@ file names (`kvfs.layouts`).
 """
 
 import difflib
+from collections.abc import Mapping
 
 from kvfs.connectors import lmcache, others, vllm
-from kvfs.connectors.connector import Connector, Place
+from kvfs.connectors.connector import Connector, Gives, Place
+from kvfs.connectors.engines import ENGINES, Engine
 from kvfs.errors import ConfigError
 
-__all__ = ["CONNECTORS", "NAMES", "configuration", "settings"]
+__all__ = [
+    "CONNECTORS",
+    "ENGINES",
+    "NAMES",
+    "Engine",
+    "Gives",
+    "configuration",
+    "engine",
+    "misfits",
+    "settings",
+]
 
 CONNECTORS: dict[str, Connector] = {
     **lmcache.CONNECTORS,
@@ -29,6 +41,16 @@ def _connector(name: str) -> Connector:
         near = difflib.get_close_matches(name, NAMES, n=1)
         cure = f"did you mean {near[0]}?" if near else "expected one of " + ", ".join(NAMES)
         raise ConfigError(f"unknown connector {name!r}: {cure}") from None
+
+
+def engine(name: str) -> Engine:
+    """Return the ways of an engine. Raises ConfigError."""
+    try:
+        return ENGINES[name]
+    except KeyError:
+        raise ConfigError(
+            f"unknown engine {name!r}: expected one of {', '.join(ENGINES)}"
+        ) from None
 
 
 def settings(name: str) -> dict[str, str]:
@@ -49,3 +71,12 @@ def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: in
         for setting, why in connector.why.items()
     ]
     return "".join(reasons) + connector.write(place)
+
+
+def misfits(name: str, told: Mapping[str, str]) -> dict[str, str]:
+    """Return what the connector needs and a namespace was told otherwise: value by setting.
+
+    `told` are the namespace's settings as text. Raises ConfigError for an unknown connector.
+    """
+    needed = {"prefix": "off", **settings(name)}
+    return {key: value for key, value in needed.items() if told.get(key, "off") != value}

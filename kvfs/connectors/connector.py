@@ -13,6 +13,12 @@ from kvfs.errors import ConfigError
 from kvfs.units import format_size
 
 GIB = 1 << 30
+# What kvfs's own connectors need where they know the block before each: kvfs.prefix has the names.
+PREFIX = {"eviction": "adaptive", "prefix": "on"}
+WHY_PREFIX = {
+    "prefix": "a directory is a prefix: what continues it goes before it, so that the longest one "
+    "is found in one call"
+}
 # Of what a namespace may hold, for engines that count themselves: files take whole blocks, and the
 # next one is written before an old one goes.
 _SHARE = 0.9
@@ -65,3 +71,11 @@ class Connector(NamedTuple):
     settings: dict[str, str]
     why: dict[str, str]
     write: Callable[[Place], str]
+
+
+class Gives(NamedTuple):
+    """What the two ways give in one respect."""
+
+    what: str
+    files: str
+    native: str

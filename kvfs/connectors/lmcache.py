@@ -1,4 +1,4 @@
-"""LMCache: its configuration file in YAML, and the L2 adapter of its server.
+"""LMCache: its configuration file in YAML, the L2 adapter of its server, and kvfs's own plugin.
 
 Checked against LMCache 0.5.6. A string in JSON is one in YAML. Sizes called GB are of 2**30 bytes.
 Not for tuning: what is not said keeps LMCache's default.
@@ -7,7 +7,9 @@ Not for tuning: what is not said keeps LMCache's default.
 import json
 import shlex
 
-from kvfs.connectors.connector import GIB, Connector, Place
+from kvfs.connectors.connector import GIB, PREFIX, Connector, Place
+
+NATIVE_MODULE, NATIVE_CLASS = "kvfs.engines.lmcache", "KvfsAdapter"
 
 _SHARED = {"eviction": "adaptive"}
 _FIXED_TMP = (
@@ -63,6 +65,19 @@ use_gds: false
 """
 
 
+def _native(place: Place) -> str:
+    return f"""\
+# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start
+# all processes with the same PYTHONHASHSEED: chunks have Python's hash unless
+# pre_caching_hash_algorithm says otherwise.
+remote_storage_plugins: ["kvfs"]
+extra_config:
+  remote_storage_plugin.kvfs.module_path: "{NATIVE_MODULE}"
+  remote_storage_plugin.kvfs.class_name: "{NATIVE_CLASS}"
+  remote_storage_plugin.kvfs.path: {json.dumps(place.path)}
+"""
+
+
 CONNECTORS = {
     "lmcache-local-disk": Connector(
         layout="lmcache-local-disk",
@@ -90,5 +105,11 @@ CONNECTORS = {
         settings=_SHARED,
         why={},
         write=_gds,
+    ),
+    "lmcache-native": Connector(
+        layout=None,
+        settings=PREFIX,
+        why={"prefix": "names are kvfs's own: a chunk that is dropped leaves no directory behind"},
+        write=_native,
     ),
 }

@@ -1,12 +1,15 @@
-"""SGLang, the VUA library and llama.cpp's slots.
+"""SGLang, transformers, the VUA library and llama.cpp's slots.
 
 Checked against SGLang 0.5.23; VUA is vast-data/VUA 3eb853e, llama.cpp of 2026. Not for tuning: what
 is not said keeps the engine's default.
 """
 
+import json
 import shlex
 
-from kvfs.connectors.connector import Connector, Place
+from kvfs.connectors.connector import PREFIX, WHY_PREFIX, Connector, Place
+
+SGLANG_MODULE, SGLANG_CLASS = "kvfs.engines.sglang", "KvfsHiCache"
 
 _SHARED = {"eviction": "adaptive"}
 
@@ -24,6 +27,41 @@ def _sglang(place: Place) -> str:
 {own}export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={shlex.quote(place.path)}
 python -m sglang.launch_server --model-path "$MODEL" \\
   --enable-hierarchical-cache --hicache-storage-backend file
+"""
+
+
+def _sglang_native(place: Place) -> str:
+    extra = {
+        "backend_name": "kvfs",
+        "module_path": SGLANG_MODULE,
+        "class_name": SGLANG_CLASS,
+        "interface_v1": 1,
+        "hicache_storage_pass_prefix_keys": True,
+        "path": place.path,
+    }
+    return f"""\
+# SGLang, with kvfs in its environment. With page_first a page's keys are one piece of memory, and
+# so are its values; with layer_first, SGLang's default, those of each layer.
+python -m sglang.launch_server --model-path "$MODEL" \\
+  --enable-hierarchical-cache --hicache-mem-layout page_first \\
+  --hicache-storage-backend dynamic \\
+  --hicache-storage-backend-extra-config {shlex.quote(json.dumps(extra))}
+"""
+
+
+def _transformers(place: Place) -> str:
+    return f"""\
+# transformers, with kvfs in its environment. model: one of transformers; revision: which weights
+# these are, such as a commit; tokens: ids of one prompt.
+import torch
+
+from kvfs.client import PrefixCache
+from kvfs.engines.transformers import load, save, spec_of
+
+prefixes = PrefixCache({place.path!r}, spec_of(model, revision=revision))
+cache, done = load(prefixes, model, tokens)  # done < len(tokens): the rest is computed
+out = model(torch.tensor([tokens[done:]]), past_key_values=cache, use_cache=True)
+save(prefixes, out.past_key_values, tokens)
 """
 
 
@@ -45,6 +83,10 @@ llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 
 CONNECTORS = {
     "sglang-file": Connector(layout="sglang-file", settings=_SHARED, why={}, write=_sglang),
+    "sglang-native": Connector(layout=None, settings=PREFIX, why=WHY_PREFIX, write=_sglang_native),
+    "transformers-native": Connector(
+        layout=None, settings=PREFIX, why=WHY_PREFIX, write=_transformers
+    ),
     "vua": Connector(layout="vua", settings=_SHARED, why={}, write=_vua),
     "llamacpp-slots": Connector(
         layout=None,

@@ -1,4 +1,4 @@
-"""vLLM: `--kv-transfer-config` for its own connectors and for VUA's.
+"""vLLM: `--kv-transfer-config` for its own connectors, for kvfs's and for VUA's.
 
 Checked against vLLM 0.33.0 and vast-data/VUA 3eb853e. Not for tuning: what is not said keeps the
 engine's default.
@@ -8,7 +8,9 @@ import json
 import shlex
 from typing import Any
 
-from kvfs.connectors.connector import GIB, Connector, Place
+from kvfs.connectors.connector import GIB, PREFIX, WHY_PREFIX, Connector, Place
+
+NATIVE_MODULE, NATIVE_CLASS = "kvfs.engines.vllm", "KvfsConnector"
 
 _SHARED = {"eviction": "adaptive"}
 _DIRECTORY = (
@@ -18,9 +20,10 @@ _DIRECTORY = (
 _HOST_MEMORY = 10 * GIB
 
 
-def _serve(command: str, connector: str, extra: dict[str, Any]) -> str:
+def _serve(command: str, connector: str, extra: dict[str, Any], module: str = "") -> str:
     config = {
         "kv_connector": connector,
+        **({"kv_connector_module_path": module} if module else {}),
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
@@ -63,6 +66,12 @@ def _vua(place: Place) -> str:
     )
 
 
+def _native(place: Place) -> str:
+    return "# vLLM, with kvfs in its environment.\n" + _serve(
+        "vllm", NATIVE_CLASS, {"path": place.path}, NATIVE_MODULE
+    )
+
+
 CONNECTORS = {
     "vllm-fs": Connector(layout="vllm-fs", settings=_SHARED, why={}, write=_fs),
     "vllm-example": Connector(
@@ -83,6 +92,7 @@ CONNECTORS = {
         },
         write=_disk,
     ),
+    "vllm-native": Connector(layout=None, settings=PREFIX, why=WHY_PREFIX, write=_native),
     "vua-vllm": Connector(
         layout="vua-vllm",
         settings={"eviction": "never", "publish": "close"},

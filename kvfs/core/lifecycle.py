@@ -181,6 +181,8 @@ class Lifecycle:
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
         ino, before = directory.ino, self.settings(directory)
+        if settings.prefix != before.prefix:
+            self._check_empty(directory)
         keeps = [told.eviction == Settings().eviction for told in (before, settings)]
         with self.catalog.batch() as batch:
             if directory.namespace != ino:
@@ -198,6 +200,20 @@ class Lifecycle:
         if note and before.compression != settings.compression:
             log.info("namespace %s: %s", self.namespaces.name(ino), note)
         return found
+
+    def _check_empty(self, directory: Inode) -> None:
+        """Paths are prefixes from the first one on, or never. Raises ConfigError."""
+        name = self.namespaces.name(directory.ino)
+        if directory.ino == ROOT_INO:
+            raise ConfigError(
+                "setting prefix: the mount itself has none; its top-level directories have"
+            )
+        if self.catalog.entries_after(directory.ino, 0, 1):
+            raise ConfigError(
+                f"setting prefix: namespace {name} has entries, expected a new or empty one: make "
+                "another with kvfs ns create, or set it together with a greater version, which "
+                "drops what is there"
+            )
 
     def _begin(self, directory: Inode, batch: Batch) -> None:
         """What is below is walked, and accounted to it."""

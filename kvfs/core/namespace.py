@@ -13,6 +13,7 @@ from typing import Any
 
 from kvfs import eviction
 from kvfs.catalog import Inode
+from kvfs.core.blocks import Blocks
 from kvfs.core.limits import Limits
 from kvfs.core.open_order import OpenOrder
 from kvfs.core.order import Order, key_of
@@ -64,6 +65,7 @@ class Namespace:
         self.whole: Order | None = None
         self.whole_filled = True  # with all that was here before there was a quota
         self._arrange_whole()
+        self.blocks = Blocks(self.release) if settings.prefix else None
 
     def _arrange_whole(self) -> None:
         quota = self.settings.quota_hard or self.settings.quota_objects
@@ -104,6 +106,11 @@ class Namespace:
         if inode.kept:
             return self.ram_kept
         return self.ram_spare if inode.ino in self.spare else self.ram_only
+
+    def release(self, key: int) -> None:
+        """A group that was held back may go now, as far as that is known here."""
+        for order in self.orders:
+            order.release(key)
 
     def refuse(self, inode: Inode) -> None:
         """What only RAM has is not worth a write to NVMe, until it is touched."""
@@ -188,6 +195,8 @@ class Namespace:
         before, self.settings = self.settings, settings
         self.limits.change(settings)
         self._arrange_whole()
+        if before.prefix != settings.prefix:  # it is empty
+            self.blocks = Blocks(self.release) if settings.prefix else None
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
             goes, moves = _policies(settings)
             for order, name, choice in (

@@ -50,6 +50,7 @@ class Namespaces:
         self.shares: Shares | None = None  # of what the mount may read in a second, when served
         self.hot = HotObjects()  # by inode
         self.limited = False  # whether anybody may have to wait at an open
+        self.prefixes = False  # whether there is one whose paths are prefixes
         self.changed = trio.Event()  # something to walk, or other settings
         self.places = Places(catalog, self.of)
         self.access_log = AccessLog(self.places, self.name)
@@ -58,7 +59,7 @@ class Namespaces:
         for ino, name in catalog.marks(b"r"):
             self._dropped(ino, name)
         self.unaccounted.update(ino for ino, _ in catalog.marks(b"t"))
-        self._look_for_limits()
+        self._look_around()
 
     def _load(self, ino: int, text: bytes) -> None:
         try:
@@ -156,18 +157,20 @@ class Namespaces:
         batch.mark(b"n", ino, settings.to_json().encode())
         batch.then(lambda: self._changed(ino, settings))
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """There is something to walk."""
         done, self.changed = self.changed, trio.Event()
         done.set()
 
     def share(self, shares: Shares) -> None:
         """Of what namespaces compete for their parts from now on; call again when its rate is."""
         self.shares = shares
-        self._look_for_limits()
+        self._look_around()
 
-    def _look_for_limits(self) -> None:
+    def _look_around(self) -> None:
         shared = self.shares is not None and self.shares.total.rate > 0
         self.limited = shared or any(namespace.limits.on for namespace in self)
+        self.prefixes = any(namespace.settings.prefix for namespace in self)
 
     def read(self, inode: Inode, tier: Tier | Bucket) -> None:
         """An object was opened to read."""
@@ -205,14 +208,14 @@ class Namespaces:
             self.shares.total.charge(max(0, inode.size - charged))
 
     def _changed(self, ino: int, settings: Settings) -> None:
-        self._wake()
+        self.wake()
         self.places.forget_paths()  # they begin at namespaces
         found = self._all.get(ino)
         if found is None:
             self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
         else:
             found.change(settings)
-        self._look_for_limits()
+        self._look_around()
 
     def forget(self, ino: int, batch: Batch) -> None:
         """Its directory is removed, and was empty."""
@@ -225,7 +228,7 @@ class Namespaces:
             found.limits.change(Settings())  # who waits there may go
         if found is not None and found.objects:  # open, without a name
             self._ended[ino] = found
-        self._look_for_limits()
+        self._look_around()
 
     def drop(self, ino: int, name: bytes, batch: Batch) -> None:
         """All below this directory, which had that name, is gone from now on; its space follows."""
@@ -240,9 +243,9 @@ class Namespaces:
             Namespace(ino, Settings(), tiered=self.tiered) if found is None else found
         )
         self.dropped[ino].limits.change(Settings())  # who waits there may go
-        self._look_for_limits()
+        self._look_around()
         self.places.forget_paths()
-        self._wake()
+        self.wake()
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
@@ -262,12 +265,12 @@ class Namespaces:
         """All below this directory is to be accounted as it is itself."""
         batch.mark(b"t", ino)
         batch.then(partial(self.unaccounted.update, [ino]))
-        batch.then(self._wake)
+        batch.then(self.wake)
 
     def end_account_anew(self, ino: int, batch: Batch) -> None:
         batch.unmark(b"t", ino)
         batch.then(partial(self.unaccounted.__delitem__, ino))
-        batch.then(self._wake)  # it may have more than its quota now
+        batch.then(self.wake)  # it may have more than its quota now
 
     # Accounts
 
@@ -279,6 +282,8 @@ class Namespaces:
         costs: bytes of its copies by tier. A quota counts it as if none was packed.
         """
         found = self.of(inode)
+        if found.blocks is not None:
+            found.blocks.count(inode, [*costs, "s3"] if inode.in_bucket else costs, sign)
         if bucket is not None:
             found.held[bucket.name] += sign * inode.size
             found.held_objects[bucket.name] += sign

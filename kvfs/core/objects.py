@@ -279,6 +279,12 @@ class Objects:
         It is called after the last await, so that its checks still hold when its names are
         committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
         """
+        with self.residency.prefixes.entering(parent):
+            return await self._create(parent, name, make, at_once=at_once)
+
+    async def _create(
+        self, parent: int, name: bytes, make: Callable[[], Inode], *, at_once: bool
+    ) -> OpenObject:
         catalog, residency = self.catalog, self.residency
         ino = catalog.next_id()
         namespace = residency.namespaces.of(self._directory(parent))
@@ -323,7 +329,7 @@ class Objects:
         held = OpenObject(
             inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
         )
-        held.expected = self.placement.sizes.expect(parent, name) or 0
+        held.expected = self.placement.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
@@ -397,7 +403,7 @@ class Objects:
             raise
         self._taken_back.pop(inode.ino, None)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.expected = self.placement.sizes.expect(parent, name) or 0
+        held.expected = self.placement.expect(parent, name) or 0
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
@@ -525,7 +531,7 @@ class Objects:
             self.residency.dirty.sealed(inode, batch)
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
-        self.placement.sizes.learn(*self._some_name(inode), inode.blocks * 512)
+        self.placement.learn(*self._some_name(inode), inode.blocks * 512)
         return True
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:

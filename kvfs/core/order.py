@@ -4,7 +4,8 @@ Contract: synchronous, no I/O. Members are inode numbers; they enter by `touch` 
 name said of them (`Inode.key`, `Inode.parent_key`), so that a policy knows an object again that was
 dropped and is made anew. Objects of one key are a group: shards of one block, taken together. What
 was there before the daemon started comes in by `add_past`, oldest first within the hour of its last
-use, at 8 bytes each until it is touched, and goes before all that was. About 320 bytes for a member
+use, at 8 bytes each until it is touched, and goes before all that was. What is *held* is a member
+that is not taken, until it is released, touched or discarded. About 320 bytes for a member
 that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
 Not for saying whether an object may go now: that is `Victims`.
 """
@@ -40,6 +41,7 @@ class Order:
         self.policy = policy
         self.goes = goes
         self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second one
+        self._held: dict[int, tuple[int, ...]] = {}  # by key
         self._before: list[Policy] = []  # who said so before, as long as they have something
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
@@ -50,7 +52,7 @@ class Order:
         return policies + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
-        group = self._groups.get(key)
+        group = self._groups.get(key) or self._held.get(key)
         if group is not None:
             return group
         for policy in (self.policy, *self._before):
@@ -63,6 +65,8 @@ class Order:
         """It was used, or is new here."""
         ino = inode.ino
         key = inode.key or ino
+        if self._held:
+            self.release(key)
         found = self.policy.touch(key)
         if found == ino and key not in self._groups:
             return
@@ -81,6 +85,8 @@ class Order:
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
         key = key_of(inode)
+        if self._held:
+            self.release(key)
         group = self._groups.get(key)
         if group is None:
             if self.policy.value(key) == inode.ino:
@@ -150,6 +156,16 @@ class Order:
             self._reversed = hour
             self._past.setdefault(hour, array("q")).append(victim.inos[0])
 
+    def hold(self, victim: Victim, key: int) -> None:
+        """It is not to be taken before it is released, or used; `key` also of one of the past."""
+        self._held[key] = victim.inos
+
+    def release(self, key: int) -> None:
+        """It may be taken, if it was held: it is the next."""
+        inos = self._held.pop(key, None)
+        if inos is not None:
+            self.put_back(Victim(key, inos))
+
     def change(self, policy: Policy, *, goes: bool) -> None:
         """Another policy from now on; what is here goes first, as it would have gone.
 
@@ -167,5 +183,5 @@ class Order:
         for hour in sorted(self._past):
             inos = self._past[hour]
             yield from reversed(inos) if hour == self._reversed else inos
-        for key in chain(*self._before, self.policy):
+        for key in chain(*self._before, self.policy, self._held):
             yield from self.members(key)

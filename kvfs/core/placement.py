@@ -26,7 +26,7 @@ UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no mea
 
 
 class Placement:
-    """`sizes` is to be told how large files have become."""
+    """It is to be told how large files have become (`learn`)."""
 
     def __init__(self, room: Room, quota: Quota) -> None:
         self.residency = room.residency
@@ -36,6 +36,22 @@ class Placement:
         self.backpressure = Backpressure(room.residency)
         self.sizes = ExpectedSizes()
         self._said: set[str] = set()
+
+    def expect(self, parent: int, name: bytes) -> int | None:
+        """Bytes that a file of this name will take; None if nothing is known of such."""
+        return self.sizes.expect(*self._kind(parent, name))
+
+    def learn(self, parent: int, name: bytes, size: int) -> None:
+        """So many bytes it takes."""
+        self.sizes.learn(*self._kind(parent, name), size)
+
+    def _kind(self, parent: int, name: bytes) -> tuple[int, bytes]:
+        """Of a block of a prefix all of the namespace say it: each is in a directory of its own."""
+        directory = self.residency.inode(parent)
+        space = None if directory is None else self.residency.namespaces.own(directory.namespace)
+        if space is None or not space.settings.prefix:
+            return parent, name
+        return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name
 
     async def choose(
         self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
@@ -48,7 +64,7 @@ class Placement:
         """
         residency = self.residency
         namespace = namespace or residency.namespaces.default
-        expected = self.sizes.expect(parent, name)
+        expected = self.expect(parent, name)
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0

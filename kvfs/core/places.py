@@ -41,6 +41,7 @@ class Places:
         block = layouts.recognise(self.path(directory), name)
         if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
+            inode.target = b""
             inode.model, inode.kept = 0, self.is_pinned(inode)
             return
         # One that waits for its rename is the block already: to policies and ghosts it is one use.
@@ -50,6 +51,7 @@ class Places:
             or self._linked_parent(directory, block)
             or self._namespace(inode).opens.follows(inode.key)
         )
+        inode.target = block.shard.encode() if block.number else b""
         inode.model = self._number(block.engine, block.model, batch)
         inode.kept = self._keeps(inode, block) or self.is_pinned(inode)
 

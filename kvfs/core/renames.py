@@ -235,6 +235,7 @@ class Renames:
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
         """All below it is accounted to where it is now, in the background, and named so."""
         batch.then(self.namespaces.places.forget_paths)
+        inode.key = inode.parent_key = 0  # it is no block's any more (`Prefixes`)
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)
@@ -267,6 +268,6 @@ def _counted(inode: Inode, below: Mapping[int, Weight]) -> Weight:
     return (Tier.cost(inode.blocks), 1) if inode.is_file else below.get(inode.ino, (0, 0))
 
 
-def _place_of(inode: Inode) -> tuple[int, int, int, int, bool]:
+def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:
     """What accounts and orders go by."""
-    return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept
+    return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept, inode.target

@@ -34,6 +34,8 @@ from kvfs.core.followers import Followers
 from kvfs.core.header import Header
 from kvfs.core.latencies import Latencies
 from kvfs.core.namespaces import Namespaces
+from kvfs.core.order import key_of
+from kvfs.core.prefixes import Prefixes
 from kvfs.core.stream import Stream
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
@@ -144,6 +146,7 @@ class Residency:
         # Inodes whose backing is being opened or changed, with who waits for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.namespaces = Namespaces(catalog, tiered=len(self.tiers) > 1)
+        self.prefixes = Prefixes(self)
         self.bucket = bucket
         self.dirty = Dirty(catalog, self.namespaces, bucket)
         self.latencies = Latencies(self.media)
@@ -288,19 +291,19 @@ class Residency:
         namespace, holders = self.namespaces.of(inode), self.holders(inode)
         for tier in holders:
             order = namespace.order(inode, tier, holders)
-            if tier.slow:
+            if tier.slow and namespace.blocks is None:
                 order.add_past(inode.ino, inode.atime_ns // HOUR)
-            else:
+            else:  # of prefixes what comes before what is to be known, for leaves go first
                 order.touch(inode)
         self.enter_whole(inode)
 
     def enter_whole(self, inode: Inode) -> None:
         """An object of its namespace, as old as it is, may have to go for its quota."""
-        whole = self.namespaces.of(inode).whole
-        holders = self.holders(inode)
+        namespace, holders = self.namespaces.of(inode), self.holders(inode)
+        whole = namespace.whole
         if whole is None or inode.kept or inode in whole or not holders:
             return
-        if holders[0].slow:
+        if holders[0].slow and namespace.blocks is None:
             whole.add_past(inode.ino, inode.atime_ns // HOUR)
         else:
             whole.touch(inode)
@@ -517,6 +520,8 @@ class Residency:
         for order in orders:
             if order not in left:
                 order.touch(inode)
+        if namespace.blocks is not None:  # it need not stay for what follows it
+            namespace.release(key_of(inode))
         self.wake()
 
     def drop_copy(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:

@@ -98,7 +98,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     """
     residency = objects.residency
     ended = all(left.ending for left in lefts)
-    ino, backing_id = inode.ino, 0 if ended else lefts[0].backing_id
+    ino, backing_id = inode.ino, lefts[0].backing_id
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
     fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
@@ -113,14 +113,14 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         tier,
         fd,
         writable=writers > 0 and fd >= 0,
-        backing_id=backing_id,
+        backing_id=0 if ended else backing_id,
         readers=len(lefts) - writers,
         writers=writers,
         accounted=bool(inode.links) and not writers,
-        reopened=backing_id > 0,
+        reopened=backing_id > 0 and not ended,
         direct=direct,
     )
-    if ended and lefts[0].backing_id and fd >= 0:
+    if ended and backing_id and fd >= 0:
         held.backing_id = objects.backings.register(fd)
     if not inode.links:
         held.publish = objects.to_publish(ino)

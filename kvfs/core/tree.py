@@ -9,6 +9,7 @@ other names of what is there `Renames`, for all else that an inode says `Attribu
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
@@ -294,6 +295,7 @@ class Tree:
         if inode.links:
             if inode.links[0] != first:
                 self.residency.dirty.named(inode, batch)
+                self._place_anew(inode, batch)
             batch.put(inode)
         elif inode.ino in self.residency.open:
             self.residency.unlinked_open(inode, batch)
@@ -301,6 +303,18 @@ class Tree:
             self.residency.to_limbo(inode, batch)
         else:
             self.residency.forget(inode, batch)
+
+    def _place_anew(self, inode: Inode, batch: Batch) -> None:
+        """It has another first name from now on, which says what it is."""
+        above, cookie = inode.links[0]
+        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
+        if directory is None or entry is None:
+            return
+        before = inode.copy()
+        self.namespaces.places.place(inode, directory, entry.name, batch)
+        if inode != before and self.residency.accounted(inode):
+            batch.then(partial(self.residency.dismiss, before))
+            batch.then(partial(self.residency.admit, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)

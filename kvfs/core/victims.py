@@ -9,6 +9,8 @@ Invariants, none of which an await can break, since all of it is synchronous:
   What comes before it in its prompt is none either, but for very long prompts.
 - What the bucket lacks, and is to have, is no victim, but when nothing else is left and the bucket
   is down (`losing_dirty`). What the bucket has leaves its tiers only, and keeps its names.
+- In a namespace of prefixes nothing is dropped that others follow: it is held back until they are
+  gone, or it has another copy.
 - For what nobody waits for (`gently`) only that goes which is in the bucket or another tier, and
   was not used lately, nor fetched ahead.
 - Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
@@ -90,7 +92,7 @@ class Victims:
 
     def next_of(self, order: Order, tier: Tier) -> Inode | None:
         """The first of what an order would give up next; it stays the next."""
-        found = self._victim(order, tier, "lose")
+        found = self._victim(order, tier, "lose", leaves=False)
         if found is None:
             return None
         order.put_back(found[0])
@@ -125,9 +127,11 @@ class Victims:
         return True
 
     def _victim(
-        self, order: Order, tier: Tier | None, twins: Twins
+        self, order: Order, tier: Tier | None, twins: Twins, *, leaves: bool = True
     ) -> tuple[Victim, list[Inode]] | None:
         """Take the group that goes first, if all of it is really there and not in use.
+
+        leaves: it is to be dropped, and nothing may follow it then.
 
         What comes before a block that is in use is of use as well: it goes after that.
         """
@@ -142,6 +146,12 @@ class Victims:
             if useful or any(map(self._in_use, inodes)):
                 before.update(inode.parent_key for inode in inodes)
             elif self._may_go(inodes, tier, twins):
+                if leaves and self._is_followed(inodes, tier, twins):
+                    order.hold(victim, key_of(inodes[0]))
+                    continue
+                if leaves and self._has_entries(inodes, tier, twins):
+                    passed.append((victim, inodes))
+                    continue
                 if not self._gentle or self._cool(inodes, tier, twins):
                     found = victim, inodes
                 else:
@@ -162,6 +172,28 @@ class Victims:
         if residency.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
             return True
         return not any(inode.ino in residency.dirty and not inode.in_bucket for inode in inodes)
+
+    def _goes(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
+        """Whether it would be dropped with its names."""
+        if inode.in_bucket:
+            return False
+        return not (tier and twins == "uncopy" and len(self.residency.holders(inode)) > 1)
+
+    def _is_followed(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+        """Whether a block would go that others follow, which are sealed."""
+        blocks = self.residency.namespaces.of(inodes[0]).blocks
+        if blocks is None or not any(self._goes(inode, tier, twins) for inode in inodes):
+            return False
+        return blocks.children(key_of(inodes[0])) > 0
+
+    def _has_entries(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+        """Whether there is anything else in the directory of a block that would go."""
+        inode, residency = inodes[0], self.residency
+        if residency.namespaces.of(inode).blocks is None:
+            return False
+        if not any(self._goes(one, tier, twins) for one in inodes):
+            return False
+        return residency.prefixes.has_entries(inode)
 
     @staticmethod
     def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:

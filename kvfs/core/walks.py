@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 STEP = 8  # objects; each costs 30 to 100 us
 TRASH_MAX = 4096  # files that wait for their unlink before a walk goes on
+BUSY_PERIOD = 0.01  # s between two looks at what is behind an inode's lock
 SHORTEST, LONGEST = 1.0, 60.0  # s between two looks for what has expired
 
 
@@ -89,8 +90,13 @@ class Walks:
             await self._pause()
         log.info("namespace %s was dropped, and nothing of it is left", name or top)
 
-    def _clear_files(self, entries: list[Dentry], place: "_Place") -> list["_Place"]:
-        """Unlink the files among some entries; directories are to be cleared first."""
+    def _clear_files(
+        self, entries: list[Dentry], place: "_Place", *, told: bool = False
+    ) -> list["_Place"]:
+        """Unlink the files among some entries; directories are to be cleared first.
+
+        told: the kernel is, since it may still find the way there.
+        """
         deeper = []
         with self.catalog.batch() as batch:
             for entry, inode in self._inodes(entries):
@@ -102,6 +108,8 @@ class Walks:
                     place.busy = True
                 else:
                     self._unlink(place.ino, entry, inode, batch)
+                    if told:
+                        batch.then(partial(self.residency.gone, place.ino, entry.name, entry.ino))
         return deeper
 
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
@@ -158,6 +166,49 @@ class Walks:
         await trio.lowlevel.checkpoint()
         while len(self.residency.trash) > TRASH_MAX:  # noqa: ASYNC110 (it shrinks in steps)
             await trio.sleep(0.01)
+
+    # Prefixes that are not cached any more
+
+    async def close_prefixes(self) -> None:
+        """Clear the directories of blocks that are gone, with all that follows them, for ever."""
+        await self.residency.census_done.wait()
+        while True:
+            changed = self.namespaces.changed
+            going = self.residency.prefixes.going
+            while going:
+                await self._close(min(going))
+            await changed.wait()
+
+    async def _close(self, top: int) -> None:
+        """One of them; what is in it takes the directories of its own blocks along."""
+        prefixes = self.residency.prefixes
+        way = [_Place(top, 0)]
+        while way and top in prefixes.going:  # its block may be there again
+            place = way[-1]
+            entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
+            if entries:
+                place.cookie = entries[-1].cookie
+                way += self._clear_files(entries, place, told=True)
+            elif place.busy:
+                place.cookie, place.busy = 0, False
+                await trio.sleep(BUSY_PERIOD)
+            else:
+                way.pop()
+                self._remove_below(top, place)
+            if failpoints.active:
+                failpoints.reach("walks.closed")
+            await self._pause()
+
+    def _remove_below(self, top: int, place: "_Place") -> None:
+        if place.ino != top:
+            self._remove(place.ino, top=False, parent=place.parent)
+            return
+        directory = self.catalog.inode(top)
+        with self.catalog.batch() as batch:
+            if directory is None:
+                self.residency.prefixes.end(top, batch)
+            else:
+                self.residency.prefixes.remove(directory, batch)
 
     # Accounted anew
 

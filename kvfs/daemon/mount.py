@@ -243,6 +243,7 @@ class Mount:
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.flow.run)
             nursery.start_soon(self.flow.keep_up, self.walks.run)
+            nursery.start_soon(self.flow.keep_up, self.walks.close_prefixes)
             nursery.start_soon(self.flow.keep_up, self.walks.expire)
             nursery.start_soon(self.flow.keep_up, self.ranking.run)
             nursery.start_soon(self.operations.objects.mappings.watch)

@@ -22,12 +22,11 @@ _READERS: dict[bytes, tuple[Reader, ...]] = {
     b"bin": (sglang.page, vllm.fs, lmcache.slot, scratch.transfer),
     b"bucket": (scratch.bucket,),
     b"data": (lmcache.data,),
-    b"kv": (prefix.block,),
     b"meta": (scratch.bucket,),
     b"metadata": (lmcache.gds,),
     b"pt": (lmcache.local_disk,),
     b"safetensors": (vua.block, vllm.example, lmcache.gds, vua.layer),
-    b"tmp": (vllm.fs, sglang.unfinished, lmcache.unfinished, prefix.block, vllm.probe),
+    b"tmp": (vllm.fs, sglang.unfinished, lmcache.unfinished, vllm.probe),
     b"weka1": (lmcache.gds,),
 }
 # What follows the last dot differs from file to file.
@@ -49,6 +48,8 @@ def recognise(directory: Directory, name: bytes) -> Block | None:
 
     `directory` has the names of the directories from the namespace down, without it.
     """
+    if (found := prefix.block(directory, name)) is not None:  # whatever its shard is called
+        return found
     for read in _READERS.get(name[name.rfind(b".") + 1 :], _OTHERS):
         block = read(directory, name)
         if block is not None:

@@ -23,7 +23,9 @@ class Block(NamedTuple):
 
     `model` is as the name has it, where the connector's own escapes cannot be undone. `shard` is
     the layer, group or pool within a rank. `temporary` files wait to be renamed. `element_size` is
-    the bytes of a number, where the name has a dtype of 16 bits or more.
+    the bytes of a number, where the name has a dtype of 16 bits or more. `number` and
+    `parent_number` are keys for programs where names are digests already; 0: they are made of
+    groups.
     """
 
     engine: str
@@ -38,15 +40,17 @@ class Block(NamedTuple):
     parent: str | None = None
     temporary: bool = False
     element_size: int | None = None
+    number: int = 0
+    parent_number: int = 0
 
     @property
     def key(self) -> int:
-        return key(self.group)
+        return self.number or key(self.group)
 
     @property
     def parent_key(self) -> int:
         """The key of the block before this one in its prompt; 0 if the name does not say it."""
-        return key(self.parent_group) if self.parent_group else 0
+        return self.parent_number or (key(self.parent_group) if self.parent_group else 0)
 
 
 class Life(NamedTuple):

@@ -1,46 +1,58 @@
-"""kvfs's own prefix paths: the one layout whose names say the order of blocks.
+"""kvfs's own prefix paths: a directory is a prefix, its entries are its continuations.
 
-The format, for whoever writes caches on a mount and chooses the names:
+The format is that of `kvfs.prefix`, below a namespace's directory or any other:
 
-    HHHHHHHHHHHHHHHH-PPPPPPPPPPPPPPPP[.rRANK].kv, and .kv.tmp until it is renamed
+    PARENT/KEY[.SHARD], and PARENT/KEY[.SHARD].RANDOM.tmp until it is renamed
 
-H is the block's hash and P its parent's, 16 lower-case hexadecimal digits each; P is all zeros for
-the first block of a prompt. The hash must stand for the whole prefix up to the block's end and for
-all that makes its bytes differ: model, dtype, block size. RANK is a decimal number where the ranks
-write files of their own. Directories are free to choose; blocks of one prompt are in one. Whatever
-is in the file is its writer's business.
+A key stands for the whole prefix up to its block's end and for all that makes its bytes differ, so
+that groups need no directory. It is XXH3-128, of which a policy takes the first 63 bits as they
+are. What waits for its rename is no block yet, but has the one before it already.
 """
 
 import re
 
-from kvfs.layouts.block import Block, Directory, Life, group, text
+from xxhash import xxh3_64_intdigest
+
+from kvfs.layouts.block import Block, Directory, Life, text
 
 LIVES = {"kvfs-prefix": Life(droppable=True, why="a file that is gone is a miss")}
 
-_FIRST = b"0" * 16
-_NAME = re.compile(rb"([0-9a-f]{16})-([0-9a-f]{16})(?:\.r([0-9]{1,6}))?\.kv(\.tmp)?")
-
-
-def name(block: int, parent: int = 0, rank: int | None = None) -> bytes:
-    """Return the name of a block's file; hashes are unsigned and of 64 bits, 0 is no parent."""
-    suffix = "" if rank is None else f".r{rank}"
-    return f"{block:016x}-{parent:016x}{suffix}.kv".encode()
+NUMBER_MAX = (1 << 63) - 1
+_KEY = re.compile(rb"[0-9a-f]{32}")
+_NAME = re.compile(rb"([0-9a-f]{32})(?:\.([0-9A-Za-z_-]{1,32}))?(\.[0-9a-z]{1,32}\.tmp)?")
 
 
 def block(directory: Directory, name: bytes) -> Block | None:
-    """Names ending in .kv, and in .kv.tmp while they are written."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    """Names that begin with 32 hexadecimal digits, in a directory that is called so."""
+    if len(name) < 32 or not directory or len(directory[-1]) != 32:  # noqa: PLR2004 (of a key)
         return None
-    own, parent, rank, unfinished = found.groups()
-    first = parent == _FIRST
+    found, parent = _NAME.fullmatch(name), directory[-1]
+    if found is None or not _KEY.fullmatch(parent):
+        return None
+    own, shard, unfinished = found.groups()
     return Block(
         "kvfs",
         "kvfs-prefix",
-        group(b"kvfs-prefix", directory, own),
-        b"" if first else group(b"kvfs-prefix", directory, parent),
-        rank=None if rank is None else int(rank),
+        _group(name if unfinished else own),
+        _group(parent),
+        shard=text(shard or b""),
         block=text(own),
-        parent=None if first else text(parent),
+        parent=text(parent),
         temporary=unfinished is not None,
+        number=0 if unfinished else number(bytes.fromhex(text(own))),
+        parent_number=number(bytes.fromhex(text(parent))),
     )
+
+
+def _group(name: bytes) -> bytes:
+    return b"kvfs-prefix:%b" % name
+
+
+def number(key: bytes) -> int:
+    """Return what a policy knows a block by; of a key's 16 bytes."""
+    return (int.from_bytes(key[:8], "big") & NUMBER_MAX) or 1
+
+
+def file_number(number: int, shard: bytes) -> int:
+    """Return what stands for one file of a block; without shards it is the block's."""
+    return (number ^ xxh3_64_intdigest(shard)) & NUMBER_MAX if shard else number

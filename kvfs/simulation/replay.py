@@ -7,8 +7,8 @@ timed against the trace's clock unless a speed is asked for. A file's bytes foll
 other byte is a ReplayError. That a block cannot be stored (ENOSPC, EDQUOT) is counted, as an engine
 would go on without.
 
-Names are those of prefix paths, HASH-PARENT.kv in 16 hexadecimal digits each, a key being the
-trace's hash id + 1 and the parent of a prompt's first block 0. Not for measuring speed.
+Names are prefix paths, PARENT/KEY, a key being the trace's hash id + 1 in 16 hexadecimal digits
+with as many zeros behind, and the parent of a prompt's first block 0. Not for measuring speed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from kvfs.simulation.hits import Hits
 from kvfs.simulation.trace import Advance, Request, unheard
 
 SMALLEST_BLOCK = 4096  # bytes: a page, which is what a file takes at least
-_OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.kv(\.tmp)?")
+_OURS = re.compile(r"[0-9a-f]{16}0{16}(\.part\.tmp)?")
 
 
 class ReplayError(KvfsError):
@@ -48,8 +48,12 @@ def content(key: int, size: int) -> bytes:
 
 
 def name(key: int, parent: int) -> str:
-    """Return the file name of a block."""
-    return f"{key:016x}-{parent:016x}.kv"
+    """Return the path of a block."""
+    return f"{_name(parent)}/{_name(key)}"
+
+
+def _name(key: int) -> str:
+    return f"{key:016x}{0:016x}"
 
 
 @contextlib.contextmanager
@@ -90,10 +94,12 @@ def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
 
 def _remove(path: Path, *, made: bool) -> None:
     try:
-        for found in os.listdir(path):
-            if _OURS.fullmatch(found):
-                with contextlib.suppress(FileNotFoundError):  # it was dropped meanwhile
-                    os.unlink(path / found)
+        for parent in filter(_OURS.fullmatch, os.listdir(path)):
+            with contextlib.suppress(FileNotFoundError):  # it was dropped meanwhile
+                for found in filter(_OURS.fullmatch, os.listdir(path / parent)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path / parent / found)
+                os.rmdir(path / parent)
         if made:
             path.rmdir()
     except FileNotFoundError:
@@ -155,9 +161,10 @@ def _found(path: Path, key: int, size: int) -> bool:
 
 def _store(path: Path, key: int, size: int) -> bool:
     """Return whether there was room."""
-    part = path.with_name(f"{path.name}.tmp")
+    part = path.with_name(f"{path.name}.part.tmp")
     try:
         try:
+            path.parent.mkdir(exist_ok=True)
             with part.open("xb") as file:
                 file.write(content(key, size))
             part.rename(path)

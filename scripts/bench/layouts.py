@@ -27,7 +27,7 @@ NAMES: tuple[tuple[Directory, str], ...] = (
     ((HASH[:32].encode(),), "model.layers.0.self_attn.attn.safetensors"),
     ((), f"{HASH}_meta-llama-Llama-3.1-8B_0_1.bin"),
     ((HASH[:40].encode(),), "_data.safetensors"),
-    ((), "0123456789abcdef-fedcba9876543210.r1.kv"),
+    ((HASH[:32].encode(),), f"{HASH[8:40]}.1"),
     ((), "slot7.bin"),
     ((), "notes.txt"),
 )

@@ -12,6 +12,7 @@ Runs in the clients' own environment (scripts/install-clients.sh), never inside 
 # ruff: noqa: ANN401  (LMCache's classes have no types here)
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -98,6 +99,9 @@ def understood(directory: Path) -> dict[str, dict[str, Any]]:
     disk = yaml_config(directory / "lmcache-local-disk.conf")
     shared = yaml_config(directory / "lmcache-fs.conf")
     gds = yaml_config(directory / "lmcache-gds.conf")
+    native = yaml_config(directory / "lmcache-native.conf")
+    (plugin,) = native.remote_storage_plugins
+    option = f"remote_storage_plugin.{plugin}."
     text = (directory / "lmcache-l2-fs.conf").read_text()
     words = shlex.split(text.replace("\\\n", ""), comments=True)
     parser = argparse.ArgumentParser()
@@ -111,6 +115,16 @@ def understood(directory: Path) -> dict[str, dict[str, Any]]:
             "serde": shared.remote_serde,
         },
         "lmcache-gds": {"path": gds.gds_path, "gds": gds.use_gds, "buffer": gds.gds_buffer_size},
+        "lmcache-native": {
+            "plugin": plugin,
+            "path": native.extra_config[option + "path"],
+            "adapter": getattr(
+                importlib.import_module(native.extra_config[option + "module_path"]),
+                native.extra_config[option + "class_name"],
+            )
+            .__mro__[1]
+            .__name__,
+        },
         "lmcache-l2-fs": {
             "command": words[:2],
             "adapter": type(adapter).__name__,

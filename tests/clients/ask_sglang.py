@@ -112,11 +112,33 @@ def understood(path: Path) -> dict[str, Any]:
     }
 
 
+def understood_native(path: Path) -> dict[str, Any]:
+    """What SGLang would do with kvfs's own backend."""
+    words = shlex.split(path.read_text().replace("\\\n", " "), comments=True)
+    arguments = importlib.import_module("sglang.srt.arg_groups.arg_utils")
+    memory = importlib.import_module("sglang.srt.arg_groups.fields.memory").Memory
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    arguments.add_cli_args_from_dataclass(parser, memory)
+    flags, rest = parser.parse_known_args(words[3:])
+    return {
+        "hierarchical": flags.enable_hierarchical_cache,
+        "backend": flags.hicache_storage_backend,
+        "layout": flags.hicache_mem_layout,
+        "extra": json.loads(flags.hicache_storage_backend_extra_config),
+        "rest": rest,
+    }
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
     hicache = hicache_module(full_import=False)
     made = names(hicache, directory)
-    found = {"ok": True, "names": made, "understood": understood(directory / "sglang-file.conf")}
+    found = {
+        "ok": True,
+        "names": made,
+        "understood": understood(directory / "sglang-file.conf"),
+        "native": understood_native(directory / "sglang-native.conf"),
+    }
     print(json.dumps(found), flush=True)
 
 

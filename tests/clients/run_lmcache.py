@@ -1,12 +1,13 @@
 """Drives the real LMCache 0.5.6 storage classes on a directory: CPU tensors, no model, no GPU.
 
-    run_lmcache.py DIR [--mode local_disk|fs|l2_fs|l2_fs_native] [--chunks N] [--odirect]
+    run_lmcache.py DIR [--mode local_disk|fs|l2_fs|l2_fs_native|native] [--chunks N] [--odirect]
                        [--keep] [--reader] [--config FILE] [--lossy]
 
 local_disk    LocalDiskBackend (`local_disk: DIR`); its index is in memory only
 fs            RemoteBackend with FSConnector (`remote_url: fs://...`); its index: the file exists
 l2_fs         FSL2Adapter of the multi-process mode (`{"type": "fs", "base_path": DIR}`)
 l2_fs_native  the same in C++ (`{"type": "fs_native"}`)
+native        RemoteBackend with kvfs's own connector, which LMCache loads by --config
 
 Puts, looks up, reads back, compares and removes. With --keep the files stay; --reader, in another
 process, puts nothing and must find what --keep left (content is a function of the key). It must
@@ -44,6 +45,7 @@ from lmcache.v1.distributed.l2_adapters import fs_native_l2_adapter
 from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import FSL2Adapter, FSL2AdapterConfig
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
@@ -57,7 +59,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("dir", type=lambda text: Path(text).absolute())
     parser.add_argument(
-        "--mode", default="local_disk", choices=["local_disk", "fs", "l2_fs", "l2_fs_native"]
+        "--mode",
+        default="local_disk",
+        choices=["local_disk", "fs", "l2_fs", "l2_fs_native", "native"],
     )
     parser.add_argument("--chunks", type=int, default=12)
     parser.add_argument("--layers", type=int, default=32)
@@ -209,6 +213,24 @@ def get_batch(run: Run, backend: Any, keys: list[CacheEngineKey]) -> None:
             memory.ref_count_down()
 
 
+def prefix(run: Run, backend: Any, keys: list[CacheEngineKey], loop: Any) -> int:
+    """How many chunks are there from the first on; all of LMCache's ways to ask must agree."""
+    count = backend.batched_contains(keys)
+
+    def wait(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    also = wait(backend.batched_async_contains("lookup", keys))
+    run.check(also == count, f"batched_async_contains: {also}, batched_contains: {count}")
+    for _ in range(8):  # of what is loaded beyond the first gap, no memory stays taken
+        loaded = wait(backend.batched_get_non_blocking("lookup", keys))
+        run.check(len(loaded) == count, f"batched_get_non_blocking: {len(loaded)} of {count}")
+        for index, memory in enumerate(loaded):
+            run.check(run.same(memory, index), f"content {index}")
+            memory.ref_count_down()
+    return int(count)
+
+
 def drive_backend(run: Run) -> None:
     """local_disk and fs: LMCache's storage backends."""
     options = run.options
@@ -221,8 +243,11 @@ def drive_backend(run: Run) -> None:
         backend = LocalDiskBackend(
             run.config, loop, run.staging, dst_device="cpu", metadata=run.metadata
         )
+    elif options.mode == "native":
+        backend = CreateStorageBackends(run.config, run.metadata, loop, "cpu")["RemoteBackend-kvfs"]
     else:
         backend = RemoteBackend(run.config, run.metadata, loop, run.staging, dst_device="cpu")
+    if not private:
         assert backend.connection is not None, "the connector did not start"
     keys = [
         CacheEngineKey(options.model, 1, 0, 0x1234567890ABCDEF0000 + index, DTYPE)
@@ -234,6 +259,8 @@ def drive_backend(run: Run) -> None:
     get_all(run, backend, keys, blind=blind)
     if not options.reader and not options.lossy:
         get_batch(run, backend, keys[:4])
+    if options.mode == "native":
+        run.result["prefix"] = prefix(run, backend, keys, loop)
     run.result["files"] = first_files(options.dir)
     if private:  # no other LMCache process can check these files: say what must be in them
         run.result["sha256"] = [
@@ -342,7 +369,7 @@ def drive_adapter(run: Run) -> None:
 def main() -> int:
     logging.disable(logging.INFO)
     run = Run(arguments())
-    if run.options.mode in {"local_disk", "fs"}:
+    if run.options.mode in {"local_disk", "fs", "native"}:
         drive_backend(run)
     else:
         drive_adapter(run)

@@ -34,7 +34,7 @@ def client(tmp_path: Path) -> Client:
         done = subprocess.run(
             command,
             cwd=home,
-            env=os.environ | {"HOME": str(home)},
+            env=os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

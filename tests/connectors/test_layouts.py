@@ -51,6 +51,7 @@ def test_lmcache(client: Client, tmp_path: Path) -> None:
         "lmcache-local-disk": {"path": f"{PATH}/", "bytes": 180 * GiB},
         "lmcache-fs": {"path": f"{PATH}/", "serde": "naive"},
         "lmcache-gds": {"path": PATH, "gds": False, "buffer": 8192},
+        "lmcache-native": {"plugin": "kvfs", "path": PATH, "adapter": "ConnectorAdapter"},
         "lmcache-l2-fs": {
             "command": ["lmcache", "server"],
             "adapter": "FSL2AdapterConfig",
@@ -84,5 +85,19 @@ def test_sglang(client: Client, tmp_path: Path) -> None:
         "as_vendors_write_it": 0,  # which turns SGLang's eviction off: why we write bytes
         "hierarchical": True,
         "backend": "file",
+        "rest": ["--model-path", "$MODEL"],
+    }
+    assert answer["native"] == {
+        "hierarchical": True,
+        "backend": "dynamic",
+        "layout": "page_first",
+        "extra": {
+            "backend_name": "kvfs",
+            "module_path": "kvfs.engines.sglang",
+            "class_name": "KvfsHiCache",
+            "interface_v1": 1,
+            "hicache_storage_pass_prefix_keys": True,
+            "path": PATH,
+        },
         "rest": ["--model-path", "$MODEL"],
     }

@@ -52,7 +52,7 @@ def faulty(directory: Path, work: Path) -> Iterator[Faults]:
     finally:
         faults.set()
         subprocess.run(["umount", "-l", directory], check=True)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 class Disk:

@@ -186,8 +186,11 @@ class Walk(RuleBasedStateMachine):
     )
     def seek(self, descriptor: Descriptor, offset: int, whence: int) -> None:
         def call(fd: int) -> int | None:
+            directory = os.path.isdir(f"/proc/self/fd/{fd}")
+            if directory and whence == os.SEEK_END:
+                return None  # ext4's end is a hash's, and beyond it is EINVAL
             at = os.lseek(fd, offset, whence)
-            return None if os.path.isdir(f"/proc/self/fd/{fd}") else at
+            return None if directory else at
 
         self.through(descriptor, call)
 

@@ -117,16 +117,31 @@ def test_models_are_shown(kv: Mounted) -> None:
     assert "meta/other" not in shown
 
 
-def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(kv: Mounted) -> None:
-    """Neighbours may have theirs: then the name is ambiguous, which is said."""
-    mounted = [
-        line for line in Path("/proc/mounts").read_text().splitlines() if "fuse.kvfs" in line
-    ]
-    if len(mounted) == 1:
-        ns("create", "a")
-        assert (kv.path / "a").is_dir()
-    else:
-        assert "kvfs are mounted; give its whole path" in ns("create", "a", fails=2)
+# A command among these mounts of kvfs only, whoever else has one: in a mount namespace of its own.
+AMONG = """
+awk '$3 == "fuse.kvfs" { print $2 }' /proc/mounts | grep --invert-match "$1" | xargs -r umount -l
+shift
+exec "$@"
+"""
+
+
+def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(mount: Mount, tmp_path: Path) -> None:
+    first, second = (mount("ram=32M", name) for name in ("first", "second"))
+
+    def create(name: str, among: Path) -> subprocess.CompletedProcess[str]:
+        alone = ["unshare", "--mount", "sh", "-c", AMONG, "sh", f"^{among}"]
+        command = [*alone, *KVFS, "ns", "create", name]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+
+    done = create("a", first.path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(first.path) == ["a"]
+    done = create("b", tmp_path)
+    assert done.returncode == 2
+    assert "2 kvfs are mounted; give its whole path" in done.stderr
+    assert os.listdir(second.path) == []
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_it_is_read_before_it_is_here(spilled: Spilled, valve: Valve, options: s
         assert os.pread(file.fileno(), 100, len(LARGE)) == b""
     tier = "nvme" if options is NVME else "ram"
     assert attribute(path, "tier") == f"{tier}+s3"
+    wait_for(lambda: not kv.status()["open_handles"], "the next open is one of its own")
     before = kv.counter("opens_passthrough")
     assert path.read_bytes() == LARGE
     assert kv.counter("opens_passthrough") - before == kv.status()["passthrough"]["on"]
@@ -366,6 +367,7 @@ def test_it_can_be_mapped_while_it_comes(
             told(other, "begins right")
             go_on(other)
             told(other, "all right")
+    wait_for(lambda: not kv.status()["open_handles"], "the next open is one of its own")
     before = kv.counter("opens_passthrough")
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as mapper:
         told(mapper, "begins right")

@@ -1,19 +1,21 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvfs import prefix
 from kvfs.control import request
 from kvfs.errors import ConfigError
-from kvfs.layouts import prefix
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
 from tests.semantics.syscalls import NOBODY, as_nobody, opened, refused
@@ -302,14 +304,17 @@ def test_prefixes_go_from_their_end(here: Path, shared: Mounted) -> None:
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
     for policy in ("lru", "fifo", "adaptive"):
         tell(here, eviction=policy, quota_objects="0")
-        chain = [os.fsdecode(prefix.name(number, number - 1)) for number in range(1, 9)]
+        keys = [prefix.root_key("a model"), *(prefix.root_key(f"{n}") for n in range(8))]
+        chain = [prefix.path(*two, "kv") for two in pairwise(keys)]
+        for path in chain:
+            (here / path).parent.mkdir()
         write(here, chain)
         counted(shared, here.name, len(chain))  # none is being closed
         tell(here, quota_objects="4")
-        write(here, [os.fsdecode(prefix.name(99))])
+        write(here, ["another.kv"])
         assert left(here, chain) == chain[:3], policy
         for file in list(here.iterdir()):
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def test_groups(here: Path) -> None:
@@ -801,7 +806,7 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
             call = Path(f"/proc/{killed.pid}/syscall")
             wait_for(lambda: call.read_text().split()[0] in OPEN_OR_CLOSE, "its open waits")
             killed.terminate()
-            assert killed.wait(30) == -signal.SIGTERM
+            assert killed.wait(60) == -signal.SIGTERM
         writers = [Opener(partial(store, space)) for space in (bulk, here)]  # in debt for a read
         assert not any(writer.done for writer in writers)
         request(shared.path, "set", bandwidth="2M")

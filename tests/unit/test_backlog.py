@@ -94,7 +94,7 @@ async def run(looking: Backlog) -> None:
     """As the flow does it, until all is found."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(looking.run)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not looking.catalog.fact(CAUGHT_UP):
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
@@ -158,7 +158,7 @@ def test_no_more_become_dirty_than_keep_the_uploads_busy(
         most = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(looking.look)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while len(contents(store)) < 40:
                     await trio.testing.wait_all_tasks_blocked()
                     most = max(most, len(dirty))

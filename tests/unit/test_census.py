@@ -77,7 +77,7 @@ def test_a_block_that_cannot_be_read_does_not_end_it(
         made.catalog.database._db.flush()
 
     async def after(made: World) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await flow_module.Flow.keep_up(made.census)
         assert made.residency.census_done.is_set()
         assert caplog.text.count("background work goes on") == 1

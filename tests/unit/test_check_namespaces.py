@@ -284,7 +284,7 @@ async def walk(made: World) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Walks(made.tree, made.quota).run)
         namespaces = made.residency.namespaces
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while namespaces.dropped or namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvfs import connectors
-from kvfs.connectors import CONNECTORS, NAMES, configuration, settings
+from kvfs.connectors import CONNECTORS, ENGINES, NAMES, configuration, settings
 from kvfs.errors import ConfigError
 from kvfs.layouts import LIVES
 
@@ -19,6 +19,7 @@ ALLOWED = {
     "eviction": ("adaptive", "never"),
     "publish": ("immediate", "close"),
     "mode": ("0644",),
+    "prefix": ("on",),
 }
 
 
@@ -94,6 +95,7 @@ def test_comments_are_comments_and_the_rest_has_the_path(name: str, capacity: in
             },
         ),
         ("vua-vllm", "VUAStorageConnector_V1", {"shared_storage_path": "/mnt/kv/kv cache"}),
+        ("vllm-native", "KvfsConnector", {"path": "/mnt/kv/kv cache"}),
     ],
 )
 def test_vllm_is_told_in_its_words(name: str, connector: str, extra: dict[str, Any]) -> None:
@@ -101,7 +103,10 @@ def test_vllm_is_told_in_its_words(name: str, connector: str, extra: dict[str, A
     (config/kv_transfer.py, kv_offload/tiering/spec.py, tiering/fs/manager.py,
     simple_cpu_offload_connector.py) and of VUA's README; the JSON is parsed as a shell and vLLM
     would."""
-    assert transfer_config(name) == {
+    config = transfer_config(name)
+    if name == "vllm-native":
+        assert config.pop("kv_connector_module_path") == "kvfs.engines.vllm"
+    assert config == {
         "kv_connector": connector,
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
@@ -111,6 +116,42 @@ def test_vllm_is_told_in_its_words(name: str, connector: str, extra: dict[str, A
 def test_a_shell_hands_llamacpp_its_directory() -> None:
     words = shlex.split(paste("llamacpp-slots"), comments=True)
     assert words[words.index("--slot-save-path") + 1] == "/mnt/kv/kv cache/"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_has_two_ways_or_says_why_not(name: str) -> None:
+    engine = connectors.engine(name)
+    ways = [way for way in (engine.files, engine.native) if way]
+    assert ways
+    assert bool(engine.lacks) == (len(ways) == 1)
+    assert bool(engine.gives) == (len(ways) == 2)
+    assert {*ways, *engine.others} <= set(NAMES)
+    assert all(map(all, engine.gives)), "a cell is empty"
+
+
+def test_every_connector_is_a_way_of_one_engine() -> None:
+    ways = [way for one in ENGINES.values() for way in (one.files, one.native, *one.others) if way]
+    assert sorted(ways) == sorted([*NAMES, "vua-vllm"])  # which is one of vLLM's and of VUA's
+
+
+def test_an_unknown_engine_is_told_which_there_are() -> None:
+    with pytest.raises(ConfigError, match="unknown engine 'vlm': expected one of vllm, lmcache"):
+        connectors.engine("vlm")
+
+
+def test_what_does_not_fit_is_found() -> None:
+    fits = {"eviction": "adaptive", "publish": "close"}
+    assert connectors.misfits("lmcache-fs", fits) == {}  # a daemon of before knows no prefix
+    assert connectors.misfits("lmcache-fs", fits | {"prefix": "on"}) == {"prefix": "off"}
+    assert connectors.misfits("sglang-native", fits) == {"prefix": "on"}
+    assert connectors.misfits("sglang-native", {"eviction": "never", "prefix": "on"}) == {
+        "eviction": "adaptive"
+    }
+
+
+def test_transformers_is_python() -> None:
+    calls = [ast.unparse(one) for one in ast.parse(paste("transformers-native")).body]
+    assert "prefixes = PrefixCache('/mnt/kv/kv cache', spec_of(model, revision=revision))" in calls
 
 
 def test_vua_is_python() -> None:

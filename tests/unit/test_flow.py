@@ -287,6 +287,19 @@ def test_what_begins_on_nvme_is_settled(tmp_path: Path) -> None:
     run(lambda made: working(made, case), tmp_path)
 
 
+def test_a_write_back_ends_when_who_asked_hears_that_nothing_is_left(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        assert made.flow.write_back.start()[1] == 1
+        assert made.flow.write_back.wanted
+        await made.demote(inode.ino)
+        assert made.flow.write_back.wanted, "nobody has asked"
+        assert made.flow.write_back.start() == (0, 0)
+        assert not made.flow.write_back.wanted, "what comes now stays in RAM"
+
+    run(case, tmp_path)
+
+
 def test_draining_writes_all_of_ram_back(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         for number in range(10):

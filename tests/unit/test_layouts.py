@@ -1,12 +1,14 @@
 """Names as the engines' sources make them; tests/connectors has the same from the real classes."""
 
 import hashlib
+import os
 from typing import Any
 
 import pytest
 
 from kvfs import layouts
-from kvfs.layouts import LIVES, Block, Directory, key_of, link, prefix, recognise
+from kvfs import prefix as prefix_paths
+from kvfs.layouts import LIVES, Block, Directory, key_of, link, recognise
 
 SHA256 = hashlib.sha256(b"block").hexdigest()
 SHA1 = hashlib.sha1(b"block", usedforsecurity=False).hexdigest()
@@ -120,12 +122,16 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
         {"layout": "vua-vllm", "rank": 3, "shard": "model.layers.0.self_attn.attn"},
     ),
     (
-        "m/000000000000000b-000000000000000a.kv",
-        {"layout": "kvfs-prefix", "block": "000000000000000b", "parent": "000000000000000a"},
+        f"{32 * 'a'}/{32 * 'b'}",
+        {"layout": "kvfs-prefix", "block": 32 * "b", "parent": 32 * "a", "shard": ""},
     ),
     (
-        "m/000000000000000a-0000000000000000.r7.kv.tmp",
-        {"layout": "kvfs-prefix", "rank": 7, "parent": None, "temporary": True},
+        f"m/{32 * 'a'}/{32 * 'b'}.bin",
+        {"layout": "kvfs-prefix", "shard": "bin", "temporary": False},
+    ),
+    (
+        f"{32 * 'a'}/{32 * 'b'}.7.0x.tmp",
+        {"layout": "kvfs-prefix", "shard": "7", "temporary": True},
     ),
     ("dynamo-kvbm-disk-cache-AbCdEf", {"layout": "dynamo-kvbm"}),
     ("1732000000000-17.bucket", {"layout": "mooncake-bucket"}),
@@ -202,11 +208,7 @@ ONE_GROUP = (
     (f"{SHA256}_m.bin", f"{SHA256}.mamba_m_0_8.bin", f"{SHA256}.mamba_m_7_8.bin"),
     (f"{SHA1}/_data.safetensors", f"{SHA1}/_tokens.safetensors", f"{SHA1}.tmp/_data.safetensors"),
     (f"0%{SHA1}/a.safetensors", f"0%{SHA1}/b.safetensors", f"1%{SHA1}/a.safetensors"),
-    (
-        "000000000000000b-000000000000000a.kv",
-        "000000000000000b-000000000000000a.r1.kv",
-        "000000000000000b-000000000000000a.r1.kv.tmp",
-    ),
+    (f"{MD5}/{UUID}", f"{MD5}/{UUID}.0", f"{MD5}/{UUID}.bin"),
     ("1-2.bucket", "1-2.meta"),
     ("block_1_pool_0.bin", "block_1_pool_1.bin"),
 )
@@ -244,17 +246,20 @@ def test_other_blocks_configurations_and_directories_are_other_groups() -> None:
 
 
 def test_a_prefix_path_leads_to_its_parent() -> None:
-    """Which is in the same directory, whatever its rank."""
-    names = [prefix.name(11), prefix.name(12, 11), prefix.name(13, 12, rank=1)]
-    first, second, third = (recognise((b"m",), name) for name in names)
-    assert first
-    assert second
-    assert third
-    assert (first.parent_key, second.parent_key) == (0, first.key)
-    assert third.parent_key == second.key
-    elsewhere = recognise((), names[1])
-    assert elsewhere
-    assert elsewhere.parent_key != first.key
+    """Whatever the shard is; what is yet to be renamed follows it as well, and is not the block."""
+    root, first, second = map(prefix_paths.root_key, ("r", "1", "2"))
+    paths = [
+        prefix_paths.path(root, first),
+        prefix_paths.path(first, second, "0"),
+        prefix_paths.path(first, second, "1"),
+        prefix_paths.path(first, second, "1") + ".z9.tmp",
+    ]
+    one, *shards, unfinished = (said(path) for path in paths)
+    assert one.key == int.from_bytes(first[:8], "big") & (1 << 63) - 1
+    assert {shard.parent_key for shard in (*shards, unfinished)} == {one.key}
+    assert len({shard.key for shard in shards}) == 1
+    assert unfinished.key not in {shard.key for shard in shards}
+    assert recognise((), os.fsencode(first.hex())) is None
 
 
 def test_a_link_of_vua_leads_to_its_parent() -> None:

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.layouts import LIVES, link, prefix, recognise
+from kvfs import prefix
+from kvfs.layouts import LIVES, link, recognise
 
 NAMES = st.binary(max_size=300)
 # As people call models: paths with @, %, -, _ and spaces among them.
@@ -12,6 +13,7 @@ NO_AT = MODELS.map(lambda model: model.replace("@", ""))
 RANKS = st.integers(1, 200).flatmap(
     lambda world: st.tuples(st.integers(0, world - 1), st.just(world))
 )
+KEYS = st.binary(min_size=16, max_size=16)
 HASHES = st.binary(min_size=32, max_size=32).map(bytes.hex)
 SUFFIXES = (
     *(b".bin", b".data", b".kv", b".pt", b".tmp", b".safetensors", b".metadata", b".weka1"),
@@ -119,10 +121,10 @@ def test_sglang_pages(
     assert (found.rank, found.world) == ranks
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.none() | st.integers(0, 999_999))
-def test_prefix_paths(block: int, parent: int, rank: int | None) -> None:
-    found = recognise((b"d",), prefix.name(block, parent, rank))
+@given(KEYS, KEYS, st.from_regex(r"([0-9A-Za-z_-]{1,32})?", fullmatch=True))
+def test_prefix_paths(block: bytes, parent: bytes, shard: str) -> None:
+    above, name = prefix.path(parent, block, shard).encode().split(b"/")
+    found = recognise((b"d", above), name)
     assert found
-    assert int(found.block, 16) == block
-    assert int(found.parent or "0", 16) == parent
-    assert found.rank == rank
+    assert (found.block, found.parent, found.shard) == (block.hex(), parent.hex(), shard)
+    assert 0 < found.key < 1 << 63

@@ -10,7 +10,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import victims
 from kvfs.core.flow import prefetch
-from kvfs.layouts import prefix
 from kvfs.s3.errors import StoreError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -37,11 +36,20 @@ async def spilled(made: World, names: Sequence[bytes], size: int = 1) -> list[In
     """Objects that only the bucket has, made one after the other."""
     inodes = []
     for name in names:
+        *above, _ = name.split(b"/")
+        if above and not made.catalog.lookup(ROOT_INO, above[0]):
+            made.mkdir(above[0])
         inodes.append(await made.make_file(name, name * size))
         await made.upload_all()
         made.residency.evict(again(made, inodes[-1].ino))
     await made.flow.trash.empty()
     return [again(made, inode.ino) for inode in inodes]
+
+
+def block(number: int, parent: int = 0) -> bytes:
+    """A prefix path."""
+    key, before = (f"{one:016x}{0:016x}" for one in (number, parent))
+    return f"{before}/{key}".encode()
 
 
 def flat(count: int, first: int = 0) -> list[bytes]:
@@ -128,9 +136,9 @@ def test_names_that_say_the_order_are_believed(made: World) -> None:
     """Two prompts with one beginning, made in turns; the reader follows the older one."""
 
     async def case() -> None:
-        trunk = [prefix.name(number, number - 1) for number in range(1, 5)]
-        one = [prefix.name(11, 4), *(prefix.name(number, number - 1) for number in range(12, 20))]
-        two = [prefix.name(21, 4), *(prefix.name(number, number - 1) for number in range(22, 30))]
+        trunk = [block(number, number - 1) for number in range(1, 5)]
+        one = [block(11, 4), *(block(number, number - 1) for number in range(12, 20))]
+        two = [block(21, 4), *(block(number, number - 1) for number in range(22, 30))]
         inodes = await spilled(made, trunk)
         mixed = await spilled(made, [name for pair in zip(one, two, strict=True) for name in pair])
         first, second = mixed[::2], mixed[1::2]
@@ -271,11 +279,9 @@ def test_what_became_useless_is_not_fetched(made: World, happening: str) -> None
 def test_another_branch_than_the_expected_one_ends_what_is_not_begun(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
-        trunk = await spilled(made, [prefix.name(number, number - 1) for number in range(1, 4)])
-        other = await spilled(made, [prefix.name(11, 2), prefix.name(12, 11)])
-        guessed = await spilled(
-            made, [prefix.name(n, 2 if n == 21 else n - 1) for n in range(21, 30)]
-        )
+        trunk = await spilled(made, [block(number, number - 1) for number in range(1, 4)])
+        other = await spilled(made, [block(11, 2), block(12, 11)])
+        guessed = await spilled(made, [block(n, 2 if n == 21 else n - 1) for n in range(21, 30)])
         await read(made, trunk[0])
         go = trio.Event()
         made.remote.before = go.wait
@@ -393,11 +399,11 @@ class _Wants:
 
 def test_the_order_is_known_again_after_a_restart(made: World) -> None:
     async def before() -> None:
-        await spilled(made, [prefix.name(number, number - 1) for number in range(9, 0, -1)])
+        await spilled(made, [block(number, number - 1) for number in range(9, 0, -1)])
 
     async def after() -> None:
         await made.census()
-        inodes = [made.find(prefix.name(number, number - 1)) for number in range(1, 10)]
+        inodes = [made.at(block(number, number - 1)) for number in range(1, 10)]
         await read(made, inodes[0])
         await read(made, inodes[1])
         assert here(made, inodes) == list(range(2 + prefetch.AT_FIRST))

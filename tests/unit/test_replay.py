@@ -1,6 +1,7 @@
 """A trace played with real files: the same hits as the simulator's, and no wrong byte unseen."""
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from kvfs import mounts
 from kvfs.cli import main
 from kvfs.errors import ConfigError
+from kvfs.layouts import recognise
 from kvfs.simulation import replay as module
 from kvfs.simulation.cache import simulate
 from kvfs.simulation.hits import Hits
@@ -46,7 +48,7 @@ def test_without_a_limit_it_is_the_cache_for_everything(tmp_path: Path, trace: T
     assert played.hits == simulate(trace, "lru", trace.unique)
     assert (played.stored, played.refused) == (5, 0)
     expected = {name(1, 0): 1, name(2, 1): 2, name(3, 2): 3, name(4, 0): 4, name(5, 4): 5}
-    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    found = {f"{one.parent.name}/{one.name}": one.read_bytes() for one in tmp_path.glob("*/*")}
     assert found == {file: content(key, SIZE) for file, key in expected.items()}
 
 
@@ -54,12 +56,17 @@ def test_a_full_disk_is_a_cache_that_drops_nothing(small_disk: Path, trace: Trac
     played = replay(trace, small_disk, SIZE)
     assert played.hits == simulate(trace, "never", 3)
     assert (played.stored, played.refused) == (3, 2)
-    assert len(list(small_disk.iterdir())) == 3, "nothing half-written is left"
+    assert len(list(small_disk.glob("*/*"))) == 3, "nothing half-written is left"
 
 
 def test_names_are_prefix_paths() -> None:
-    assert name(0x1F, 0) == "000000000000001f-0000000000000000.kv"
-    assert name((1 << 63) - 1, 2) == "7fffffffffffffff-0000000000000002.kv"
+    nothing = "0000000000000000"
+    assert name(0x1F, 0) == f"{nothing}{nothing}/000000000000001f{nothing}"
+    assert name((1 << 63) - 1, 2) == f"0000000000000002{nothing}/7fffffffffffffff{nothing}"
+    *above, last = os.fsencode(name(2, 1)).split(b"/")
+    found = recognise(tuple(above), last)
+    assert found
+    assert (found.layout, found.key, found.parent_key) == ("kvfs-prefix", 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,7 @@ def test_names_are_prefix_paths() -> None:
     ],
 )
 def test_a_wrong_byte_ends_it(tmp_path: Path, trace: Trace, data: bytes, words: str) -> None:
+    (tmp_path / FIRST).parent.mkdir()
     (tmp_path / FIRST).write_bytes(data)
     with pytest.raises(ReplayError, match=words) as raised:
         replay(trace, tmp_path, SIZE)
@@ -80,7 +88,7 @@ def test_a_wrong_byte_ends_it(tmp_path: Path, trace: Trace, data: bytes, words: 
 
 
 def test_an_error_of_the_file_system_ends_it(tmp_path: Path, trace: Trace) -> None:
-    (tmp_path / FIRST).mkdir()
+    (tmp_path / FIRST).mkdir(parents=True)
     with pytest.raises(ReplayError, match="Is a directory"):
         replay(trace, tmp_path, SIZE)
     with pytest.raises(ReplayError, match="No such file or directory"):
@@ -107,7 +115,7 @@ def test_a_directory_of_its_own_is_gone_afterwards(tmp_path: Path, trace: Trace)
     with directory(tmp_path, "mine", keep=False) as path:
         replay(trace, path, SIZE)
         (path / FIRST).unlink()  # as if it was dropped
-        (path / f"{FIRST}.tmp").touch()
+        (path / f"{FIRST}.part.tmp").touch()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,7 +222,7 @@ def test_the_first_requests_only_and_files_that_stay(file: Path, root: Path) -> 
     assert result.stdout.splitlines()[0].startswith("2 requests, 2124 tokens, 5 blocks looked up")
     assert result.stdout.splitlines()[1] == "tokens hit 48.21 %, objects hit 40.00 %"
     assert f"note: {root} is not where a kvfs is mounted" in result.stderr
-    assert {path.stat().st_size for path in (root / "a").iterdir()} == {8192}
+    assert {path.stat().st_size for path in (root / "a").glob("*/*")} == {8192}
     again = kvfs(file, root, "--namespace", "a")
     assert again.exit_code == 2
     assert "a is not empty" in again.stderr
@@ -263,6 +271,7 @@ def test_wrong_bytes_are_one_line(file: Path, root: Path, monkeypatch: pytest.Mo
 
 def test_both_errors_are_one_line(file: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(part: Path, key: int, size: int) -> bool:
+        part.parent.mkdir(exist_ok=True)
         part.write_bytes(content(key + 1, size))
         (part.parent / "precious.kv").touch()
         return True
@@ -282,10 +291,15 @@ def test_an_interrupted_one_leaves_nothing(
     file: Path, root: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
+    # It is ignored where the tests are a job in the background.
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not everybody's sleep: threads of other tests sleep, too.
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: signal.raise_signal(number))
     monkeypatch.setattr(module, "time", clock)
-    result = kvfs(file, root, "--speed", "1")
+    try:
+        result = kvfs(file, root, "--speed", "1")
+    finally:
+        signal.signal(signal.SIGINT, interrupts)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "kvfs: interrupted\n"
     assert list(root.iterdir()) == []

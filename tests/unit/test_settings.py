@@ -23,7 +23,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
     ttl = 0 if pin else draw(st.integers(0, LONGEST_DURATION))
     media = draw(st.sets(st.sampled_from(MEDIA)))
     through = media != {"ram"} and draw(st.booleans())
-    fingerprint = draw(st.text(max_size=255)).encode(errors="ignore").decode()
+    fingerprint = draw(st.text(max_size=512)).encode(errors="ignore").decode()
     return Settings(
         media=tuple(medium for medium in MEDIA if medium in media),
         eviction=draw(st.sampled_from([name for name in EVICTIONS if ttl or name != "ttl"])),
@@ -206,8 +206,8 @@ def test_a_formatted_duration_is_the_same_duration(seconds: int) -> None:
         ("mode", "1777", "setting mode=1777: expected an octal mode from 0 to 0777"),
         ("mode", "08", "an octal mode"),
         ("mode", "0o", "an octal mode"),
-        ("fingerprint", "a\nb", "one line of printable text, at most 255 bytes"),
-        ("fingerprint", "ä" * 128, "at most 255 bytes"),
+        ("fingerprint", "a\nb", "one line of printable text, at most 2048 bytes"),
+        ("fingerprint", "ä" * 1025, "at most 2048 bytes"),
         ("fingerprint", "\udcff", "printable text"),
         ("version", "0", "a whole number from 1 to 2147483648"),
         ("version", "2147483649", "a whole number from 1 to 2147483648"),

@@ -12,8 +12,10 @@ from typing import TypeVar
 import trio
 import xxhash
 
+from kvfs import prefix as prefix_paths
 from kvfs.catalog import ROOT_INO, Catalog, Inode, PackedCopy, keys
 from kvfs.core.attributes import Attributes
+from kvfs.core.blocks import Blocks
 from kvfs.core.flow import Flow
 from kvfs.core.flow.movement import Movement
 from kvfs.core.lifecycle import Lifecycle
@@ -27,6 +29,7 @@ from kvfs.core.room import Room
 from kvfs.core.tree import Tree
 from kvfs.core.walks import Walks
 from kvfs.daemon.storage import begin_session, bind
+from kvfs.layouts import prefix
 from kvfs.movement import copying, repacking
 from kvfs.movement.movers import Moved, Movers, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
@@ -380,6 +383,15 @@ class World:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
 
+    async def close_prefixes(self) -> None:
+        """Until no block's directory is there without its block any more."""
+        going = self.residency.prefixes.going
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.walks.close_prefixes)
+            while going:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
     async def read(self, ino: int) -> bytes:
         held = await self.objects.open(ino, writable=False)
         try:
@@ -462,6 +474,9 @@ class World:
         stored = [0, 0]
         found: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
         spaces = {space: [0, 0] for space in self.spaces()}
+        blocks = {
+            space: Blocks(lambda _: None) for space in self.spaces() if space.blocks is not None
+        }
         for inode in self.inodes():
             held = residency.open.get(inode.ino)
             if not inode.is_file or inode.ino in residency.limbo:
@@ -472,6 +487,9 @@ class World:
             holders = residency.holders(inode)
             if held is None or not held.coming or inode.links:  # else its key is kept for it
                 assert holders or inode.in_bucket, f"{inode} is nowhere"
+            if (known := blocks.get(residency.namespaces.of(inode))) is not None:
+                tiers = [tier.name for tier in holders]
+                known.count(inode, [*tiers, "s3"] if inode.in_bucket else tiers, 1)
             if inode.in_bucket:
                 stored[0] += inode.size
                 stored[1] += 1
@@ -500,6 +518,9 @@ class World:
             copies = sum(count for name, count in space.held_objects.items() if name != "s3")
             assert copies == space.objects + space.clean_objects, f"namespace {space.ino}"
             assert set(space.spare) == set(space.ram_spare), f"namespace {space.ino}"
+        for space, known in blocks.items():
+            assert space.blocks is not None
+            assert space.blocks._of == known._of, f"namespace {space.ino}"
         assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
         # Those of NVMe may be there in vain, from the past.
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
@@ -606,6 +627,33 @@ class World:
                 subdirs += inode.is_dir
             assert directory.subdirs == subdirs
         assert links == entries
+        self.check_prefixes()
+
+    def check_prefixes(self) -> None:
+        """A block has its directory; what has lost its block is on its way."""
+        prefixes = self.residency.prefixes
+        assert prefixes.going == {ino for ino, _ in self.catalog.marks(keys.GOING)}
+        for space in self.residency.namespaces:
+            if not space.settings.prefix:
+                continue
+            entries = self.catalog.entries_after(space.ino, 0, 1 << 20)
+            directories = {entry.name: entry.ino for entry in entries}
+            blocks = {
+                found.key.hex().encode(): prefix.number(bytes.fromhex(above.decode()))
+                for above, ino in directories.items()
+                if (inode := self.residency.inode(ino)) is not None and inode.is_dir
+                for entry in self.catalog.entries_after(ino, 0, 1 << 20)
+                if (found := prefix_paths.parse(os.fsdecode(entry.name))) and not found.temporary
+            }
+            assert not blocks.keys() - directories, "a block has no directory"
+            for name, ino in directories.items():
+                inode = self.residency.inode(ino)
+                assert inode is not None
+                if inode.key and ino not in prefixes.going:
+                    number = prefix.number(bytes.fromhex(name.decode()))
+                    assert (inode.key, inode.parent_key) == (number, blocks[name])
+                else:
+                    assert name not in blocks or ino not in prefixes.going
 
     def check_files(self) -> None:
         """Every backing file is named by the catalog or in the trash, and the other way round."""

@@ -1,8 +1,8 @@
 """Everything that only RAM holds goes to NVMe, because it is about to be given up.
 
-Contract: `start` asks for it and says what is left; it goes on for a while after it was last asked
-for, as demotions with all that this obliges to (`Demotion`). `drain` asks until it is done, or NVMe
-takes no more. Not for copying.
+Contract: `start` asks for it and says what is left; it goes on until whoever asks hears that
+nothing is left, or for a while after it was last asked for, as demotions with all that this obliges
+to (`Demotion`). `drain` asks until it is done, or NVMe takes no more. Not for copying.
 """
 
 import logging
@@ -58,8 +58,8 @@ class WriteBack:
             written = self.transfers.written
             inodes = [residency.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
+        self._until = trio.current_time() + PATIENCE if count else 0.0
         if count:
-            self._until = trio.current_time() + PATIENCE
             residency.wake()
         return size, count
 

@@ -1,0 +1,90 @@
+"""`kvfs connect`: the two ways in which an engine can use a namespace, and what to paste for each.
+
+Contract: nothing is changed, and nothing but what is to be pasted is on stdout with --file or
+--native. Not for making a namespace: `kvfs ns create --for`.
+"""
+
+import json
+from typing import Any
+
+import click
+from rich.table import Table
+
+from kvfs import connectors
+from kvfs.cli import json_option
+from kvfs.cli.ns import Named, configuration, expect_own, namespace_argument, say_misfits
+from kvfs.cli.screen import line, screen
+from kvfs.errors import ConfigError
+from kvfs.settings import Settings
+
+WAYS = {"files": "by files", "native": "natively"}
+
+
+@click.command(epilog="Engines: " + ", ".join(connectors.ENGINES))
+@click.argument("engine", metavar="ENGINE")
+@namespace_argument
+@click.option("--file", "way", flag_value="files", help="Only what lets ENGINE use it by files.")
+@click.option("--native", "way", flag_value="native", help="Only what has it use kvfs's connector.")
+@json_option
+def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) -> None:
+    """Print how ENGINE uses NAMESPACE: by files, natively, and what each of them gives."""
+    chosen = connectors.engine(engine)
+    names = {one: name for one in WAYS if (name := getattr(chosen, one)) is not None}
+    if way is not None and way not in names:
+        raise ConfigError(f"engine {engine} cannot use a namespace {WAYS[way]}: {chosen.lacks}")
+    found = namespace.ask("ns_show")
+    expect_own(namespace, found)
+    settings = Settings.parse(found["settings"])
+    texts = {one: configuration(namespace, name, settings) for one, name in names.items()}
+    wanted = [way] if way else list(names)
+    if as_json:
+        click.echo(json.dumps(_data(engine, namespace, names, texts, wanted, found), indent=2))
+        return
+    if way is not None:
+        click.echo(texts[way])
+        say_misfits(namespace, names[way], found["settings"])
+        return
+    for one, text in texts.items():
+        click.echo(f"# {engine} {WAYS[one]}: {names[one]}\n{text}\n")
+        say_misfits(namespace, names[one], found["settings"])
+    if chosen.lacks:
+        click.echo(f"# {chosen.lacks}.")
+    if chosen.gives:
+        screen().print(_table(chosen))
+    if chosen.others:
+        click.echo(f"Other ways by files: kvfs ns create --for {', '.join(chosen.others)}")
+
+
+def _data(
+    engine: str,
+    namespace: Named,
+    names: dict[str, str],
+    texts: dict[str, str],
+    wanted: list[str],
+    found: dict[str, Any],
+) -> dict[str, Any]:
+    chosen = connectors.engine(engine)
+    return {
+        "engine": engine,
+        "namespace": str(namespace.mountpoint / namespace.name),
+        "ways": {
+            one: {
+                "connector": names[one],
+                "settings": connectors.settings(names[one]),
+                "misfits": connectors.misfits(names[one], found["settings"]),
+                "configuration": texts[one] + "\n",
+            }
+            for one in wanted
+        },
+        "lacks": chosen.lacks or None,
+        "gives": [gives._asdict() for gives in chosen.gives],
+    }
+
+
+def _table(chosen: connectors.Engine) -> Table:
+    made = Table(box=None, header_style="bold")
+    for name in ("", *WAYS.values()):
+        made.add_column(name, overflow="fold")
+    for gives in chosen.gives:
+        made.add_row(*map(line, gives))
+    return made

@@ -1,0 +1,437 @@
+"""Cached prefixes as tensors: match, load and save, beside VUA's design, torch and safetensors.
+
+    .venv/bin/python -m scripts.bench.prefix [--rounds N] [--processes 1,8] [--shapes 8B] [--json F]
+
+A prompt of --blocks blocks (64) of 64 tokens, at the shapes of three models: Llama 3.1 8B (128 KiB
+a token), Llama 3.1 70B (320 KiB), DeepSeek V3, MLA (68.6 KiB); with several processes each has a
+prompt of its own and its share of the blocks. All is in memory: a mount with a RAM tier only, and
+the same tmpfs directly. GB/s of tensors, from the first process's beginning to the last one's end;
+in every round each way saves, loads and drops in its turn, best round and median of the rounds'
+ratios. What is written is rehearsed on the tmpfs right before.
+
+memcpy       memory to memory, by as many threads as kvfs.client has (4)
+raw          one write or read for each file, by as many threads
+kvfs         kvfs.client: save, load into a tensor that is there; mapped and then copied
+VUA          VUA's design (scripts/bench/ways.py), its groups being our blocks
+torch, safetensors    a file for each block, one after the other
+
+`map` is the time until a block is a tensor over its file, nothing being read. `match` is of a
+prompt of 4,000 cached blocks, without its hashing: asked in one call where the mount answers such,
+and by bisection, whose calls of stat are counted.
+"""
+
+import contextlib
+import statistics
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from kvfs.client import PrefixCache, Spec
+from kvfs.client import match as matching
+from scripts.bench.clients import processes
+from scripts.bench.measure import Bar, Series, turns
+from scripts.bench.mounted import Failed, kvfs, scratch
+from scripts.bench.report import Report, note, number
+from scripts.bench.ways import Client, Memory, Raw, Safetensors, Torch, Vua, Way
+
+TOKENS = 64  # of a block
+SHAPES: dict[str, dict[str, int]] = {
+    "8B": {"kv": 2, "layer": 32, "token": TOKENS, "head": 8, "dim": 128},
+    "70B": {"kv": 2, "layer": 80, "token": TOKENS, "head": 8, "dim": 128},
+    "MLA": {"layer": 61, "token": TOKENS, "dim": 576},
+}
+WAYS: dict[str, type[Way]] = {
+    "memcpy": Memory,
+    "raw": Raw,
+    "kvfs": Client,
+    "VUA": Vua,
+    "torch": Torch,
+    "safetensors": Safetensors,
+}
+# Which way where; the first are what the others are held against.
+RACE = (
+    *(("memcpy", "memory"), ("raw", "mount"), ("kvfs", "mount"), ("raw", "tmpfs")),
+    *(("VUA", "mount"), ("VUA", "tmpfs"), ("torch", "mount"), ("torch", "tmpfs")),
+    *(("safetensors", "mount"), ("safetensors", "tmpfs")),
+)
+PHASES = ("save", "load", "map and copy")
+MATCHED = 4000  # blocks
+LOAD = Bar("load / memcpy", 0.9)
+SAVE = Bar("save / raw write", 0.85)
+MAP = Bar("map, us a block", 100, at_least=False)
+ASK = Bar("match in one call, ms", 2, at_least=False)
+STATS = Bar("match by bisection, stats", 20, at_least=False)
+PATIENCE = 300.0  # s for a process's answer
+
+
+def spec_of(shape: str) -> Spec:
+    """Of bfloat16."""
+    return Spec(model=f"bench-{shape}", revision="1", dtype=torch.bfloat16, axes=SHAPES[shape])
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a process does next: `phase` of `way` in `folder`."""
+
+    phase: str
+    way: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """When it began and ended, by the clock that all processes have in common."""
+
+    begin: float
+    end: float
+
+
+# A process
+
+
+def work(wire: Connection, shape: str, blocks: int, seed: int, scratch_: Path) -> None:
+    """Obey orders until there are no more."""
+    spec = spec_of(shape)
+    made = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(-(1 << 15), 1 << 15, (blocks, *spec.shape), generator=made)
+    source = numbers.to(torch.int16).view(spec.torch_dtype)
+    del numbers
+    out = torch.zeros_like(source)
+    tokens = torch.randint(128000, (blocks * TOKENS,), generator=made).tolist()
+    ways: dict[tuple[str, Path], Way] = {}
+    wire.send(Took(0, 0))
+    while (order := wire.recv()) is not None:
+        key = order.way, order.folder
+        if key not in ways:
+            ways[key] = WAYS[order.way](order.folder / f"{order.way}-{seed}", spec, tokens)
+        way = ways[key]
+        if order.phase == "rehearse":
+            _rehearse(scratch_ / str(seed), source)
+            took = Took(0, 0)
+        elif order.phase == "check":
+            if not torch.equal(out.view(torch.int16), source.view(torch.int16)):
+                raise AssertionError(f"{order.way} in {order.folder}: other bytes came back")
+            out.zero_()
+            took = Took(0, 0)
+        else:
+            took = _timed(way, order.phase, source, out)
+        wire.send(took)
+    for way in ways.values():
+        way.close()
+
+
+def _timed(way: Way, phase: str, source: torch.Tensor, out: torch.Tensor) -> Took:
+    begin = time.perf_counter()
+    if phase == "save":
+        way.save(source)
+    elif phase == "load":
+        way.load(out)
+    elif phase == "drop":
+        way.drop()
+    else:
+        mapped = way.map(len(out))
+        if phase == "map":
+            took = Took(begin, time.perf_counter())
+            assert [one.shape for one in mapped] == [block.shape for block in out]
+            return took
+        for target, block in zip(out, mapped, strict=True):
+            target.copy_(block)
+    return Took(begin, time.perf_counter())
+
+
+def _rehearse(path: Path, source: torch.Tensor) -> None:
+    """Have the machine get the memory from its host, if it has to, before the clock runs."""
+    with path.open("wb", buffering=0) as file:
+        for block in source:
+            file.write(block.view(torch.uint8).flatten().numpy())
+    path.unlink()
+
+
+class Team:
+    """Processes that do the same at the same time."""
+
+    def __init__(self, count: int, shape: str, blocks: int, scratch_: Path) -> None:
+        self._wires = []
+        self._members = []
+        for member in range(count):
+            ours, theirs = processes.Pipe()
+            process = processes.Process(
+                target=work, args=(theirs, shape, blocks, member + 1, scratch_), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._wires.append(ours)
+            self._members.append(process)
+        self._answers()
+
+    def do(self, phase: str, way: str, folder: Path) -> float:
+        """Seconds from the first beginning to the last end."""
+        for wire in self._wires:
+            wire.send(Order(phase, way, folder))
+        found = self._answers()
+        return max(one.end for one in found) - min(one.begin for one in found)
+
+    def close(self) -> None:
+        for wire in self._wires:
+            with contextlib.suppress(BrokenPipeError):
+                wire.send(None)
+        for member in self._members:
+            member.join(PATIENCE)
+
+    def _answers(self) -> list[Took]:
+        found = []
+        for wire in self._wires:
+            if not wire.poll(PATIENCE):
+                raise Failed(f"a process did not answer within {PATIENCE:.0f} s")
+            try:
+                found.append(wire.recv())
+            except EOFError:
+                raise Failed("a process has ended: see above") from None
+        return found
+
+
+@contextlib.contextmanager
+def team(count: int, shape: str, blocks: int, scratch_: Path) -> Iterator[Team]:
+    """Gone afterwards."""
+    found = Team(count, shape, blocks, scratch_)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+# The race
+
+
+def race(
+    members: Team, places: dict[str, Path], rounds: int
+) -> dict[tuple[str, str, str], list[float]]:
+    """Seconds of each (way, place, phase), one a round."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for round_ in range(rounds + 1):  # the first warms up
+        for at in turns(len(RACE), round_):
+            way, place = RACE[at]
+            folder = places[place]
+
+            def do(phase: str, way: str = way, folder: Path = folder) -> float:
+                return members.do(phase, way, folder)
+
+            do("rehearse")
+            spent = {"save": do("save")}
+            spent["load"] = do("load")
+            do("check")
+            if WAYS[way].maps:
+                spent["map"] = do("map")
+                spent["map and copy"] = do("map and copy")
+                do("check")
+            do("drop")
+            if round_:
+                for phase, seconds in spent.items():
+                    found.setdefault((way, place, phase), []).append(seconds)
+    return found
+
+
+def rows_of(
+    shape: str, count: int, blocks: int, found: dict[tuple[str, str, str], list[float]]
+) -> list[dict[str, Any]]:
+    """One row for each way, place and phase; rates are of all processes together."""
+    amount = count * blocks * spec_of(shape).block_bytes
+    rows = []
+    for (way, place, phase), seconds in found.items():
+        row: dict[str, Any] = {
+            "shape": shape,
+            "processes": count,
+            "way": way,
+            "place": place,
+            "phase": phase,
+            "seconds": seconds,
+        }
+        if phase == "map":
+            row["us_a_block"] = [1e6 * one / blocks for one in seconds]
+        else:
+            row["rates"] = [amount / one for one in seconds]
+        rows.append(row)
+    return rows
+
+
+def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of one process; with more of them ratios stand in the table."""
+    bars = []
+    by = {
+        (row["shape"], row["processes"], row["way"], row["place"], row["phase"]): row
+        for row in rows
+    }
+    for shape, count in dict.fromkeys((row["shape"], row["processes"]) for row in rows):
+
+        def series(
+            way: str, place: str, phase: str, shape: str = shape, count: int = count
+        ) -> Series:
+            return Series(tuple(by[shape, count, way, place, phase]["rates"]))
+
+        detail = f"{shape}, {count} process{'es' if count > 1 else ''}"
+        for bar, phase, base in (
+            (LOAD, "load", series("memcpy", "memory", "load")),
+            (SAVE, "save", series("raw", "mount", "save")),
+        ):
+            ratios = series("kvfs", "mount", phase).against(base)
+            bars.append(bar.judged(ratios["best"], detail, ratios["median"]))
+        mapped = by[shape, count, "kvfs", "mount", "map"]["us_a_block"]
+        bars.append(MAP.judged(min(mapped), detail, statistics.median(mapped)))
+    return bars
+
+
+def show(report: Report, rows: list[dict[str, Any]]) -> None:
+    """Best rounds, GB/s."""
+    for shape, count in dict.fromkeys((row["shape"], row["processes"]) for row in rows):
+        here = [row for row in rows if (row["shape"], row["processes"]) == (shape, count)]
+        table = []
+        for way, place in RACE:
+            mine = {row["phase"]: row for row in here if (row["way"], row["place"]) == (way, place)}
+            cells = [
+                number(max(mine[phase]["rates"]) / 1e9) if phase in mine else "-"
+                for phase in PHASES
+            ]
+            medians = [
+                number(statistics.median(mine[phase]["rates"]) / 1e9) if phase in mine else "-"
+                for phase in PHASES[:2]
+            ]
+            table.append([f"{way}, {place}" if way != "memcpy" else way, *cells, *medians])
+        size = spec_of(shape).block_bytes / TOKENS / 1024
+        report.table(
+            f"{shape}: {size:.1f} KiB a token, {count} process{'es' if count > 1 else ''}; GB/s",
+            ["", "save", "load", "map and copy", "save, median", "load, median"],
+            table,
+        )
+
+
+# Match
+
+
+def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a question about `blocks` cached blocks, by either way."""
+    spec = Spec(
+        model="bench-match", revision="1", dtype=torch.bfloat16, axes={"token": TOKENS, "dim": 8}
+    )
+    tokens = array("i", (at * 7919 % 128000 for at in range(TOKENS * (blocks + 1))))
+    with PrefixCache(folder, spec, create=True) as cache:
+        saved = cache.save(tokens, torch.zeros(blocks, *spec.shape, dtype=spec.torch_dtype))
+        keys = spec.keys(tokens)
+        if saved != blocks:
+            raise Failed(f"{folder}: {saved} of {blocks} blocks saved: {cache.stats}")
+        question = matching.Question(str(folder))
+        shards, size = spec.shard_names, spec.stored_bytes
+        bisection = matching.Bisection(str(folder), size)
+        asked, walked = [], []
+        counted = 0
+        look = matching._is_block  # noqa: SLF001 (what counts its calls)
+
+        def counting(path: str, size: int) -> bool:
+            nonlocal counted
+            counted += 1
+            return look(path, size)
+
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            found = question.ask(spec.root, keys, shards, size)
+            middle = time.perf_counter()
+            bisected = bisection.ask(spec.root, keys, shards)
+            walked.append(1e3 * (time.perf_counter() - middle))
+            if found is not None:
+                asked.append(1e3 * (middle - begin))
+                if found.blocks != blocks:
+                    raise Failed(f"{folder}: {found} for {blocks} blocks")
+            if bisected.blocks != blocks:
+                raise Failed(f"{folder}: {bisected} for {blocks} blocks by bisection")
+        question.close()
+        worst = 0
+        try:
+            matching._is_block = counting  # noqa: SLF001 (as above)
+            # Any number of them may be there: the longest search counts.
+            for cached in range(1, blocks + 1, max(1, blocks // 50)):
+                counted = 0
+                asked_for = [*keys[:cached], *(bytes(16) for _ in range(blocks - cached))]
+                if bisection.ask(spec.root, asked_for, shards).blocks != cached:
+                    raise Failed(f"{folder}: bisection did not find {cached} blocks")
+                worst = max(worst, counted)
+        finally:
+            matching._is_block = look  # noqa: SLF001 (as above)
+        begin = time.perf_counter()
+        spec.keys(tokens)
+        hashing = 1e3 * (time.perf_counter() - begin)
+    return {"blocks": blocks, "asked": asked, "bisected": walked, "stats": worst, "hash": hashing}
+
+
+def numbers_of(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:
+    """1,2,8"""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text}: expected numbers as 1,2,8") from None
+
+
+@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.option("--shapes", default="8B,70B,MLA", show_default=True)
+@click.option("--processes", "counts", default="1,2,4,8", show_default=True, callback=numbers_of)
+@click.option("--blocks", type=click.IntRange(1), default=64, show_default=True, help="In all.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--ram", default="6G", show_default=True, help="Of the mount's RAM tier.")
+@click.option("--quick", is_flag=True, help="Small and short: does it run?")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="All that was measured.")
+def main(
+    shapes: str,
+    counts: list[int],
+    blocks: int,
+    rounds: int,
+    ram: str,
+    output: Path | None,
+    *,
+    quick: bool,
+) -> None:
+    """Cached prefixes as tensors: match, load and save."""
+    names = shapes.split(",")
+    matched = MATCHED
+    if quick:
+        names, counts, blocks, rounds, ram, matched = ["MLA"], [2], 4, 1, "256M", 40
+    if unknown := set(names) - set(SHAPES):
+        raise click.UsageError(f"--shapes: {unknown}: expected some of {', '.join(SHAPES)}")
+    report = Report("prefix", rounds=rounds, blocks=blocks)
+    rows: list[dict[str, Any]] = []
+    with scratch() as folder, kvfs(folder / "kv", f"ram={ram}") as mounted:
+        mounted.require("passthrough", on=True)
+        tier = Path(mounted.status()["tiers"]["ram"]["path"])
+        with scratch(tier) as beside:
+            places = {"mount": mounted.path, "tmpfs": beside, "memory": beside}
+            for shape in names:
+                for count in counts:
+                    share = max(1, blocks // count)
+                    with team(count, shape, share, beside) as members:
+                        found = race(members, places, rounds)
+                    rows += rows_of(shape, count, share, found)
+                    mounted.settle()
+            note("match")
+            asked = matches(mounted.path / "match", matched, 20 * rounds)
+        report.document["status"] = mounted.status()
+    show(report, rows)
+    bars = judged(rows)
+    detail = f"{asked['blocks']} blocks"
+    once = statistics.median(asked["asked"]) if asked["asked"] else None
+    bars.append(ASK.judged(once, detail))
+    bars.append(STATS.judged(asked["stats"], detail))
+    note(
+        f"{detail}: bisection {statistics.median(asked['bisected']):.2f} ms, "
+        f"hashing of an array of tokens {asked['hash']:.2f} ms"
+    )
+    report.document["results"], report.document["match"] = rows, asked
+    report.bars(bars)
+    report.write(output)
+
+
+if __name__ == "__main__":
+    main()

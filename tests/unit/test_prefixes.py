@@ -1,0 +1,356 @@
+"""Directories of blocks: made and removed with them, by every way that gives or takes a name."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs import prefix
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.victims import on_nvme
+from kvfs.errors import ConfigError, NotFoundError, QuotaError
+from kvfs.layouts.prefix import number
+from tests.unit.world import World, world
+
+run = trio.run
+ROOT = prefix.root_key("a fingerprint")
+SPACE = b"ns"
+
+
+def chain(count: int, before: bytes = ROOT, *, salt: int = 0) -> list[bytes]:
+    """Keys of blocks that follow each other."""
+    return prefix.block_keys(before, [salt] * count, 1)
+
+
+def directory(made: World, key: bytes) -> int:
+    """Its inode; 0 if it is not there."""
+    entry = made.catalog.lookup(made.find(SPACE).ino, key.hex().encode())
+    return 0 if entry is None else entry.ino
+
+
+def path(parent: bytes, key: bytes, shard: str = "") -> bytes:
+    return SPACE + b"/" + prefix.path(parent, key, shard).encode()
+
+
+async def write(made: World, keys: list[bytes], before: bytes = ROOT, *, shard: str = "") -> None:
+    for parent, key in zip([before, *keys], keys, strict=False):
+        await made.make_file(path(parent, key, shard), key)
+
+
+def there(made: World, keys: list[bytes], before: bytes = ROOT) -> list[int]:
+    return [
+        at
+        for at, (parent, key) in enumerate(zip([before, *keys], keys, strict=False))
+        if (above := directory(made, parent)) and made.tree.entry(above, key.hex().encode())
+    ]
+
+
+def names(made: World) -> set[bytes]:
+    """Of all that is in the namespace's directory."""
+    ino = made.find(SPACE).ino
+    return {entry.name for entry in made.catalog.entries_after(ino, 0, 1 << 20)}
+
+
+def hexes(*keys: bytes) -> set[bytes]:
+    return {key.hex().encode() for key in keys}
+
+
+def unlink(made: World, parent: bytes, key: bytes, shard: str = "") -> None:
+    made.tree.unlink(directory(made, parent), prefix.name(key, shard).encode())
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as found:
+        found.namespace("ns", prefix="on")
+        found.mkdir(SPACE + b"/" + ROOT.hex().encode())
+        found.placement.learn(found.find(SPACE).ino, b"", 4096)  # they begin in RAM
+        yield found
+
+
+def test_a_block_brings_its_directory(made: World) -> None:
+    async def case() -> None:
+        keys = chain(3)
+        for at, key in enumerate(keys):
+            parent = ROOT if not at else keys[at - 1]
+            held = await made.create(prefix.name(key).encode(), b"x", directory(made, parent))
+            assert made.tree.inode(directory(made, key)).key == number(key), "before it is closed"
+            await made.close(held, writable=True)
+            made.check_names()
+        assert names(made) == hexes(ROOT, *keys)
+        assert made.tree.inode(made.find(SPACE).ino).nlink == 2 + 4
+        with pytest.raises(NotFoundError):
+            await made.make_file(path(b"\1" * 16, b"\2" * 16), b"x")
+
+    run(case)
+
+
+def test_its_directory_is_as_the_one_before_it(made: World) -> None:
+    async def case() -> None:
+        made.attributes.change(directory(made, ROOT), mode=0o2770, uid=5, gid=6)
+        (key,) = chain(1)
+        await write(made, [key])
+        found = made.tree.inode(directory(made, key))
+        assert (stat.S_IMODE(found.mode), found.uid, found.gid) == (0o2770, 5, 6)
+
+    run(case)
+
+
+@pytest.mark.parametrize("how", ["rename", "link", "publish"])
+def test_what_waits_for_its_name_is_no_block_yet(made: World, how: str) -> None:
+    async def case() -> None:
+        (key,) = chain(1)
+        above, name = directory(made, ROOT), prefix.name(key).encode()
+        if how == "publish":
+            made.tell("ns", publish="close")
+            held = await made.create(name, b"x", above)
+            assert names(made) == hexes(ROOT)
+            await made.close(held, writable=True)
+        else:
+            await made.make_file(path(ROOT, key) + b".0a1b.tmp", b"x")
+            assert names(made) == hexes(ROOT)
+            temporary = name + b".0a1b.tmp"
+            if how == "rename":
+                made.renames.rename(above, temporary, above, name, 0)
+            else:
+                made.tree.link(made.find(temporary, above).ino, above, name)
+                made.tree.unlink(above, temporary)
+        assert names(made) == hexes(ROOT, key)
+        made.check_names()
+        made.check_accounts()
+        space = made.residency.namespaces.own(made.find(SPACE).ino)
+        assert space is not None
+        assert space.blocks is not None
+        assert space.blocks.without_file([number(key)]) == []
+
+    run(case)
+
+
+def test_all_that_follows_goes_with_a_block(made: World) -> None:
+    async def case() -> None:
+        keys = chain(6)
+        await write(made, keys)
+        other = chain(2, keys[1], salt=1)
+        await write(made, other, keys[1])
+        unlink(made, keys[1], keys[2])
+        made.check_names()
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT, *keys[:2], *other)
+        unlink(made, ROOT, keys[0])
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT), "what mkdir made stays"
+        made.check_names()
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_the_last_shard_takes_the_directory_along(made: World) -> None:
+    async def case() -> None:
+        keys = chain(2)
+        await write(made, keys, shard="0")
+        await write(made, keys, shard="1")
+        unlink(made, ROOT, keys[0], "0")
+        assert names(made) == hexes(ROOT, *keys)
+        unlink(made, ROOT, keys[0], "1")
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT)
+        made.check_names()
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_an_empty_directory_goes_at_once(made: World) -> None:
+    async def case() -> None:
+        keys = chain(2)
+        await write(made, keys)
+        made.gone.clear()
+        ino = directory(made, keys[1])
+        unlink(made, keys[0], keys[1])
+        assert names(made) == hexes(ROOT, keys[0])
+        assert made.gone == [(made.find(SPACE).ino, keys[1].hex().encode(), ino)]
+        made.check_names()
+
+    run(case)
+
+
+def test_a_block_that_is_back_keeps_what_follows_it(made: World) -> None:
+    async def case() -> None:
+        keys = chain(3)
+        await write(made, keys)
+        unlink(made, ROOT, keys[0])
+        await write(made, keys[:1])
+        assert not made.residency.prefixes.going
+        await made.close_prefixes()
+        assert there(made, keys) == [0, 1, 2]
+        made.check_names()
+
+    run(case)
+
+
+def test_one_is_replaced(made: World) -> None:
+    async def case() -> None:
+        keys = chain(3)
+        await write(made, keys)
+        await made.make_file(path(ROOT, keys[0]) + b".r.tmp", b"new")
+        above, name = directory(made, ROOT), prefix.name(keys[0]).encode()
+        made.renames.rename(above, name + b".r.tmp", above, name, 0)
+        assert not made.residency.prefixes.going
+        assert there(made, keys) == [0, 1, 2]
+        made.check_names()
+        made.check_accounts()
+
+    run(case)
+
+
+def test_one_is_moved_away_and_back(made: World) -> None:
+    async def case() -> None:
+        keys = chain(2)
+        await write(made, keys)
+        above, name = directory(made, ROOT), prefix.name(keys[0]).encode()
+        made.renames.rename(above, name, ROOT_INO, b"aside", 0)
+        assert directory(made, keys[0]) in made.residency.prefixes.going
+        made.check_accounts()
+        made.renames.rename(ROOT_INO, b"aside", above, name, 0)
+        assert not made.residency.prefixes.going
+        made.check_accounts()
+        made.check_names()
+
+    run(case)
+
+
+def test_what_is_open_goes_when_it_is_closed(made: World) -> None:
+    async def case() -> None:
+        keys = chain(2)
+        await write(made, keys)
+        above = directory(made, keys[0])
+        held = await made.objects.open(made.find(keys[1].hex().encode(), above).ino, writable=False)
+        unlink(made, ROOT, keys[0])
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT)
+        assert made.content(held) == keys[1]
+        await made.close(held, writable=False)
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_a_directory_of_mkdir_becomes_its_block_s(made: World) -> None:
+    async def case() -> None:
+        keys = chain(2)
+        for key in keys:
+            made.mkdir(SPACE + b"/" + key.hex().encode())
+        assert not made.tree.inode(directory(made, keys[0])).key
+        await write(made, keys)
+        made.check_names()
+        unlink(made, ROOT, keys[0])
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT)
+
+    run(case)
+
+
+def test_paths_are_prefixes_from_the_beginning_or_never(made: World) -> None:
+    async def case() -> None:
+        with pytest.raises(ConfigError, match="namespace ns has entries, expected a new or empty"):
+            made.tell("ns", prefix="off")
+        made.tell("ns", prefix="off", version="2")
+        made.tell("ns", prefix="on")
+        with pytest.raises(ConfigError, match="the mount itself has none"):
+            made.tell(".", prefix="on")
+        made.mkdir(b"plain")
+        await made.make_file(b"plain/x", b"x")
+        with pytest.raises(ConfigError, match="has entries"):
+            made.tell("plain", prefix="on")
+        made.namespace("other")
+        made.mkdir(SPACE + b"/" + ROOT.hex().encode())
+        await write(made, chain(2))
+        made.check_names()
+        made.drop("ns")
+        await made.walk()
+        await made.check_at_rest()
+
+    run(case)
+
+
+def inode(made: World, parent: bytes, key: bytes) -> Inode:
+    return made.find(key.hex().encode(), directory(made, parent))
+
+
+def test_leaves_are_evicted_first(made: World) -> None:
+    """Also of what was there before a restart, and from whatever tier."""
+    keys = chain(12)
+
+    async def before() -> None:
+        await write(made, keys)
+        for parent, key in zip([ROOT, *keys], keys, strict=False):
+            await made.demote(inode(made, parent, key).ino)
+        shrink(11, 8)
+        await made.flow.trash.empty()
+
+    def shrink(most: int, least: int) -> None:
+        for left in range(most, least, -1):
+            made.quota.trim(made.tell("ns", quota_objects=str(left)))
+            assert there(made, keys) == list(range(left))
+            made.check()
+            made.check_names()
+
+    async def after() -> None:
+        await made.census()
+        shrink(8, 4)
+        with pytest.raises(QuotaError):
+            await write(made, keys[5:6], keys[4])
+        assert there(made, keys) == list(range(5)), "what is made does not push out what it follows"
+        made.tell("ns", quota_objects="7")
+        await write(made, keys[5:7], keys[4])  # RAM has what follows what is on NVMe
+        assert there(made, keys) == list(range(7))
+        assert not made.room.victims.evict(on_nvme, made.disk, "lose")
+        shrink(6, 2)
+
+    run(before)
+    made.restart(lose_ram=True)
+    run(after)
+
+
+def test_a_death_leaves_marks_that_are_followed(made: World) -> None:
+    async def before() -> None:
+        keys = chain(5)
+        await write(made, keys)
+        for key, parent in zip(keys, [ROOT, *keys], strict=False):
+            await made.demote(made.find(key.hex().encode(), directory(made, parent)).ino)
+        unlink(made, keys[0], keys[1])
+        assert made.residency.prefixes.going
+
+    async def after() -> None:
+        await made.census()
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT, chain(1)[0])
+        made.check_names()
+        await made.check_at_rest()
+
+    run(before)
+    made.restart(crash=True)
+    run(after)
+
+
+def test_what_ram_loses_takes_what_follows_along(made: World) -> None:
+    async def before() -> None:
+        keys = chain(4)
+        await write(made, keys)
+        for at in (0, 2, 3):
+            parent = ROOT if not at else keys[at - 1]
+            await made.demote(made.find(keys[at].hex().encode(), directory(made, parent)).ino)
+
+    async def after() -> None:
+        await made.census()
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT, chain(1)[0])
+        made.check_names()
+        await made.check_at_rest()
+
+    run(before)
+    made.restart(lose_ram=True, crash=True)
+    run(after)
