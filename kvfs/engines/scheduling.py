@@ -27,10 +27,14 @@ _SAVED_MOST = 65536
 class Request(Protocol):
     """What is asked of an engine's request. all_token_ids: those that are known."""
 
-    request_id: str
-    num_tokens: int
-    num_computed_tokens: int
-    all_token_ids: Sequence[int]
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
 
 
 class Plan(NamedTuple):

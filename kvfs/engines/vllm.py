@@ -2,20 +2,24 @@
 
 vLLM loads it by `kv_connector_module_path`; `kvfs connect vllm NAMESPACE` prints the rest. Its
 `kv_connector_extra_config` has `path`, the namespace's directory, and, if wanted, `block_tokens`
-(of a file; 256, or what vLLM's pages make of it), `threads` (4, for files), `staging_bytes` (of host
-memory, for what waits to be written; 2 GiB), and `model` and `revision`, for the fingerprint.
+(of a file; 256, or what vLLM's pages make of it), `threads` (4, for files), `staging_bytes` (of
+host memory, for what waits to be written; 2 GiB), and `model` and `revision`, for the fingerprint.
 
 Contract: best effort. Loads and saves run beside the steps; what can not be loaded is reported and
-computed (`kv_load_failure_policy` must be `recompute`). Bytes are pages as the attention backend has
-them: that backend, its page and all that makes them differ are in the fingerprint. Requests whose
-cache depends on more than their tokens are passed by: `passed_by`. Models whose cache is not one
-group of equal attention layers are refused at the start: `_refused`. Not for handing over requests
-from prefill to decode.
+computed (`kv_load_failure_policy` must be `recompute`). Bytes are pages as the attention backend
+has them: that backend, its page and all that makes them differ are in the fingerprint. Requests
+whose cache depends on more than their tokens are passed by: `passed_by`. Models whose cache is not
+one group of equal attention layers are refused at the start: `_refused`. Not for handing over
+requests from prefill to decode.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,13 +256,14 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._mover = self._cache = self._requests = None
 
     def _open(self, spec: Spec, shard: int | None) -> PrefixCache:
-        return PrefixCache(
-            self._told["path"],
-            spec,
-            shard=shard if spec.shards > 1 else None,
-            threads=self._told.get("threads", 4),
-            create=True,
-        )
+        with _alone(self._told["path"]):
+            return PrefixCache(
+                self._told["path"],
+                spec,
+                shard=shard if spec.shards > 1 else None,
+                threads=self._told.get("threads", 4),
+                create=True,
+            )
 
     def _moves(self) -> Moves:
         moves = self._get_connector_metadata()
@@ -310,6 +315,17 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         version = ".".join(vllm.__version__.split(".")[:2])
         return f"vllm-{version} {'+'.join(sorted(backends))}/{self._page} {digest.hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """All ranks begin at once, and one of them makes the namespace before it has its settings."""
+    above = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(above, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(above)
 
 
 def _options(told: dict[str, Any]) -> dict[str, Any]:

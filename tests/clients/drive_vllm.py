@@ -5,8 +5,8 @@
 Engine, scheduler, planning and allocation of the cache, and the connectors are vLLM's and kvfs's
 own, loaded by vLLM's factory. The ranks have no model: what they keep for a token is a number made
 of all tokens up to it, the layer, the rank and the place, so that a foreign, moved or missing byte
-shows. Before each step every rank checks all of its requests' pages. Each variant runs twice on a
-namespace of its own below DIR, the second time from the cache; memory is so scarce that requests
+shows. Before each step every rank checks all of its requests' pages. Each variant answers twice on
+a namespace of its own below DIR, the second time from the cache; memory is so scarce that requests
 are preempted. Prints one JSON line: for each variant, what the second run had from the cache.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
@@ -255,7 +255,7 @@ def losing(keep: int) -> None:
 
 
 def prompts() -> list[list[int]]:
-    drawn = random.Random(11)  # noqa: S311
+    drawn = random.Random(11)
     common = [drawn.randrange(VOCABULARY) for _ in range(COMMON)]
     return [
         common + [drawn.randrange(VOCABULARY) for _ in range(30 + 7 * at)] for at in range(PROMPTS)
@@ -316,27 +316,29 @@ def answers(made: Any, asked: list[Any]) -> list[Any]:
 
 def variant(path: Path, preempted: list[str]) -> dict[str, Any]:
     asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    made = engine(path)
+    core = made.llm_engine.engine_core.engine_core
+    ranks = core.model_executor.ranks
     found: dict[str, Any] = {}
+    tokens: list[list[int]] = []
     for run in ("first", "second"):
         preempted.clear()
-        made = engine(path)
-        core = made.llm_engine.engine_core.engine_core
         every = answers(made, asked)
-        tokens = [list(one.outputs[0].token_ids) for one in every]
-        assert found.setdefault("tokens", tokens) == tokens, run
-        ranks = core.model_executor.ranks
+        own = [list(one.outputs[0].token_ids) for one in every]
+        tokens = tokens or own
+        assert own == tokens, run
+        for rank in ranks:
+            rank.connector._mover._saver.submit(int).result()  # what was given to be saved is
         found[run] = {
             "cached": [one.num_cached_tokens for one in every],
             "checked": [rank.checked for rank in ranks],
             "preempted": len(preempted),
+            "stats": [rank.connector._cache.stats.as_dict() for rank in ranks],
         }
-        salted = answers(made, [asked[0] | {"cache_salt": "of one customer"}])[0]
-        assert list(salted.outputs[0].token_ids) == tokens[0]
-        found[run]["salted"] = salted.num_cached_tokens
-        caches = [rank.connector._cache for rank in ranks]
-        core.shutdown()  # waits for what is to be saved
-        found[run]["stats"] = [cache.stats.as_dict() for cache in caches]
-    del found["tokens"]
+    salted = answers(made, [asked[0] | {"cache_salt": "of one customer"}])[0]
+    assert list(salted.outputs[0].token_ids) == tokens[0]
+    found["salted"] = salted.num_cached_tokens
+    core.shutdown()
     return found
 
 
@@ -372,7 +374,7 @@ def refusals(path: Path) -> list[str]:
     refused(extra={"model": "another"})
     refused(hf_overrides=lambda config: config)
     full = Rank.get_kv_cache_spec
-    Rank.get_kv_cache_spec = lambda self: {
+    Rank.get_kv_cache_spec = lambda _: {
         name: SlidingWindowSpec(
             block_size=PAGE,
             num_kv_heads=HEADS,
@@ -393,6 +395,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    vllm_cpu.yield_between_steps()
     preempt, preempted = Scheduler._preempt_request, []
 
     def counting(self: Any, request: Any, *rest: Any, **named: Any) -> None:

@@ -1,12 +1,13 @@
 """Runs the real vLLM 0.33 on a CPU, with kvfs's connector on a directory, or without.
 
-    run_vllm.py DIR [--plain] [--vanish N] [--pages N] [--block-tokens T] [--option NAME=JSON ...]
+    run_vllm.py DIR [--plain] [--config FILE] [--vanish N] [--pages N]
 
-A Llama of four layers with seeded weights answers eight prompts, greedily: seven that begin with the
-same 300 tokens, and one of a single word; then what two of them answered, continued. Engine,
+A Llama of four layers with seeded weights answers eight prompts, greedily: seven that begin with
+the same 300 tokens, and one of a single token; then what two of them answered, continued. Engine,
 scheduler, worker and model are vLLM's own; its kernels for CPUs, which its wheel has not, are those
-of vllm_cpu.py. --plain: without the connector. --vanish N: of each of the first loads, all but N
-blocks are gone when it begins. --pages: so many pages of memory, so that requests are preempted.
+of vllm_cpu.py. --plain: without the connector. --config: what `kvfs connect vllm DIR --native` has
+printed. --vanish N: when a load begins, all but N of its blocks are gone. --pages: so many pages of
+memory, so that requests are preempted.
 
 Prints one JSON line: the tokens and their log probabilities, how many tokens each request had from
 the cache, how often one was preempted, and what the connector did.
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,9 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--vanish", type=int)
     parser.add_argument("--pages", type=int, default=256)
-    parser.add_argument("--block-tokens", type=int, default=64)
-    parser.add_argument("--role", default="kv_both")
-    parser.add_argument("--option", action="append", default=[], help="of kv_connector_extra_config")
+    parser.add_argument("--config", type=Path)
     return parser.parse_args()
 
 
@@ -66,26 +66,18 @@ def model(directory: Path) -> str:
     return str(directory)
 
 
+def connecting(config: Path) -> dict[str, Any]:
+    """The JSON that stands after --kv-transfer-config, for small blocks."""
+    words = shlex.split(config.read_text().replace("\\\n", " "), comments=True)
+    found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    found["kv_connector_extra_config"] |= {"model": "tiny-llama", "block_tokens": 64}
+    return found
+
+
 def engine(options: argparse.Namespace) -> Any:
     from vllm import LLM
 
-    told: dict[str, Any] = {}
-    if not options.plain:
-        told["kv_transfer_config"] = {
-            "kv_connector": "KvfsConnector",
-            "kv_connector_module_path": "kvfs.engines.vllm",
-            "kv_role": options.role,
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "path": str(options.dir),
-                "model": "tiny-llama",
-                "block_tokens": options.block_tokens,
-                **{
-                    name: json.loads(value)
-                    for name, value in (option.split("=", 1) for option in options.option)
-                },
-            },
-        }
+    told = {} if options.plain else {"kv_transfer_config": connecting(options.config)}
     return LLM(
         model(Path.home() / "model"),
         skip_tokenizer_init=True,
@@ -104,7 +96,7 @@ def engine(options: argparse.Namespace) -> Any:
 
 
 def prompts() -> list[list[int]]:
-    drawn = random.Random(SEED)  # noqa: S311
+    drawn = random.Random(SEED)
     common = [drawn.randrange(VOCABULARY) for _ in range(COMMON)]
     different = [[drawn.randrange(VOCABULARY) for _ in range(20 + at)] for at in range(7)]
     return [*(common + own for own in different), [3]]
@@ -135,6 +127,7 @@ def main() -> None:
     from vllm import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    vllm_cpu.yield_between_steps()
     preempt, preempted = Scheduler._preempt_request, []
 
     def counting(self: Any, request: Any, *rest: Any, **named: Any) -> None:

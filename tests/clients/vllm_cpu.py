@@ -4,8 +4,11 @@ The wheel of PyPI is CUDA's. With VLLM_TARGET_DEVICE=cpu all of its Python runs 
 scheduler, worker, model runner, models. `install` gives it the six operators of C++ that a Llama
 calls there; with `custom_ops: ["none"]` vLLM does the rest in torch itself.
 """
+# ruff: noqa: ANN401, PLC0415  (vLLM's classes have no types here, and are imported after the kernels)
 
 import os
+import time
+from typing import Any
 
 import torch
 
@@ -28,6 +31,23 @@ def install() -> None:
     operators.cpu_attn_reshape_and_cache = _keep
     operators.cpu_attention_with_kv_cache = _attend
     operators.greedy_argmax = lambda logits: logits.argmax(-1)
+
+
+def yield_between_steps() -> None:
+    """Do what an engine in a process of its own does (EngineCoreProc), and one in the caller's not.
+
+    Without, steps that compute nothing leave the interpreter to no other thread.
+    """
+    from vllm.v1.engine.core import EngineCore
+
+    post = EngineCore.post_step
+
+    def post_step(self: Any, model_executed: bool) -> None:  # noqa: FBT001  (as vLLM calls it)
+        post(self, model_executed)
+        if not model_executed and self.scheduler.has_requests():
+            time.sleep(0.001)
+
+    EngineCore.post_step = post_step
 
 
 def _slots(

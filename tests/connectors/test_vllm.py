@@ -1,15 +1,17 @@
-"""vLLM 0.33.0 with kvfs's connector: its real engine on a CPU, and its real engine core with ranks."""
+"""kvfs's connector in the real vLLM 0.33.0: all of it on a CPU, and its engine core with ranks."""
 
 import math
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Mount
 from tests.connectors.conftest import Client
-from tests.harness import Mounted
+from tests.harness import KVFS, Mounted
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -22,9 +24,16 @@ def answers(found: dict[str, Any]) -> list[list[int]]:
     return tokens
 
 
-def test_a_model_answers_from_the_cache_as_without_it(mounted: Mounted, client: Client) -> None:
-    """A Llama: without a cache, filling one, from it where blocks vanish, and with preemption."""
-    run = ("run_vllm.py", mounted.path / "llama")
+def test_a_model_answers_from_the_cache_as_without_it(
+    mounted: Mounted, client: Client, tmp_path: Path
+) -> None:
+    """A Llama: without a cache, filling one, from it with preemption, and where blocks vanish."""
+    place, config = mounted.path / "llama", tmp_path / "vllm.sh"
+    made: list[str | Path] = [*KVFS, "ns", "create", place, "--for", "vllm-native"]
+    subprocess.run(made, check=True, capture_output=True)
+    shown: list[str | Path] = [*KVFS, "connect", "vllm", place, "--native"]
+    config.write_text(subprocess.run(shown, check=True, capture_output=True, text=True).stdout)
+    run = ("run_vllm.py", place, "--config", str(config))
 
     plain = client(*run, "--plain")
     filled = client(*run)
@@ -40,9 +49,7 @@ def test_a_model_answers_from_the_cache_as_without_it(mounted: Mounted, client: 
     assert loaded["cached"][8] > 0, "what was answered is cached as well"
     assert loaded["preempted"] > 0
     for one, other in zip(loaded["logprobs"], plain["logprobs"], strict=True):
-        assert all(
-            math.isclose(a, b, abs_tol=1e-4) for a, b in zip(one, other, strict=True)
-        )
+        assert all(math.isclose(a, b, abs_tol=1e-4) for a, b in zip(one, other, strict=True))
 
     gone = client(*run, "--vanish", "2")
     assert answers(gone) == answers(plain)
@@ -58,9 +65,9 @@ def test_every_rank_has_the_bytes_that_it_saved(mounted: Mounted, client: Client
         first, second = runs["first"], runs["second"]
         assert min(first["checked"] + second["checked"]) > 0, name
         assert min(second["cached"]) > 0, name
-        assert first["salted"] == second["salted"] == 0, name
+        assert runs["salted"] == 0, name
         preempted += first["preempted"] + second["preempted"]
-        for stats in first["stats"] + second["stats"]:
+        for stats in second["stats"]:
             assert stats["load_errors"] == stats["save_errors"] == 0, name
     assert preempted > 0
     _, lossy = found["variants"]["two ranks that lose blocks"]["second"]["stats"]
