@@ -5,6 +5,7 @@ Contract: a directory that says another fingerprint is refused. On a kvfs mount 
 such. A directory that says none is taken: keys of different specs never meet. Not for blocks.
 """
 
+import contextlib
 import errno
 import os
 
@@ -22,15 +23,13 @@ _NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPER
 def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
     """Whether the file system itself makes directories with their blocks.
 
-    create: the directory is made, if it is not there, with `prefix` on and the fingerprint, where
-    that can be said. Raises OSError and SpecMismatchError.
+    create: the directory is made, if it is not there, and an empty one without a fingerprint gets
+    it, and `prefix` on, where that can be said. Raises OSError and SpecMismatchError.
     """
     if create:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(path)
-        except FileExistsError:
-            pass
-        else:
+        if os.path.isdir(path) and not _get(path, FINGERPRINT) and not os.listdir(path):
             if _is_kvfs(path) and _get(path, PREFIX):
                 _set(path, PREFIX, "on")
             _set(path, FINGERPRINT, _recorded(spec))

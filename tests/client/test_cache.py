@@ -274,3 +274,17 @@ def test_a_copy_of_a_namespace_elsewhere_is_a_directory_like_others(tmp_path: Pa
     os.setxattr(path, "user.kvfs.prefix", b"on")
     with PrefixCache(path, SPEC) as cache:
         assert cache.save(TOKENS, GIVEN) == 10
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_create_of_a_directory_that_is_there(tmp_path: Path, *, empty: bool) -> None:
+    """An empty one becomes this spec's; one with anything in it may be several specs' already."""
+    if not empty:
+        (tmp_path / "something").touch()
+    PrefixCache(tmp_path, SPEC, create=True).close()
+    other = Spec(model="other", revision="r", dtype="bfloat16", axes=SPEC.axes)
+    if empty:
+        with pytest.raises(SpecMismatchError):
+            PrefixCache(tmp_path, other)
+    else:
+        PrefixCache(tmp_path, other, create=True).close()

@@ -177,6 +177,7 @@ with PrefixCache(sys.argv[1], spec) as cache:
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_in_the_middle_of_a_block(tmp_path: Path) -> None:
     spec = Spec(model="m", revision="r", dtype="float32", axes={"token": 4, "dim": 1 << 18})
     for number in range(3):

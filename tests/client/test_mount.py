@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, SpecMismatchError
 from tests.client.prompts import SPEC, TOKENS, block_of, blocks_of
 from tests.conftest import Mount
@@ -26,6 +27,8 @@ def test_saved_and_loaded(kv: Mounted, storage: str) -> None:
             assert cache.save(TOKENS, GIVEN[at : at + 5], start=at) == at + 5
         match = cache.match(TOKENS)
         assert match.blocks == 10
+        assert match.bytes is not None
+        assert sum(match.bytes) == 10 * spec.stored_bytes
         loaded = torch.stack(list(cache.load(TOKENS).tensors))
         assert loaded.shape == GIVEN.shape
         if storage == "raw":
@@ -44,6 +47,51 @@ def test_the_namespace_says_whose_it_is(kv: Mounted) -> None:
         PrefixCache(path, LARGE)
     assert str(SPEC.fingerprint) in str(refused.value)
     assert str(LARGE.fingerprint) in str(refused.value)
+
+
+def test_both_ways_to_match_say_the_same(kv: Mounted) -> None:
+    """The mount's one answer, and stats; and the descriptor outlives the daemon."""
+    path = kv.path / "llama"
+    spec = Spec(model="m", revision="r", dtype="float32", axes={"token": 4, "dim": 8}, shards=2)
+    with (
+        PrefixCache(path, spec, shard=0, create=True) as left,
+        PrefixCache(path, spec, shard=1) as right,
+    ):
+        given = blocks_of(TOKENS, spec)
+        assert left.save(TOKENS, given) == 10
+        for saved in (0, 4, 10):
+            right.save(TOKENS, given[:saved])
+            asked = left.match(TOKENS)
+            assert asked.bytes is not None
+            assert sum(asked.bytes) == saved * 2 * spec.stored_bytes
+            keys, shards = spec.keys(TOKENS), spec.shard_names
+            assert left._bisection.ask(spec.root, keys, shards).blocks == asked.blocks == saved
+        kv.kill_daemon()
+        assert left.match(TOKENS).blocks == 10
+        assert left.match(TOKENS).bytes is not None
+
+
+def test_a_chain_is_saved_without_a_directory_being_made(
+    kv: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = os.mkdir
+
+    def counted(path: str) -> None:
+        made.append(path)
+        real(path)
+
+    monkeypatch.setattr(os, "mkdir", counted)
+    with PrefixCache(kv.path / "llama", SPEC, create=True) as cache:
+        keys = SPEC.keys(TOKENS)
+        assert cache.save_keys(SPEC.root, keys[:5], GIVEN[:5]) == 5
+        assert cache.save_keys(keys[4], keys[5:], GIVEN[5:]) == 5
+        assert made == [cache.path, f"{cache.path}/{SPEC.root.hex()}"]
+        assert cache.save_keys(b"x" * 16, keys[:1], GIVEN[:1]) == 0, "nothing is made for no block"
+    assert {path.name for path in Path(cache.path).iterdir()} == {
+        SPEC.root.hex(),
+        *(key.hex() for key in keys),
+    }
 
 
 def test_pinned_blocks(kv: Mounted) -> None:
@@ -108,6 +156,7 @@ def work(path: str, seed: int, steps: int) -> None:
     assert loaded, f"seed {seed}: nothing was ever cached"
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_a_prefix_whatever_is_dropped(mount: Mount) -> None:
     """80 MiB of blocks of 1 MiB in a tier of 24 MiB, three processes."""
     kv = mount("ram=24M")
@@ -128,3 +177,8 @@ def test_what_is_loaded_is_a_prefix_whatever_is_dropped(mount: Mount) -> None:
     print(*said)
     assert [worker.returncode for worker in workers] == [0, 0, 0], said
     assert kv.counter("dropped_evicted") > 0, "nothing was dropped: this shows nothing"
+    left = {found.relative_to(path) for found in path.glob("*/*")}
+    named = {prefix.parse(found.name) for found in left}
+    there = {name.key.hex() for name in named if name and not name.temporary}
+    parents = {found.parent.name for found in left} - {LARGE.root.hex()}
+    assert parents <= there, "no block is without the one before it"
