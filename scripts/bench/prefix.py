@@ -129,7 +129,7 @@ def work(wire: Connection, shape: str, blocks: int, seed: int, scratch_: Path) -
     while (order := wire.recv()) is not None:
         key = order.way, order.folder
         if key not in ways:
-            ways[key] = WAYS[order.way](order.folder / f"{order.way}-{seed}", spec, tokens)
+            ways[key] = WAYS[order.way](order.folder / f"{shape}-{seed}-{order.way}", spec, tokens)
         way = ways[key]
         if order.phase == "rehearse":
             _rehearse(scratch_ / str(seed), source)
