@@ -86,15 +86,31 @@ class _Chain:
         self._end = len(keys)
         self._waiting: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._naming = False
 
     def written(self, at: int, temporary: str) -> None:
-        """Raises OSError if a name could not be given, be it that of another block."""
+        """Raises OSError if a name could not be given, be it that of another block.
+
+        Who finds that names are being given goes on to the next block: to wait would be one writer
+        less for as long as renames take.
+        """
         with self._lock:
             self._waiting[at] = temporary
-            while self.named < self._end and self.named in self._waiting:
-                self._name(self.named)
-                self.named += 1
             self._drop()
+            if self._naming:
+                return
+            self._naming = True
+        while (ready := self._next()) is not None:
+            self._name(*ready)
+
+    def _next(self) -> tuple[int, str] | None:
+        """The block whose name is next, and where it is; nobody gives names if there is none."""
+        with self._lock:
+            temporary = self._waiting.pop(self.named, None)
+            if temporary is None:
+                self._naming = False
+                return None
+            return self.named, temporary
 
     def over(self, at: int) -> bool:
         """Whether block `at` can not be saved any more."""
@@ -107,18 +123,21 @@ class _Chain:
             self._end = min(self._end, at)
             self._drop()
 
-    def _name(self, at: int) -> None:
+    def _name(self, at: int, temporary: str) -> None:
         key = self._keys[at]
         path = prefix.path(self._parents[at], key, self._shard)
         try:
-            files.publish(self._waiting.pop(at), f"{self._directory}/{path}")
+            files.publish(temporary, f"{self._directory}/{path}")
             if not self._closed:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(f"{self._directory}/{key.hex()}")
-        except OSError:
-            self._end = at
-            self._drop()
+        except BaseException:
+            with self._lock:
+                self._naming = False
+            self.end(at)
             raise
+        with self._lock:
+            self.named += 1
 
     def _drop(self) -> None:
         for at in [at for at in self._waiting if at >= self._end]:

@@ -9,7 +9,8 @@ the same tmpfs directly. GB/s of tensors, from the first process's beginning to 
 in every round each way saves, loads and drops in its turn, best round and median of the rounds'
 ratios. What is written is rehearsed on the tmpfs right before.
 
-memcpy       memory to memory, by as many threads as kvfs.client has (4)
+memcpy       memory to memory, in one call
+memcpy by 4  the same block by block, by as many threads as kvfs.client has
 raw          one write or read for each file, by as many threads
 kvfs         kvfs.client: save, load into a tensor that is there; mapped and then copied
 VUA          VUA's design (scripts/bench/ways.py), its groups being our blocks
@@ -40,7 +41,17 @@ from scripts.bench.clients import processes
 from scripts.bench.measure import Bar, Series, turns
 from scripts.bench.mounted import Failed, kvfs, scratch
 from scripts.bench.report import Report, note, number
-from scripts.bench.ways import Client, Memory, Raw, Safetensors, Torch, Vua, Way
+from scripts.bench.ways import (
+    THREADS,
+    Client,
+    Memory,
+    Raw,
+    Safetensors,
+    Threaded,
+    Torch,
+    Vua,
+    Way,
+)
 
 TOKENS = 64  # of a block
 SHAPES: dict[str, dict[str, int]] = {
@@ -50,6 +61,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 WAYS: dict[str, type[Way]] = {
     "memcpy": Memory,
+    f"memcpy by {THREADS}": Threaded,
     "raw": Raw,
     "kvfs": Client,
     "VUA": Vua,
@@ -58,7 +70,13 @@ WAYS: dict[str, type[Way]] = {
 }
 # Which way where; the first are what the others are held against.
 RACE = (
-    *(("memcpy", "memory"), ("raw", "mount"), ("kvfs", "mount"), ("raw", "tmpfs")),
+    *(
+        ("memcpy", "memory"),
+        (f"memcpy by {THREADS}", "memory"),
+        ("raw", "mount"),
+        ("kvfs", "mount"),
+        ("raw", "tmpfs"),
+    ),
     *(("VUA", "mount"), ("VUA", "tmpfs"), ("torch", "mount"), ("torch", "tmpfs")),
     *(("safetensors", "mount"), ("safetensors", "tmpfs")),
 )
@@ -111,7 +129,7 @@ def work(wire: Connection, shape: str, blocks: int, seed: int, scratch_: Path) -
     while (order := wire.recv()) is not None:
         key = order.way, order.folder
         if key not in ways:
-            ways[key] = WAYS[order.way](order.folder / f"{order.way}-{seed}", spec, tokens)
+            ways[key] = WAYS[order.way](order.folder / f"{shape}-{seed}-{order.way}", spec, tokens)
         way = ways[key]
         if order.phase == "rehearse":
             _rehearse(scratch_ / str(seed), source)
@@ -303,7 +321,7 @@ def show(report: Report, rows: list[dict[str, Any]]) -> None:
                 number(statistics.median(mine[phase]["rates"]) / 1e9) if phase in mine else "-"
                 for phase in PHASES[:2]
             ]
-            table.append([f"{way}, {place}" if way != "memcpy" else way, *cells, *medians])
+            table.append([way if place == "memory" else f"{way}, {place}", *cells, *medians])
         size = spec_of(shape).block_bytes / TOKENS / 1024
         report.table(
             f"{shape}: {size:.1f} KiB a token, {count} process{'es' if count > 1 else ''}; GB/s",

@@ -242,32 +242,42 @@ class Raw(Way):
 
 
 class Memory(Way):
-    """No files: memcpy by as many threads as kvfs.client has. The other bound."""
+    """No files: one memcpy of all. The other bound."""
 
     def __init__(self, folder: Path, spec: Spec, tokens: list[int]) -> None:
         super().__init__(folder, spec, tokens)
-        self._threads = ThreadPoolExecutor(THREADS)
         self._kept: Tensor | None = None
 
     def save(self, blocks: Tensor) -> None:
         if self._kept is None:
             self._kept = torch.zeros_like(blocks)  # touched: memory that was had before
-        self._copy(self._kept, blocks)
+        self.copy(self._kept, blocks)
 
     def load(self, out: Tensor) -> None:
         assert self._kept is not None
-        self._copy(out, self._kept)
+        self.copy(out, self._kept)
 
     def drop(self) -> None:
-        pass
+        """Kept, as an engine's memory is."""
 
     def close(self) -> None:
         self._kept = None
+
+    def copy(self, to: Tensor, from_: Tensor) -> None:
+        # ctypes gives the GIL back, and torch's own threads stay out of it.
+        ctypes.memmove(to.data_ptr(), from_.data_ptr(), from_.nbytes)
+
+
+class Threaded(Memory):
+    """The same by as many threads as kvfs.client has, block by block."""
+
+    def __init__(self, folder: Path, spec: Spec, tokens: list[int]) -> None:
+        super().__init__(folder, spec, tokens)
+        self._threads = ThreadPoolExecutor(THREADS)
+
+    def copy(self, to: Tensor, from_: Tensor) -> None:
+        list(self._threads.map(super().copy, to, from_))
+
+    def close(self) -> None:
+        super().close()
         self._threads.shutdown()
-
-    def _copy(self, to: Tensor, from_: Tensor) -> None:
-        def copy(at: int) -> None:
-            # ctypes gives the GIL back, and torch's own threads stay out of it.
-            ctypes.memmove(to[at].data_ptr(), from_[at].data_ptr(), self.spec.block_bytes)
-
-        list(self._threads.map(copy, range(len(to))))
