@@ -17,6 +17,7 @@ that need more pools (Mamba, sliding windows, an indexer) are refused as they ar
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from xxhash import xxh3_128_digest
 
 from kvfs.client import PrefixCache, Spec
 
+_log = logging.getLogger(__name__)
 THREADS = 8
 # The axes of a page as a host pool has it, by layout, behind "kv" where there are two of them; what
 # is kept by page has an axis of one page before these.
@@ -184,13 +186,22 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         return all(self.set(key, value) for key, value in zip(keys, values or (), strict=True))
 
     def clear(self) -> bool:
-        """Drop the first page of every prompt, of all ranks: without it, nothing is found."""
+        """Drop the first page of every prompt, of all ranks: without it, nothing is found.
+
+        False, with a line in the log, if something could not be dropped.
+        """
         root = f"{self.cache.path}/{self.cache.spec.root.hex()}"
-        with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(FileNotFoundError):  # another rank clears as well
-                        os.unlink(entry.path)
+        try:
+            with os.scandir(root) as entries:
+                pages = [one.path for one in entries if one.is_file(follow_symlinks=False)]
+            for page in pages:
+                with contextlib.suppress(FileNotFoundError):  # another rank clears as well
+                    os.unlink(page)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            _log.warning("not cleared: %s: %s", root, error)
+            return False
         return True
 
     def close(self) -> None:
