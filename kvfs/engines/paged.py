@@ -78,17 +78,24 @@ class PagedMemory:
 
     def read(self, pages: Sequence[int], block: torch.Tensor) -> None:
         """Fill a block, on the host, with all its pages; a GPU does it in its stream's order."""
-        at = torch.tensor(pages, device=self.device)
+        at = self._numbers(pages)
         for layer, part in zip(self._layers, _plain(block), strict=True):
             found = layer.index_select(0, at).view(part.shape)
             part.copy_(found, non_blocking=True)
 
     def write(self, block: torch.Tensor, skip: int, pages: Sequence[int]) -> None:
         """Copy a block's pages, from the one after the first `skip` on, to `pages`."""
-        at = torch.tensor(pages, device=self.device)
+        at = self._numbers(pages)
         for layer, part in zip(self._layers, _plain(block), strict=True):
             found = part.view(-1, *self._page)[skip : skip + len(pages)]
             layer.index_copy_(0, at, found.to(self.device, non_blocking=True))
+
+    def _numbers(self, pages: Sequence[int]) -> torch.Tensor:
+        """On the device, without waiting for what its stream does."""
+        numbers = torch.tensor(pages)
+        if self.device.type == "cpu":
+            return numbers
+        return numbers.pin_memory().to(self.device, non_blocking=True)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DRIVERS = ROOT / "tests" / "clients"
 INTERPRETER = ROOT / ".venv-clients" / "bin" / "python"
-LIMIT_S = 300
+LIMIT_S = 600
 
 Client = Callable[..., dict[str, Any]]
 

@@ -11,7 +11,7 @@ from tests.conftest import Mount
 from tests.connectors.conftest import Client
 from tests.harness import KVFS, Mounted
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

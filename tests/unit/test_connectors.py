@@ -106,6 +106,7 @@ def test_vllm_is_told_in_its_words(name: str, connector: str, extra: dict[str, A
     config = transfer_config(name)
     if name == "vllm-native":
         assert config.pop("kv_connector_module_path") == "kvfs.engines.vllm"
+        assert config.pop("kv_load_failure_policy") == "recompute"
     assert config == {
         "kv_connector": connector,
         "kv_role": "kv_both",
