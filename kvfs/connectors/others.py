@@ -83,7 +83,7 @@ llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 
 def _kvfs(place: Place) -> str:
     return f"""\
-# kvfs.client, with kvfs[client] in the environment. model, revision, dtype and axes make the keys:
+# kvfs.client, with kvfs[torch] in the environment. model, revision, dtype and axes make the keys:
 # blocks of another model are never found. "token" is how many tokens a block has.
 from kvfs.client import PrefixCache, Spec
 
