@@ -168,6 +168,47 @@ class Prefixes:
             return False
         return self._is_awaited(found.ino) or any(self.catalog.entries_after(found.ino, 0, 1))
 
+    # For who doubts
+
+    def is_of_block(self, directory: Inode) -> bool:
+        """Whether it is where directories of blocks are, and named as one."""
+        if not directory.key or not directory.links:
+            return False
+        space = self.namespaces.own(directory.namespace)
+        if space is None or not space.settings.prefix or directory.links[0][0] != space.ino:
+            return False
+        entry = self.catalog.dentry(*directory.links[0])
+        return entry is not None and _KEY.fullmatch(entry.name) is not None
+
+    def is_there(self, directory: Inode) -> bool:
+        """Whether the block of a directory has a file, in the directory of any that may precede it.
+
+        Its record has no more of the one before than a number, so that all are looked at.
+        """
+        top, cookie = directory.links[0]
+        entry = self.catalog.dentry(top, cookie)
+        if entry is None:
+            return False
+        return any(
+            any(map(_BLOCK.fullmatch, self.catalog.names(above, entry.name)))
+            for above in self._named_by(top, directory.parent_key)
+        )
+
+    def _named_by(self, top: int, number: int) -> Iterator[int]:
+        """Directories with a key of this number, which lacks its first bit."""
+        for first in (number, number | 1 << 63):
+            for name in self.catalog.names(top, b"%016x" % first):
+                entry = self.catalog.lookup(top, name)
+                if entry is not None:
+                    yield entry.ino
+
+    def mark(self, directory: Inode) -> None:
+        """It is to go."""
+        with self.catalog.batch() as batch:
+            batch.mark(GOING, directory.ino)
+            batch.then(partial(self.going.add, directory.ino))
+            batch.then(self.namespaces.wake)
+
     def end(self, ino: int, batch: Batch) -> None:
         """A directory that was to go is gone, or need not go."""
         if ino in self.going:

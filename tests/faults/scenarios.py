@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from kvfs import prefix
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.compression.files import decompress
 from kvfs.core.flow import deletion, transfers
@@ -428,6 +429,52 @@ async def trim(made: World) -> None:
     await made.flow.trash.empty()
 
 
+ROOT = prefix.root_key("a fingerprint")
+KEYS = prefix.block_keys(ROOT, range(5), 1)
+
+
+def _block(at: int) -> bytes:
+    return b"n/" + prefix.path(KEYS[at - 1] if at else ROOT, KEYS[at]).encode()
+
+
+async def prefixes(made: World) -> None:
+    made.namespace("n", prefix="on")
+    made.mkdir(b"n/" + ROOT.hex().encode())
+    for at in range(4):
+        await made.make_file(_block(at), OLD)
+
+
+async def continue_prefix(made: World) -> None:
+    unfinished = _block(4) + b".0.tmp"
+    await made.make_file(unfinished, NEW)
+    above, _, name = _block(4).rpartition(b"/")
+    parent = made.at(above).ino
+    made.renames.rename(parent, name + b".0.tmp", parent, name, 0)
+
+
+async def cut_prefix(made: World) -> None:
+    above, _, name = _block(1).rpartition(b"/")
+    made.tree.unlink(made.at(above).ino, name)
+    for ino in list(made.residency.prefixes.going):
+        await made.walks._close(ino)
+    while made.residency.prefixes.going:  # what went with it
+        await made.walks._close(min(made.residency.prefixes.going))
+    await made.flow.trash.empty()
+
+
+async def trim_prefix(made: World) -> None:
+    made.quota.keep(made.tell("n", quota_objects="3"), 0)
+    await made.flow.trash.empty()
+
+
+def prefix_of(blocks: int, **settings: bytes) -> State:
+    """So many blocks, with their directories."""
+    names = [ROOT, *KEYS[:blocks]]
+    directories = {b"n/" + key.hex().encode() + b"/": b"" for key in names}
+    files = {_block(at): OLD if at < 4 else NEW for at in range(blocks)}
+    return {**told(b"n", prefix=b"on", **settings), **directories, **files}
+
+
 def told(name: bytes, **settings: bytes) -> State:
     """A namespace, with what it was told."""
     attributes = {b"/@user.kvfs." + field.encode(): text for field, text in settings.items()}
@@ -519,6 +566,17 @@ SCENARIOS = {
     ),
     "drop a namespace": Scenario(namespace(pin="on"), drop, [PINNED, {}]),
     "drop what is open": Scenario(namespace(pin="on"), drop_open, [PINNED, {}]),
+    "continue a prefix": Scenario(
+        prefixes,
+        continue_prefix,
+        [prefix_of(4), {**prefix_of(4), _block(4) + b".0.tmp": NEW}, prefix_of(5)],
+    ),
+    "cut a prefix": Scenario(prefixes, cut_prefix, [prefix_of(4), prefix_of(1)]),
+    "drop the end of a prefix": Scenario(
+        prefixes,
+        trim_prefix,
+        [prefix_of(4), prefix_of(4, quota_objects=b"3"), prefix_of(3, quota_objects=b"3")],
+    ),
     "drop a directory": Scenario(plain_directory, drop, [{b"n/": b"", b"n/f": OLD}, {}]),
     "move between namespaces": Scenario(
         two_namespaces,
@@ -709,11 +767,14 @@ SCENARIOS |= {
 async def reset(made: World) -> None:
     """Remove everything; the next scenario begins on storage that has seen a lot."""
     for path, parent, name, inode in reversed(list(_walk(made))):
+        if made.residency.inode(inode.ino) is None:
+            continue  # a block has taken it along
         if inode.is_dir:
             made.tree.rmdir(parent, name)
         else:
             made.tree.unlink(parent, name)
         assert made.catalog.lookup(parent, name) is None, path
+    await made.close_prefixes()
     await forget_all(made)
     if made.bucket is not None:
         await made.upload_all()
@@ -767,6 +828,7 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
     """What is there is one of these, whole; and nothing else is there."""
     if not scenario.damaged:
         check_copies(made)
+    await made.close_prefixes()
     state = await found(made)
     assert state in allowed, f"found {_brief(state)}, allowed {list(map(_brief, allowed))}"
     if not scenario.damaged:
@@ -790,7 +852,7 @@ def check_all_is_named(made: World) -> None:
     """Nothing is left that no name leads to."""
     named = {inode.ino for _, _, _, inode in _walk(made)}
     assert {inode.ino for inode in made.inodes()} == {ROOT_INO, *named}
-    for kind in (b"r", b"t", b"p"):
+    for kind in (b"r", b"t", b"p", b"e"):
         assert not made.catalog.marks(kind), kind
     spaces = {ino for ino, _ in made.catalog.marks(b"n")} - {ROOT_INO}
     assert spaces == {space.ino for space in made.residency.namespaces} - {ROOT_INO}

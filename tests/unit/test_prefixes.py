@@ -9,10 +9,12 @@ import trio
 
 from kvfs import prefix
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.catalog.keys import GOING
 from kvfs.core.blocks import ONE_FILE
 from kvfs.core.victims import on_nvme
 from kvfs.errors import ConfigError, NotFoundError, QuotaError
 from kvfs.layouts.prefix import number
+from tests.unit.test_check import look
 from tests.unit.world import World, world
 
 run = trio.run
@@ -355,3 +357,31 @@ def test_what_ram_loses_takes_what_follows_along(made: World) -> None:
     run(before)
     made.restart(lose_ram=True, crash=True)
     run(after)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_directory_without_its_block_is_found(made: World, live: bool) -> None:  # noqa: FBT001
+    async def case() -> None:
+        keys = chain(3)
+        await write(made, keys)
+        assert (await look(made, live=live))[0] == []
+        above, name = directory(made, ROOT), keys[0].hex().encode()
+        entry = made.catalog.lookup(above, name)
+        assert entry is not None
+        settle, made.catalog.settle = made.catalog.settle, lambda _: None
+        made.tree.unlink(above, name)
+        made.catalog.settle = settle
+        found, _ = await look(made, live=live)
+        assert [(one.kind, one.what) for one in found] == [("prefix", "its block is not there")]
+        await look(made, live=live, repair=True)
+        assert (await look(made, live=live))[0] == []
+        await made.close_prefixes()
+        assert names(made) == hexes(ROOT)
+        with made.catalog.batch() as batch:
+            batch.mark(GOING, 12345)
+        found, _ = await look(made, live=live, repair=True)
+        assert [(one.kind, one.ino) for one in found] == [("mark", 12345)]
+        assert (await look(made, live=live))[0] == []
+        await made.check_at_rest()
+
+    run(case)

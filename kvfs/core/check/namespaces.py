@@ -59,6 +59,7 @@ class Namespaces:
         self.catalog = survey.catalog
         self.residency = survey.residency
         self.namespaces = survey.residency.namespaces
+        self.prefixes = survey.residency.prefixes
         self._homes: dict[int, int | None] = {}  # of what is in a directory, as far as asked for
         self._suspects: list[int] = []
         self._models: set[int | None] = {
@@ -77,7 +78,8 @@ class Namespaces:
                 self._homes[parent] = home(self.survey, inode)
             expected = self._homes[parent]
         unknown = inode.model and inode.model not in self._models
-        if unknown or (expected is not None and inode.namespace != expected):
+        prefix = inode.is_dir and inode.key and self.namespaces.prefixes
+        if prefix or unknown or (expected is not None and inode.namespace != expected):
             self._suspects.append(inode.ino)
 
     async def run(self) -> None:
@@ -89,11 +91,13 @@ class Namespaces:
             if inode is not None and inode.links:
                 self._check_namespace(inode)
                 self._check_model(inode)
+                self._check_prefix(inode)
             await survey.step()
         checks = {
             audit.SETTINGS: self._check_settings,
             audit.DROPPED: self._check_dropped,
             audit.UNACCOUNTED: self._check_unaccounted,
+            audit.GOING: self._check_going,
             audit.UNPUBLISHED: self._check_unpublished,
             audit.MODELS: self._check_model_record,
         }
@@ -252,6 +256,27 @@ class Namespaces:
         if inode is None or not inode.is_dir:
             what = "there is no such directory whose content could be accounted anew"
             self._report(audit.UNACCOUNTED, key, what, self.namespaces.end_account_anew)
+
+    def _check_going(self, key: bytes, _: bytes) -> None:
+        inode = self._marked(key)[1]
+        if inode is None or not inode.is_dir:
+            what = "there is no such directory that could go with its block"
+        elif inode.links and self.prefixes.is_there(inode):
+            what = "its block is gone, it says, but it is there"
+        else:
+            return
+        self._report(audit.GOING, key, what, self.prefixes.end)
+
+    def _check_prefix(self, inode: Inode) -> None:
+        """A block's directory is there as long as the block, or is marked."""
+        if not inode.is_dir or not inode.key or inode.ino in self.prefixes.going:
+            return
+        if not self.prefixes.is_of_block(inode) or self.prefixes.is_there(inode):
+            return
+        what, cure = "its block is not there", "it goes, with all that follows, in the next mount"
+        cure = cure if not self.survey.live else "it goes, with all that follows"
+        path, mend = self.survey.path(inode), partial(self.prefixes.mark, inode)
+        self.survey.report("prefix", inode.ino, path, what, cure, mend)
 
     def _check_unpublished(self, key: bytes, value: bytes) -> None:
         inode = self._marked(key)[1]
