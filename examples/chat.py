@@ -35,7 +35,7 @@ from kvfs.engines.transformers import load, save, spec_of
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "mlp": 128, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": 320},
-    "small": {"hidden": 512, "mlp": 1408, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
+    "small": {"hidden": 512, "mlp": 4096, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
     # As Llama 3.2 1B and Llama 3.1 8B are.
     "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 128256},
     "8b": {"hidden": 4096, "mlp": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256},
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=1, help="times are medians of so many")
-    parser.add_argument("--plot", type=Path, default=Path("chat.png"))
+    parser.add_argument("--plot", type=Path, default=Path("chat.png"), help="what to draw")
     options = parser.parse_args()
     if not options.directory.is_dir():
         parser.error(f"{options.directory}: expected a directory that is there")
@@ -314,7 +314,9 @@ def plot(path: Path, first: dict[str, Answer], second: dict[str, Answer]) -> Non
         axes.bar_label(bars, fmt="%.3g", fontsize=8)
     axes.set_yscale("log")
     axes.set_xticks([at + 0.27 for at in range(len(first))], list(first))
-    axes.legend(frameon=False)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
     print(f"plotted: {path}")
 

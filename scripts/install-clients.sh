@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs the real engines' storage code (LMCache, SGLang) into .venv-clients/, for the tests that
-# drive them: about 1.8 GB, so apart from .venv and only when their requirements have changed.
+# Installs the real engines (vLLM, and of LMCache and SGLang the storage code) into .venv-clients/, for
+# the tests that drive them: 2.6 GB, so apart from .venv and only when their requirements have changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -14,7 +14,7 @@ wanted=$({
 } | sha256sum)
 [ "$(cat $venv/.installed 2>/dev/null)" != "$wanted" ] || exit 0
 
-echo "install-clients: LMCache and SGLang into $venv" >&2
+echo "install-clients: vLLM, LMCache and SGLang into $venv" >&2
 "$python" -m venv --clear $venv
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" --requirement "$requirements"

@@ -14,7 +14,7 @@ from kvfs.errors import SpecMismatchError
 FINGERPRINT = "user.kvfs.fingerprint"
 PREFIX = "user.kvfs.prefix"
 _COMPUTED = "user.kvfs.warm"
-_LONGEST = 255  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
+_LONGEST = 2048  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
 # There is no such attribute; the file system, or a kvfs of another version, has none of it.
 _NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES}
 

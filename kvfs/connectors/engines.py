@@ -46,7 +46,7 @@ ENGINES = {
             Gives("found by", "every process of the same configuration", "every process"),
             Gives("longest prefix", "one call for each block", _CHAIN),
             Gives("dropped first", "any block, as its name says nothing of order", _LEAVES),
-            Gives("copies of a load", "to host memory, to the device", "as with files, or none"),
+            Gives("copies of a load", "to host memory, to the device", "the same"),
             Gives("another model or dtype", "directories of their own", _OTHERS),
         ),
     ),

@@ -20,10 +20,12 @@ _DIRECTORY = (
 _HOST_MEMORY = 10 * GIB
 
 
-def _serve(command: str, connector: str, extra: dict[str, Any], module: str = "") -> str:
+def _serve(
+    command: str, connector: str, extra: dict[str, Any], more: dict[str, str] | None = None
+) -> str:
     config = {
         "kv_connector": connector,
-        **({"kv_connector_module_path": module} if module else {}),
+        **(more or {}),
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
@@ -67,8 +69,14 @@ def _vua(place: Place) -> str:
 
 
 def _native(place: Place) -> str:
-    return "# vLLM, with kvfs in its environment.\n" + _serve(
-        "vllm", NATIVE_CLASS, {"path": place.path}, NATIVE_MODULE
+    return (
+        "# vLLM, with kvfs in its environment. What was dropped meanwhile is computed.\n"
+        + _serve(
+            "vllm",
+            NATIVE_CLASS,
+            {"path": place.path},
+            {"kv_connector_module_path": NATIVE_MODULE, "kv_load_failure_policy": "recompute"},
+        )
     )
 
 

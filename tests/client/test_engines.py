@@ -1,0 +1,13 @@
+"""kvfs.engines where the engine is not there."""
+
+import importlib
+import sys
+
+import pytest
+
+
+def test_vllm_is_missing_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "kvfs.engines.vllm", raising=False)
+    with pytest.raises(ImportError, match=r"kvfs\.engines\.vllm is loaded by vLLM 0\.33 and needs"):
+        importlib.import_module("kvfs.engines.vllm")
