@@ -17,8 +17,9 @@ with the next prompt.
 """
 
 import argparse
+import multiprocessing
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +35,7 @@ from kvfs.engines.transformers import load, save, spec_of
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "mlp": 128, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": 320},
-    "small": {"hidden": 512, "mlp": 1408, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
+    "small": {"hidden": 512, "mlp": 4096, "layers": 4, "heads": 8, "kv_heads": 2, "vocab": 320},
     # As Llama 3.2 1B and Llama 3.1 8B are.
     "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 128256},
     "8b": {"hidden": 4096, "mlp": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256},
@@ -79,9 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=1, help="times are medians of so many")
-    parser.add_argument("--plot", type=Path, default=Path("chat.png"))
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--plot", type=Path, default=Path("chat.png"), help="what to draw")
     options = parser.parse_args()
     if not options.directory.is_dir():
         parser.error(f"{options.directory}: expected a directory that is there")
@@ -243,22 +242,30 @@ class Second(Process):
 PARTS: dict[str, type[Process]] = {"first": First, "second": Second}
 
 
-def run_part(options: argparse.Namespace) -> None:
+def is_namespace(path: Path) -> bool:
+    """Whether it is one of kvfs that keeps prefixes together."""
+    try:
+        return os.getxattr(path, "user.kvfs.prefix") == b"on"
+    except OSError:
+        return False
+
+
+def run_part(options: argparse.Namespace, part: str, results: Path) -> None:
     """Be one of the two processes."""
     torch.set_num_threads(options.threads)
     model = build(options)
     spec = spec_for(model, options)
     path = options.directory / f"chat-{spec.root.hex()[:8]}"
     with PrefixCache(path, spec, create=True) as prefixes:
-        if options.part == "first":
-            kind = "a namespace of kvfs" if (path / ".match").exists() else "a directory, no kvfs"
+        if part == "first":
+            kind = "a namespace of kvfs" if is_namespace(path) else "a directory, no kvfs"
             print(f"{path}: {kind}; blocks of {spec.block_tokens} tokens, {spec.block_bytes:,} B")
         # What a process does only once is not what is measured.
         compute(
             model, DynamicCache(config=model.config), system_prompt(128), [(0, 100), (100, 129)]
         )
-        answers = PARTS[options.part](options, model, prefixes).chat()
-    torch.save({name: answer._asdict() for name, answer in answers.items()}, options.results)
+        answers = PARTS[part](options, model, prefixes).chat()
+    torch.save({name: answer._asdict() for name, answer in answers.items()}, results)
 
 
 def report(first: dict[str, Answer], second: dict[str, Answer]) -> bool:
@@ -307,7 +314,9 @@ def plot(path: Path, first: dict[str, Answer], second: dict[str, Answer]) -> Non
         axes.bar_label(bars, fmt="%.3g", fontsize=8)
     axes.set_yscale("log")
     axes.set_xticks([at + 0.27 for at in range(len(first))], list(first))
-    axes.legend(frameon=False)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
     print(f"plotted: {path}")
 
@@ -315,17 +324,17 @@ def plot(path: Path, first: dict[str, Answer], second: dict[str, Answer]) -> Non
 def main() -> None:
     """Run both processes, one after the other, and compare."""
     options = arguments()
-    if options.part:
-        run_part(options)
-        return
+    fork = multiprocessing.get_context("fork")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in PARTS:
             results = Path(folder, part)
-            own = ["--part", part, "--results", str(results)]
-            done = subprocess.run([sys.executable, *sys.argv, *own], check=False)
-            if done.returncode:
-                sys.exit(done.returncode)  # it has said why
+            # A fork of this process, which has imported much and computed nothing.
+            process = fork.Process(target=run_part, args=(options, part, results))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(process.exitcode)  # it has said why
             found[part] = {name: Answer(**of) for name, of in torch.load(results).items()}
     same = report(**found)
     plot(options.plot, **found)

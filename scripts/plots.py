@@ -96,10 +96,26 @@ def bucket(figure: Figure, found: Table) -> None:
     axes.legend(frameon=False, ncols=4)
 
 
+def ttft(figure: Figure, found: Table) -> None:
+    """A prefix recomputed and loaded, by its length."""
+    axes = figure.add_subplot(title="seconds to the first token")
+    lengths = [number(row["prefix"]) for row in found.rows]
+    for place, name in enumerate(["recompute", "load"]):
+        values = [number(row[name]) for row in found.rows]
+        axes.plot(lengths, values, marker="o", label=name, color=COLOURS[place])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [row["prefix"] for row in found.rows])
+    axes.set_xlabel("tokens of the prefix")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
 PICTURES: dict[str, tuple[str, Callable[[Figure, Table], None]]] = {
     "bandwidth": ("Bandwidth", bandwidth),
     "operations": ("Operations", operations),
     "bucket": ("A bucket", bucket),
+    "ttft": ("Time to the first token", ttft),
 }
 
 

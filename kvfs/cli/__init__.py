@@ -23,6 +23,7 @@ COMMANDS = (
     "umount",
     "status",
     "stat",
+    "match",
     "du",
     "top",
     "flush",

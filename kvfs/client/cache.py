@@ -341,9 +341,9 @@ class PrefixCache:
         def read(at: int, fd: int, path: str) -> None:
             files.read_into(fd, memory.view(targets[at]), path)
 
-        paths, size = self._paths(parent, keys, shard), self.spec.stored_bytes
+        paths = self._paths(parent, keys, shard)
         if transfer is None:
-            count = read_chain(paths, read, size, threads=self._threads, stats=self.stats)
+            count = read_chain(paths, read, threads=self._threads, stats=self.stats)
         else:
             count = transfer.load(paths, targets, after)
         self._ended(keys, count)

@@ -13,7 +13,7 @@ import torch
 
 from kvfs.client import memory
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Done = Callable[[], object]
 _READ_ONLY = 8  # cudaHostRegisterReadOnly, driver_types.h
@@ -83,7 +83,7 @@ class Cuda:
         with torch.cuda.device(self._device):
             code = int(runtime.cudaHostRegister(address, pages.numel(), _READ_ONLY))
         if code:
-            _log.info("cudaHostRegister of %d bytes: error %d", pages.numel(), code)
+            log.info("cudaHostRegister of %d bytes: error %d", pages.numel(), code)
             # The runtime remembers the error, and torch would raise it at the engine's next kernel.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self._device).add_(1)

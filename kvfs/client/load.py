@@ -17,14 +17,17 @@ from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
 
-_log = logging.getLogger(__name__)
-_GONE = {errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR, errno.ELOOP}
+log = logging.getLogger(__name__)
+# There is nothing of that name, or what is no block.
+_GONE = {
+    *(errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR),
+    *(errno.EISDIR, errno.ELOOP, errno.ESPIPE),
+}
 
 
 def read_chain(
     paths: Sequence[str],
     read: Callable[[int, int, str], None],
-    size: int,
     *,
     threads: Threads,
     stats: Stats,
@@ -34,7 +37,7 @@ def read_chain(
 
     def one(at: int) -> bool:
         try:
-            fd = files.open_block(paths[at], size)
+            fd = files.open_block(paths[at])
             try:
                 read(at, fd, paths[at])
             finally:
@@ -55,29 +58,27 @@ def map_chain(
     """Return tensors over the files themselves. Nothing is read."""
     found: dict[int, torch.Tensor] = {}
 
-    def map_one(at: int, fd: int, _path: str) -> None:
-        pages = files.map_block(fd, spec.stored_bytes)
+    def map_one(at: int, fd: int, path: str) -> None:
+        pages = files.map_block(fd, spec.stored_bytes, path)
         found[at] = pages.view(spec.torch_dtype).view(spec.shape)
 
-    count = read_chain(paths, map_one, spec.stored_bytes, threads=threads, stats=stats)
+    count = read_chain(paths, map_one, threads=threads, stats=stats)
     return [found[at] for at in range(count)]
 
 
 def open_chain(paths: Sequence[str], size: int, *, threads: Threads, stats: Stats) -> int:
     """Return how many could be opened: their bytes have been brought to where they are read."""
 
-    def nothing(_at: int, _fd: int, _path: str) -> None:
-        """What an open does is done."""
+    def check(_at: int, fd: int, path: str) -> None:
+        files.check_size(fd, size, path)
 
-    return read_chain(
-        paths, nothing, size, threads=threads, stats=stats, counted="blocks_prefetched"
-    )
+    return read_chain(paths, check, threads=threads, stats=stats, counted="blocks_prefetched")
 
 
 def _failed(error: OSError, path: str, stats: Stats) -> None:
     if error.errno in _GONE:
         stats.add(blocks_vanished=1)
-        _log.debug("not loaded: %s: %s", path, error)
+        log.debug("%s is gone: %s", path, error)
     else:
         stats.add(load_errors=1)
-        _log.warning("not loaded: %s: %s", path, error)
+        log.warning("block %s was not loaded: %s", path, error)

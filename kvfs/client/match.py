@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from kvfs import prefix
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 FILE = ".match"
 KEYS_MAX = 65536  # of one question
@@ -95,12 +95,14 @@ class Question:
                 os.pwrite(self._fd, b"".join((head, names, parent, *keys)), 0)
                 answer = os.pread(self._fd, _ANSWER.size + 9 * len(keys), 0)
             except OSError as error:
-                _log.info("%s: %s; asking by stat", self._path, error)
+                log.info("%s: %s; asking by stat", self._path, error)
                 self._close()
                 return None
         blocks, where, sizes = _parse(answer, len(keys))
         if sizes is None:
-            _log.warning("%s: not an answer: %d bytes; asking by stat", self._path, len(answer))
+            log.warning(
+                "%s gave %d bytes that are no answer: asking by stat", self._path, len(answer)
+            )
             self.offered = False
             return None
         wanted = size * len(shards)
@@ -119,7 +121,7 @@ class Question:
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            _log.debug("%s: %s; asking by stat", self._path, error)
+            log.debug("%s: %s; asking by stat", self._path, error)
             self.offered = False
         return self.offered
 

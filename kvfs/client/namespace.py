@@ -13,8 +13,8 @@ from kvfs.errors import SpecMismatchError
 
 FINGERPRINT = "user.kvfs.fingerprint"
 PREFIX = "user.kvfs.prefix"
-_SETTING = "user.kvfs.eviction"
-_LONGEST = 255  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
+_COMPUTED = "user.kvfs.warm"
+_LONGEST = 2048  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
 # There is no such attribute; the file system, or a kvfs of another version, has none of it.
 _NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES}
 
@@ -31,7 +31,7 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
         except FileExistsError:
             pass
         else:
-            if _is_kvfs(path):
+            if _is_kvfs(path) and _get(path, PREFIX):
                 _set(path, PREFIX, "on")
             _set(path, FINGERPRINT, _recorded(spec))
     if not os.path.isdir(path):
@@ -50,8 +50,8 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
 
 
 def _is_kvfs(path: str) -> bool:
-    """There a setting can be read though nobody has set it."""
-    return bool(_get(path, _SETTING))
+    """There this can be read though nobody has set it, and it is not copied with a directory."""
+    return bool(_get(path, _COMPUTED))
 
 
 def _recorded(spec: Spec) -> str:

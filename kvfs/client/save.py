@@ -20,7 +20,7 @@ from kvfs.client.stats import Stats
 from kvfs.client.storage import UnstorableError
 from kvfs.client.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def save_chain(
@@ -56,14 +56,10 @@ def save_chain(
         except (OSError, UnstorableError) as error:
             chain.end(at)
             stats.add(save_errors=1)
-            usual = isinstance(error, FileNotFoundError)  # the block before it has been dropped
-            _log.log(
-                logging.DEBUG if usual else logging.WARNING,
-                "not saved: block %s of %s: %s",
-                keys[at].hex(),
-                directory,
-                error,
-            )
+            if isinstance(error, FileNotFoundError):  # what it follows has been dropped
+                log.debug("not saved: block %s: %s", keys[at].hex(), error)
+            else:
+                log.warning("block %s was not saved: %s", keys[at].hex(), error)
             return False
         return True
 

@@ -25,7 +25,7 @@ from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Way = Literal["pinned", "register"]
 MEASURED_FROM = 16  # blocks, half of them each way
@@ -73,7 +73,7 @@ class Transfer:
         if count == len(paths) and not self._refused:
             pinned, register = (between - begun) / half, (ended - between) / (count - half)
             self.way = "register" if register < pinned else "pinned"
-            _log.info(
+            log.info(
                 "a block to the device: %.2f ms by a pinned buffer, %.2f ms registered: %s",
                 *(pinned * 1e3, register * 1e3, self.way),
             )
@@ -83,22 +83,20 @@ class Transfer:
         ends: list[Done] = []
 
         def read(at: int, fd: int, path: str) -> None:
-            if way == "pinned" or not self._registered(fd, targets[at], ends):
+            if way == "pinned" or not self._registered(fd, path, targets[at], ends):
                 with self.buffer() as buffer:
                     files.read_into(fd, memory.view(buffer.pages), path)
                     buffer.busy = self._fill(targets[at], buffer.pages)
                     ends.append(buffer.busy)
 
         try:
-            return read_chain(
-                paths, read, self._spec.stored_bytes, threads=self._threads, stats=self._stats
-            )
+            return read_chain(paths, read, threads=self._threads, stats=self._stats)
         finally:
             for end in ends:
                 end()
 
-    def _registered(self, fd: int, target: torch.Tensor, ends: list[Done]) -> bool:
-        pages = files.map_block(fd, self._spec.stored_bytes, shared=True)
+    def _registered(self, fd: int, path: str, target: torch.Tensor, ends: list[Done]) -> bool:
+        pages = files.map_block(fd, self._spec.stored_bytes, path, shared=True)
         undo = self._device.register(pages)
         if undo is None:
             self.way, self._refused = "pinned", True

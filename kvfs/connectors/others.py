@@ -81,7 +81,26 @@ llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 """
 
 
+def _kvfs(place: Place) -> str:
+    return f"""\
+# kvfs.client, with kvfs[client] in the environment. model, revision, dtype and axes make the keys:
+# blocks of another model are never found. "token" is how many tokens a block has.
+from kvfs.client import PrefixCache, Spec
+
+spec = Spec(
+    model="meta-llama/Llama-3.1-8B",
+    revision="main",
+    dtype="bfloat16",
+    axes={{"kv": 2, "layer": 32, "token": 64, "head": 8, "dim": 128}},
+)
+cache = PrefixCache({place.path!r}, spec)
+found = cache.load(tokens)  # found.blocks of the prompt's blocks, found.tensors; compute the rest
+cache.save(tokens, blocks, start=found.blocks)  # a tensor of shape (n, *spec.shape)
+"""
+
+
 CONNECTORS = {
+    "kvfs": Connector(layout="kvfs-prefix", settings=PREFIX, why=WHY_PREFIX, write=_kvfs),
     "sglang-file": Connector(layout="sglang-file", settings=_SHARED, why={}, write=_sglang),
     "sglang-native": Connector(layout=None, settings=PREFIX, why=WHY_PREFIX, write=_sglang_native),
     "transformers-native": Connector(

@@ -14,12 +14,11 @@ from typing import NamedTuple
 from kvfs.catalog import Inode
 from kvfs.layouts.prefix import file_number
 
-SIZE, COUNT = 64, 16  # bits of a sum of sizes, and of a number of files
+SIZE, COUNT, CHILDREN = 64, 16, 48  # bits of a sum of sizes, of files, of what comes next
 TIERS = ("ram", "nvme", "s3")  # the fastest first: its bytes are counted there
-_ONE = {tier: 1 << (3 * SIZE + at * COUNT) for at, tier in enumerate(TIERS)}
-_FILE = 1 << (3 * SIZE + 3 * COUNT)
-_CHILD = _FILE << COUNT
-_FILES = _CHILD - _FILE  # the bits that say how many
+_ONE = {tier: 1 << (len(TIERS) * SIZE + at * COUNT) for at, tier in enumerate(TIERS)}
+_CHILD = 1 << (len(TIERS) * (SIZE + COUNT))
+ONE_FILE = _CHILD << CHILDREN  # a value that is not less says that there is a file
 _SIZES = (1 << SIZE) - 1
 _SHARED_MAX = 4096
 
@@ -30,6 +29,9 @@ class Sums(NamedTuple):
     ram: int
     nvme: int
     s3: int
+
+    def with_more(self, other: "Sums") -> "Sums":
+        return Sums(self.ram + other.ram, self.nvme + other.nvme, self.s3 + other.s3)
 
 
 class Blocks:
@@ -49,35 +51,31 @@ class Blocks:
         if not inode.model:  # no name of a block
             return
         self._add(file_number(inode.key, inode.target), sign * value(inode, holders))
-        if inode.parent_key and self._add(inode.parent_key, sign * _CHILD) < _CHILD and sign < 0:
-            self._leaf(inode.parent_key)
+        if inode.parent_key:
+            self._add(inode.parent_key, sign * _CHILD)
+            if sign < 0 and not self.children(inode.parent_key):
+                self._leaf(inode.parent_key)
 
-    def _add(self, number: int, more: int) -> int:
+    def _add(self, number: int, more: int) -> None:
         before = self._of.get(number, 0)
         if more < 0 and before < -more:  # it was here before the namespace was told of prefixes
-            return before
+            return
         after = before + more
         if not after:
-            self._of.pop(number, None)
-            return 0
+            del self._of[number]
+            return
         if len(self._shared) > _SHARED_MAX:
             self._shared.clear()
         self._of[number] = self._shared.setdefault(after, after)
-        return after
 
     def children(self, number: int) -> int:
         """Files of blocks that come next."""
-        return self._of.get(number, 0) // _CHILD
-
-    def without_file(self, numbers: Iterable[int]) -> list[int]:
-        """Return the places of those of which no file is known."""
-        get = self._of.get
-        return [at for at, number in enumerate(numbers) if not get(number, 0) & _FILES]
+        return (self._of.get(number, 0) % ONE_FILE) // _CHILD
 
 
 def value(inode: Inode, holders: Collection[str]) -> int:
     """Return what stands for a file; values are added."""
-    found, fastest = _FILE, True
+    found, fastest = ONE_FILE, True
     for at, tier in enumerate(TIERS):
         if tier in holders:
             found += _ONE[tier] + (inode.size << (at * SIZE) if fastest else 0)

@@ -38,7 +38,7 @@ from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
-from kvfs.fuse import control_files  # isort: skip  # it imports pyfuse3
+from kvfs.fuse import control_files, match_files  # isort: skip  # they import pyfuse3
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,8 @@ class Mount:
             control = control_files.ControlFiles(
                 contents(self), self.directory / "control", takeover=self.takeover
             )
-            self.operations = control_files.Controlled(
+            matches = match_files.MatchFiles(self.directory / "match", takeover=self.takeover)
+            self.operations = match_files.Matched(
                 tree,
                 objects,
                 self.lifecycle,
@@ -164,6 +165,7 @@ class Mount:
                 timeout=config.entry_timeout,
                 presence=self.flow.presence,
                 control=control,
+                matches=matches,
             )
             if self.takeover:
                 await self._take_over(objects)

@@ -101,6 +101,7 @@ def load(
     """
     spec, config = prefixes.spec, _config(model)
     _check_shape(spec, config)
+    _check_tokens(tokens)
     if device is None:
         device = model.device if isinstance(model, PreTrainedModel) else "cpu"
     device = torch.device(device)
@@ -132,6 +133,7 @@ def save(prefixes: PrefixCache, cache: Cache, tokens: Sequence[int]) -> int:
     """
     if not isinstance(cache, Cache):
         raise TypeError(f"cache={cache!r}: expected a Cache of transformers")
+    _check_tokens(tokens)
     spec, size = prefixes.spec, prefixes.spec.block_tokens
     whole = min(len(tokens), cache.get_seq_length()) // size
     layers = list(_layers(cache, spec)) if whole else []
@@ -228,6 +230,12 @@ def _variant(config: PreTrainedConfig) -> str:
     what = {name: given.get(name) for name in ("rope_parameters", "quantization_config")}
     text = json.dumps(what, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _check_tokens(tokens: Sequence[int]) -> None:
+    """`input_ids` have one dimension more: taken for a prompt of one token, nothing is cached."""
+    if getattr(tokens, "ndim", 1) != 1:
+        raise ValueError(f"tokens: of {getattr(tokens, 'ndim', 0)} dimensions, expected one prompt")
 
 
 def _check_shape(spec: Spec, config: PreTrainedConfig) -> None:

@@ -44,7 +44,8 @@ class Handles:
         self._releasing: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._taken)
+        """Those that are being released are among them: their object is open until that is over."""
+        return len(self._taken) + len(self._releasing)
 
     def add(self, held: OpenObject, *, writable: bool, request: int) -> int:
         if self._free:

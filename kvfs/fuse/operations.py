@@ -83,7 +83,9 @@ def _count(operations: object, operation: str, kind: str) -> None:
     operations.errors[operation, kind] += 1
 
 
-def _answer(operation: Operation[P, R]) -> Operation[P, R]:
+def answering(operation: Operation[P, R]) -> Operation[P, R]:
+    """Answer errors of kvfs with their errno, and anything else with EIO."""
+
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -124,7 +126,7 @@ def _once(operation: Operation[P, R]) -> Operation[P, R]:
         with self.answers.carrying_out(request):
             return await operation(*args, **kwargs)
 
-    return _answer(once)
+    return answering(once)
 
 
 class Operations(pyfuse3.Operations):
@@ -200,7 +202,7 @@ class Operations(pyfuse3.Operations):
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
 
-    @_answer
+    @answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         discovery = self.discovery
         if discovery is not None:
@@ -224,7 +226,7 @@ class Operations(pyfuse3.Operations):
         if self.discovery is not None:
             await self.discovery.complete(ino)
 
-    @_answer
+    @answering
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         found = self.tree.inode(inode)
         if is_bare(found):
@@ -232,7 +234,7 @@ class Operations(pyfuse3.Operations):
             found = self.tree.inode(inode)
         return self._attributes(found)
 
-    @_answer
+    @answering
     async def setattr(
         self,
         inode: int,
@@ -279,14 +281,14 @@ class Operations(pyfuse3.Operations):
 
     # Directories
 
-    @_answer
+    @answering
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
         found = self.tree.directory(inode).ino
         if self.presence is not None:
             await self.presence.show(inode)
         return found
 
-    @_answer
+    @answering
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         wanted = FIRST_ENTRIES
         if self.residency.bucket is not None:
@@ -329,7 +331,7 @@ class Operations(pyfuse3.Operations):
         made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
         return self._attributes(made)
 
-    @_answer
+    @answering
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         return self.tree.inode(inode).target
 
@@ -465,14 +467,14 @@ class Operations(pyfuse3.Operations):
             self.residency.namespaces.opened(held.inode, spent)
         return await self._handle(held, writable=writable, request=request)
 
-    @_answer
+    @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         request, again = self.kernel.request()
         if again and (handle := self.handles.claim(request)) is not None:
             return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
         return await self._open(inode, flags, request, ctx)
 
-    @_answer
+    @answering
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
@@ -500,7 +502,7 @@ class Operations(pyfuse3.Operations):
         info = await self._handle(held, writable=True, request=request)
         return info, self._attributes(held.inode)
 
-    @_answer
+    @answering
     async def read(self, fh: int, off: int, size: int) -> bytes:
         held = self.handles[fh].held
         if held.direct and not (held.header is not None and held.header.has(off, size)):
@@ -514,7 +516,7 @@ class Operations(pyfuse3.Operations):
                 return b""
         return await self.objects.read(held, off, size)
 
-    @_answer
+    @answering
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         held = self.handles[fh].held
         try:
@@ -522,7 +524,7 @@ class Operations(pyfuse3.Operations):
         except OSError as error:
             raise self.objects.failed("write", held, error) from error
 
-    @_answer
+    @answering
     async def flush(self, fh: int) -> None:
         handle = self.handles[fh]
         new = self.objects.flush(handle.held, writable=handle.writable)
@@ -532,7 +534,7 @@ class Operations(pyfuse3.Operations):
             held.charged += owed  # before the wait: another writer may close it meanwhile
             await self._wait_turn(held.inode, owed, written=True)
 
-    @_answer
+    @answering
     async def release(self, fh: int) -> None:
         handle = self.handles.begin_release(fh)
         caller.set(0)  # the kernel does not say who had it
@@ -543,7 +545,7 @@ class Operations(pyfuse3.Operations):
         finally:
             self.handles.end_release(fh)
 
-    @_answer
+    @answering
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
         held = self.handles[fh].held
         if held.tier.slow and held.fd >= 0:
@@ -559,7 +561,7 @@ class Operations(pyfuse3.Operations):
 
     # The file system
 
-    @_answer
+    @answering
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         """What a writer can count on: all that is sealed may be dropped, so it is room."""
         data = pyfuse3.StatvfsData()
@@ -572,7 +574,7 @@ class Operations(pyfuse3.Operations):
         data.f_namemax = 255
         return data
 
-    @_answer
+    @answering
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
         return True  # default_permissions: the kernel has checked
 
@@ -585,7 +587,7 @@ class Operations(pyfuse3.Operations):
             return
         self.attributes.set_xattr(inode, name, value)
 
-    @_answer
+    @answering
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
         if name.startswith(b"system."):
             raise UnsupportedError(f"attribute {name!r}: no access control lists")
@@ -596,7 +598,7 @@ class Operations(pyfuse3.Operations):
             return value
         return self.attributes.xattr(inode, name)
 
-    @_answer
+    @answering
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         return self.attributes.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
 

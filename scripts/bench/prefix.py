@@ -21,6 +21,7 @@ and by bisection, whose calls of stat are counted.
 """
 
 import contextlib
+import os
 import statistics
 import time
 from array import array
@@ -325,18 +326,10 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
         keys = spec.keys(tokens)
         if saved != blocks:
             raise Failed(f"{folder}: {saved} of {blocks} blocks saved: {cache.stats}")
-        question = matching.Question(str(folder))
         shards, size = spec.shard_names, spec.stored_bytes
+        question = matching.Question(str(folder))
         bisection = matching.Bisection(str(folder), size)
         asked, walked = [], []
-        counted = 0
-        look = matching._is_block  # noqa: SLF001 (what counts its calls)
-
-        def counting(path: str, size: int) -> bool:
-            nonlocal counted
-            counted += 1
-            return look(path, size)
-
         for _ in range(rounds):
             begin = time.perf_counter()
             found = question.ask(spec.root, keys, shards, size)
@@ -345,27 +338,42 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
             walked.append(1e3 * (time.perf_counter() - middle))
             if found is not None:
                 asked.append(1e3 * (middle - begin))
-                if found.blocks != blocks:
-                    raise Failed(f"{folder}: {found} for {blocks} blocks")
-            if bisected.blocks != blocks:
-                raise Failed(f"{folder}: {bisected} for {blocks} blocks by bisection")
+                _expect(found, blocks)
+            _expect(bisected, blocks)
         question.close()
-        worst = 0
-        try:
-            matching._is_block = counting  # noqa: SLF001 (as above)
-            # Any number of them may be there: the longest search counts.
-            for cached in range(1, blocks + 1, max(1, blocks // 50)):
-                counted = 0
-                asked_for = [*keys[:cached], *(bytes(16) for _ in range(blocks - cached))]
-                if bisection.ask(spec.root, asked_for, shards).blocks != cached:
-                    raise Failed(f"{folder}: bisection did not find {cached} blocks")
-                worst = max(worst, counted)
-        finally:
-            matching._is_block = look  # noqa: SLF001 (as above)
+        stats = 0
+        # Any number of them may be there: the longest search counts.
+        for cached in range(1, blocks + 1, max(1, blocks // 50)):
+            asked_for = [*keys[:cached], *(bytes(16) for _ in range(blocks - cached))]
+            with counted() as calls:
+                _expect(bisection.ask(spec.root, asked_for, shards), cached)
+            stats = max(stats, len(calls))
         begin = time.perf_counter()
         spec.keys(tokens)
         hashing = 1e3 * (time.perf_counter() - begin)
-    return {"blocks": blocks, "asked": asked, "bisected": walked, "stats": worst, "hash": hashing}
+    return {"blocks": blocks, "asked": asked, "bisected": walked, "stats": stats, "hash": hashing}
+
+
+def _expect(found: matching.Found, blocks: int) -> None:
+    if found.blocks != blocks:
+        raise Failed(f"{found.blocks} blocks matched: expected {blocks}")
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[object]]:
+    """What stat is called with."""
+    calls: list[object] = []
+    stat = os.stat
+
+    def noted(path: Any, **how: Any) -> os.stat_result:  # noqa: ANN401 (of os.stat)
+        calls.append(path)
+        return stat(path, **how)
+
+    os.stat = noted
+    try:
+        yield calls
+    finally:
+        os.stat = stat
 
 
 def numbers_of(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:

@@ -144,7 +144,14 @@ def test_a_file_of_another_size_is_a_miss(cache: PrefixCache, change: int) -> No
 
 def test_what_is_no_file_is_a_miss(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN[:3])
-    path_of(cache, 3).mkdir()
+    os.mkfifo(path_of(cache, 3))
+    path_of(cache, 4).parent.mkdir(exist_ok=True)
+    path_of(cache, 4).mkdir()
+    keys = SPEC.keys(TOKENS)
+    for parent, key in ((keys[2], keys[3]), (keys[3], keys[4])):
+        assert cache.load_keys(parent, [key], torch.empty_like(GIVEN)).blocks == 0
+        assert cache.load_keys(parent, [key], mode="mmap").blocks == 0
+    assert cache.stats.load_errors == 0
     path_of(cache, 1).rename(path_of(cache, 1).with_suffix(".away"))
     path_of(cache, 1).symlink_to(path_of(cache, 1).with_suffix(".away"))
     assert cache.load(TOKENS, torch.empty_like(GIVEN)).blocks == 1
@@ -204,7 +211,7 @@ def test_a_directory_of_another_spec_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_fingerprint_is_told_apart_by_its_root(tmp_path: Path) -> None:
-    long = {"model": "m" * 300, "dtype": "float32", "axes": SPEC.axes}
+    long = {"model": "m" * 3000, "dtype": "float32", "axes": SPEC.axes}
     PrefixCache(tmp_path / "a", Spec(revision="1", **long), create=True).close()  # type: ignore[arg-type]
     with pytest.raises(SpecMismatchError):
         PrefixCache(tmp_path / "a", Spec(revision="2", **long))  # type: ignore[arg-type]
@@ -258,3 +265,12 @@ def test_futures(cache: PrefixCache) -> None:
         loaded = one.result()
         assert loaded.blocks == 10
         assert torch.equal(stacked(loaded.tensors), GIVEN)
+
+
+def test_a_copy_of_a_namespace_elsewhere_is_a_directory_like_others(tmp_path: Path) -> None:
+    """The copy brings the attributes along, and no file system that makes directories."""
+    path = tmp_path / "copy"
+    PrefixCache(path, SPEC, create=True).close()
+    os.setxattr(path, "user.kvfs.prefix", b"on")
+    with PrefixCache(path, SPEC) as cache:
+        assert cache.save(TOKENS, GIVEN) == 10

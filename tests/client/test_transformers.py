@@ -385,6 +385,30 @@ def test_a_cache_that_is_not_of_the_spec(prefixes: PrefixCache, llama: LlamaForC
     assert prefixes.stats.blocks_saved == 0
 
 
+def test_tokens_of_several_dimensions(prefixes: PrefixCache, llama: LlamaForCausalLM) -> None:
+    tokens = prompt(2 * BLOCK)
+    ids: Any = torch.tensor([tokens])
+    cache = filled(llama, tokens)
+    for call in (lambda: load(prefixes, llama, ids), lambda: save(prefixes, cache, ids)):
+        with pytest.raises(ValueError, match="tokens: of 2 dimensions, expected one prompt"):
+            call()
+    assert save(prefixes, cache, ids[0]) == 2 * BLOCK
+    assert load(prefixes, llama, ids[0])[1] == BLOCK
+
+
+def test_a_cache_in_fewer_bits(tmp_path: Path) -> None:
+    llama, tokens = model(torch.bfloat16), prompt(3 * BLOCK)
+    cache = filled(llama, tokens)
+    spec = spec_of(llama, **WHOSE, storage="fp8")
+    with PrefixCache(tmp_path / "fp8", spec, create=True) as prefixes:
+        save(prefixes, cache, tokens)
+        found, done = load(prefixes, llama, [*tokens, 1])
+    assert done == 3 * BLOCK
+    near, exact = states(found, done).float(), states(cache, done).float()
+    assert not torch.equal(near, exact)
+    assert (near - exact).norm() / exact.norm() < 0.05  # e4m3 has 3 bits of mantissa
+
+
 def test_loading_for_another_model(tmp_path: Path, prefixes: PrefixCache) -> None:
     with pytest.raises(ValueError, match=r"prefixes: blocks of .*'layer': 3.*, expected .*: 2"):
         load(prefixes, config(num_hidden_layers=2), prompt(20))

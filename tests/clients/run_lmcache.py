@@ -112,6 +112,8 @@ class Run:
         config = LMCacheEngineConfig.from_file(str(self.options.config))
         config.chunk_size = self.options.tokens
         config.local_cpu, config.max_local_cpu_size = False, 2.0
+        if self.options.mode == "native":  # which allocates this twice
+            config.max_local_cpu_size = 0.5
         return config
 
     def _settings(self) -> dict[str, Any]:

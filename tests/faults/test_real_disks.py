@@ -17,6 +17,7 @@ from kvfs import mounts
 from tests.conftest import Mount
 from tests.faults.disks import Disk, disk
 from tests.faults.test_disks import (
+    HASTY,
     Client,
     becomes,
     bounded,
@@ -46,7 +47,9 @@ def device(tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def kv(device: Disk, mount: Mount) -> Mounted:
     assert device.device
-    return mount(OPTIONS)
+    one = mount(OPTIONS)
+    one.allow_log(HASTY)
+    return one
 
 
 def many(kv: Mounted, name: str, count: int) -> dict[Path, bytes]:
@@ -133,6 +136,7 @@ def test_a_file_system_that_failed_is_unmounted_and_mounted_again(
     loss, if its file system was mounted anew: what has its digest is there.
     """
     kv = mount(f"{OPTIONS},passthrough=auto")
+    kv.allow_log(HASTY)
     on_nvme, in_ram = two_places(kv)
     kv.idle()
     os.sync()
@@ -263,6 +267,7 @@ def test_what_could_not_be_written_is_not_served(thin: Disk, store: Path, mount:
     not before.
     """
     kv = mount(OPTIONS)
+    kv.allow_log(HASTY)
     kv.allow_log("more of the same kind is not logged|nothing is changed|is down|goes on in")
     kv.allow_log(
         "catalog|not closed properly|did not end properly|quarantined|stays open|written back"

@@ -30,9 +30,9 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
 def free_port() -> int:
-    """Below those that the kernel gives to connections, or one might have it a moment later."""
+    """Below those that others take later: servers of tests (`free_ports`), and connections."""
     while True:
-        port = random.SystemRandom().randrange(10000, 32000)
+        port = random.SystemRandom().randrange(10000, 20000)
         with socket.socket() as trying:
             try:
                 trying.bind(("127.0.0.1", port))

@@ -11,19 +11,16 @@ import pytest
 from tests.harness import Mounted
 
 SEED = 41
-SECONDS = 6
+OPERATIONS = 500  # of each
 WORKERS = 8
 
 CLIENT = """
-import errno, hashlib, os, random, sys, time
-folder, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+import hashlib, os, random, sys
+folder, seed, operations = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(seed)
-end = time.monotonic() + seconds
-count = 0
-while time.monotonic() < end:
+for count in range(operations):
     path = f"{folder}/{rng.randrange(6)}.bin"
     action = rng.random()
-    count += 1
     try:
         if action < 0.55:
             fd = os.open(path, os.O_RDONLY)
@@ -47,7 +44,6 @@ while time.monotonic() < end:
             os.stat(path)
     except FileNotFoundError:
         pass
-print(count)
 """
 
 
@@ -57,7 +53,7 @@ def test_overlapping_processes_see_whole_files_and_no_error(either: Mounted) -> 
     print("seed", SEED)
     clients = [
         subprocess.Popen(
-            [sys.executable, "-c", CLIENT, str(either.path), str(SEED + number), str(SECONDS)],
+            [sys.executable, "-c", CLIENT, str(either.path), str(SEED + number), str(OPERATIONS)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -66,7 +62,6 @@ def test_overlapping_processes_see_whole_files_and_no_error(either: Mounted) -> 
     ]
     said = [client.communicate() for client in clients]
     assert [client.returncode for client in clients] == [0] * WORKERS, said
-    assert all(int(out) > 100 for out, _ in said)
     rng = random.Random(SEED)
     body = rng.randbytes(1000)
     (either.path / "after").write_bytes(body)

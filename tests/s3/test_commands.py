@@ -58,6 +58,6 @@ def test_what_the_bucket_lacks_stays(made: Make) -> None:
     assert done.returncode == 1
     assert "1 of 1 files stay: it is only here, and s3 is not to have it" in done.stderr
     assert path.read_bytes() == SMALL
-    kv.idle()
+    kv.check_gauges()
     assert run("evict", path, "--drop").returncode == 0
     assert not path.exists()

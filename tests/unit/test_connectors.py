@@ -132,7 +132,8 @@ def test_an_engine_has_two_ways_or_says_why_not(name: str) -> None:
 
 def test_every_connector_is_a_way_of_one_engine() -> None:
     ways = [way for one in ENGINES.values() for way in (one.files, one.native, *one.others) if way]
-    assert sorted(ways) == sorted([*NAMES, "vua-vllm"])  # which is one of vLLM's and of VUA's
+    engines = set(NAMES) - {"kvfs"}  # that is for whoever writes one
+    assert sorted(ways) == sorted([*engines, "vua-vllm"])  # which is one of vLLM's and of VUA's
 
 
 def test_an_unknown_engine_is_told_which_there_are() -> None:
@@ -175,7 +176,7 @@ def test_lmcache_keeps_below_the_quota(capacity: int, size: str) -> None:
     ("name", "mountpoint", "namespace", "capacity", "said"),
     [
         ("lmcache-local", "/mnt/kv", "a", None, "did you mean lmcache-local-disk?"),
-        ("zzz", "/mnt/kv", "a", None, "expected one of llamacpp-slots, "),
+        ("zzz", "/mnt/kv", "a", None, "expected one of kvfs, llamacpp-slots, "),
         ("vllm-fs", "mnt/kv", "a", None, "absolute path"),
         ("vllm-fs", "/mnt/kv", "a/b", None, "name of one directory"),
         ("vllm-fs", "/mnt/kv", "..", None, "name of one directory"),

@@ -32,14 +32,14 @@ LAYERS = (
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
-    ("kvfs.errors", "kvfs.failpoints", "kvfs.prefix", "kvfs.rates", "kvfs.units"),
+    ("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units", "kvfs.matching", "kvfs.prefix"),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates"),
+    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix"),
 )
 KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
 # A library that is expensive, or could be exchanged, has one home.

@@ -1,0 +1,197 @@
+"""`NAMESPACE/.match`: how much of a prefix is cached, in one question and one answer.
+
+Contract: a file that no listing shows, in each directory of a namespace with prefix=on, for
+whoever may search that. Each open descriptor has a question of its own: what is written to it from
+offset 0 on, in one call or several; when it is whole it is answered, and reads find the answer.
+What is no question is EINVAL at the write. It is not in the catalog, nothing gets its name: EPERM.
+A descriptor outlives the daemon, an answer does not: ESTALE says to ask again. Servers of NFS do
+not find it, since they need not have one descriptor for a client's calls.
+Not for what is asked and answered (`kvfs.matching`), nor for finding that (`core/matching.py`).
+"""
+
+import errno
+import os
+import stat
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
+
+from kvfs import matching
+from kvfs.core.matching import Matching
+from kvfs.errors import InvalidError, NotFoundError, StaleError
+from kvfs.fuse.control_files import Controlled
+from kvfs.fuse.nfs_servers import is_nfs_server
+from kvfs.fuse.operations import answering
+
+NAME = matching.NAME.encode()
+# Inode numbers, behind those of the control files; an inode's own is the namespace's added to it.
+FIRST = 3 << 61
+HANDLES_MAX = 4096
+PENDING_MAX = 64 << 20  # bytes of questions that are not whole yet, of all descriptors
+
+
+class _Asked:
+    """Of one descriptor; `ino` is the namespace."""
+
+    def __init__(self, ino: int) -> None:
+        self.ino = ino
+        self.question = bytearray()
+        self.answer: bytes | None = None
+
+
+class MatchFiles:
+    """`directory` remembers which descriptors there are; it is on a tmpfs."""
+
+    def __init__(self, directory: Path, *, takeover: bool) -> None:
+        self.directory = directory
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.open_: dict[int, _Asked] = {}
+        for path in list(directory.iterdir()):
+            if takeover:
+                self.open_[int(path.name)] = _Asked(int(path.read_text("ascii")))
+            else:
+                path.unlink()
+
+    def open(self, ino: int) -> int:
+        """The number of a new handle. Raises OSError."""
+        if len(self.open_) >= HANDLES_MAX:
+            raise OSError(errno.ENFILE, f"{HANDLES_MAX} descriptors of {matching.NAME} are open")
+        handle = FIRST + time.time_ns() % FIRST
+        while handle in self.open_:
+            handle += 1
+        (self.directory / str(handle)).write_text(str(ino), "ascii")
+        self.open_[handle] = _Asked(ino)
+        return handle
+
+    def release(self, handle: int) -> None:
+        if self.open_.pop(handle, None) is not None:
+            (self.directory / str(handle)).unlink(missing_ok=True)
+
+    def take(self, asked: _Asked, offset: int, data: bytes) -> matching.Request | None:
+        """Some of a question; the whole of it when nothing lacks. Raises InvalidError, OSError."""
+        if not offset:
+            asked.question.clear()
+            asked.answer = None
+            if len(data) >= matching.request_size(data):
+                return matching.unpack_request(data)
+        elif offset != len(asked.question):
+            raise InvalidError(f"write at {offset} of a question of {len(asked.question)} bytes")
+        if sum(len(one.question) for one in self.open_.values()) + len(data) > PENDING_MAX:
+            raise OSError(errno.ENOMEM, f"{PENDING_MAX} bytes of questions are not whole yet")
+        asked.question += data
+        size = matching.request_size(bytes(asked.question[: matching.HEADER.size]))
+        if len(asked.question) < size:
+            return None
+        question = bytes(asked.question)
+        asked.question = bytearray()
+        return matching.unpack_request(question)
+
+
+class Matched(Controlled):
+    """Operations with control files, and those of these."""
+
+    def __init__(self, *args: Any, matches: MatchFiles, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self.matches = matches
+        self.matching = Matching(self.tree)
+
+    def _asked(self, handle: int) -> _Asked:
+        found = self.matches.open_.get(handle)
+        if found is None:
+            raise StaleError(f"handle {handle} of {matching.NAME} is not known")
+        return found
+
+    def touched(self, args: tuple[object, ...]) -> bool:
+        for above, word in pairwise(args):
+            if word == NAME and isinstance(above, int):
+                return self.matching.is_asked(above)
+        return super().touched(args)
+
+    def _attributes_of(self, inode: int) -> EntryAttributes:
+        directory = self.tree.directory(inode - FIRST)
+        entry = EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(inode)
+        entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o666)
+        entry.st_nlink = 1
+        entry.st_uid, entry.st_gid = directory.uid, directory.gid
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = directory.ctime_ns
+        entry.entry_timeout = entry.attr_timeout = 0
+        return entry
+
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        if name == NAME and self.matching.is_asked(parent_inode):
+            return await self._lookup_match(parent_inode, ctx)
+        return await super().lookup(parent_inode, name, ctx)
+
+    @answering
+    async def _lookup_match(self, directory: int, ctx: RequestContext) -> EntryAttributes:
+        if is_nfs_server(ctx.pid):
+            raise NotFoundError(f"{matching.NAME} is not for servers of NFS")
+        return self._attributes_of(FIRST + directory)
+
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        if inode < FIRST:
+            return await super().getattr(inode, ctx)
+        return await self._getattr_match(inode)
+
+    @answering
+    async def _getattr_match(self, inode: int) -> EntryAttributes:
+        return self._attributes_of(inode)
+
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if inode < FIRST:
+            return await super().open(inode, flags, ctx)
+        return await self._open_match(inode, flags)
+
+    @answering
+    async def _open_match(self, inode: int, flags: int) -> FileInfo:
+        if not self.matching.is_asked(inode - FIRST):
+            raise StaleError(f"directory {inode - FIRST} is no namespace with prefix=on")
+        if flags & os.O_ACCMODE != os.O_RDWR:
+            raise InvalidError(f"{matching.NAME} opened with flags {flags:#o}, expected O_RDWR")
+        try:
+            handle = self.matches.open(inode - FIRST)
+        except OSError as error:
+            raise FUSEError(error.errno or errno.EIO) from None
+        return FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        if fh < FIRST:
+            return await super().write(fh, off, buf)
+        return await self._ask(fh, off, buf)
+
+    @answering
+    async def _ask(self, fh: int, off: int, buf: bytes) -> int:
+        asked = self._asked(fh)
+        try:
+            request = self.matches.take(asked, off, buf)
+        except InvalidError:
+            asked.question.clear()
+            raise
+        except OSError as error:
+            raise FUSEError(error.errno or errno.EIO) from None
+        if request is not None:
+            asked.answer = matching.pack_answer(await self.matching.answer(asked.ino, request))
+        return len(buf)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        if fh < FIRST:
+            return await super().read(fh, off, size)
+        return await self._answer(fh, off, size)
+
+    @answering
+    async def _answer(self, fh: int, off: int, size: int) -> bytes:
+        answer = self._asked(fh).answer
+        if answer is None:
+            raise StaleError(f"handle {fh} of {matching.NAME} has no answer: ask again")
+        return answer[off : off + size]
+
+    async def release(self, fh: int) -> None:
+        if fh < FIRST:
+            await super().release(fh)
+            return
+        self.matches.release(fh)

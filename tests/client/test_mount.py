@@ -1,0 +1,130 @@
+"""PrefixCache on a real mount: what evictions do to it, and to tensors that are mapped."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvfs.client import PrefixCache, Spec, SpecMismatchError
+from tests.client.prompts import SPEC, TOKENS, block_of, blocks_of
+from tests.conftest import Mount
+from tests.harness import Mounted
+
+GIVEN = blocks_of(TOKENS)
+LARGE = Spec(model="m", revision="r", dtype="float32", axes={"token": 4, "dim": 1 << 16})  # 1 MiB
+
+
+@pytest.mark.parametrize("storage", ["raw", "fp8"])
+def test_saved_and_loaded(kv: Mounted, storage: str) -> None:
+    spec = Spec(model="m", revision="r", dtype="bfloat16", axes=SPEC.axes, storage=storage)
+    with PrefixCache(kv.path / "llama", spec, create=True) as cache:
+        for at in range(0, 10, 5):
+            assert cache.save(TOKENS, GIVEN[at : at + 5], start=at) == at + 5
+        match = cache.match(TOKENS)
+        assert match.blocks == 10
+        loaded = torch.stack(list(cache.load(TOKENS).tensors))
+        assert loaded.shape == GIVEN.shape
+        if storage == "raw":
+            assert torch.equal(loaded, GIVEN)
+            mapped = cache.load(TOKENS, mode="mmap")
+            assert torch.equal(torch.stack(list(mapped.tensors)), GIVEN)
+        assert cache.prefetch(TOKENS).result() == 10
+    assert not list((kv.path / "llama").glob("*/*.tmp"))
+
+
+def test_the_namespace_says_whose_it_is(kv: Mounted) -> None:
+    path = kv.path / "llama"
+    PrefixCache(path, SPEC, create=True).close()
+    assert os.getxattr(path, "user.kvfs.fingerprint").decode() == str(SPEC.fingerprint)
+    with pytest.raises(SpecMismatchError) as refused:
+        PrefixCache(path, LARGE)
+    assert str(SPEC.fingerprint) in str(refused.value)
+    assert str(LARGE.fingerprint) in str(refused.value)
+
+
+def test_pinned_blocks(kv: Mounted) -> None:
+    with PrefixCache(kv.path / "llama", SPEC, create=True) as cache:
+        cache.save(TOKENS, GIVEN[:4])
+        files = [path for path in Path(cache.path).glob("*/*") if path.is_file()]
+        for on, word in ((True, b"on"), (False, b"off")):
+            assert cache.pin(TOKENS, on=on) == 4
+            assert {os.getxattr(path, "user.kvfs.pin") for path in files} <= {word}
+
+
+def test_mapped_tensors_outlive_what_is_dropped(mount: Mount) -> None:
+    kv = mount("ram=32M")
+    with PrefixCache(kv.path / "llama", LARGE, create=True) as cache:
+        given = blocks_of(TOKENS, LARGE)
+        assert cache.save(TOKENS, given) == 10
+        mapped = cache.load(TOKENS, mode="mmap")
+        assert mapped.blocks == 10
+        for number in range(1, 9):
+            other = [number, *TOKENS]
+            cache.save(other, blocks_of(other, LARGE))
+        assert torch.equal(torch.stack(list(mapped.tensors)), given)
+
+
+WORKER = """
+import sys
+from tests.client.test_mount import work
+work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+"""
+PROMPTS = 12
+STEPS = 60
+
+
+def prompt(number: int) -> list[int]:
+    """One of a family: the beginning of each is that of some others."""
+    return [number % 2] * 8 + [number % 4] * 16 + [number] * 24
+
+
+def work(path: str, seed: int, steps: int) -> None:
+    """Save and load at random; whatever is loaded must be the blocks of this very prompt."""
+    rng = random.Random(seed)
+    loaded = 0
+    with PrefixCache(path, LARGE, threads=2) as cache:
+        for _ in range(steps):
+            tokens = prompt(rng.randrange(PROMPTS))
+            keys = LARGE.keys(tokens)
+            if rng.random() < 0.4:
+                start = rng.choice([0, 0, cache.match(tokens).blocks])
+                given = [block_of(key, LARGE) for key in keys[start:]]
+                assert 0 <= cache.save(tokens, given, start=start) <= len(keys)
+                continue
+            if rng.random() < 0.5:
+                found = cache.load(tokens, mode="mmap")
+            else:
+                out = torch.full((len(keys), *LARGE.shape), float("nan"))
+                found = cache.load(tokens, out)
+            loaded += found.blocks
+            for key, block in zip(keys[: found.blocks], found.tensors, strict=False):
+                assert torch.equal(block, block_of(key, LARGE)), f"seed {seed}: {key.hex()}"
+        stats = cache.stats.as_dict()
+    print(f"seed {seed}: {loaded} blocks loaded, {stats}")
+    assert loaded, f"seed {seed}: nothing was ever cached"
+
+
+def test_what_is_loaded_is_a_prefix_whatever_is_dropped(mount: Mount) -> None:
+    """80 MiB of blocks of 1 MiB in a tier of 24 MiB, three processes."""
+    kv = mount("ram=24M")
+    path = kv.path / "llama"
+    PrefixCache(path, LARGE, create=True).close()
+    first = int.from_bytes(os.urandom(2), "big")
+    print(f"seeds {first} to {first + 2}")
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, path, str(first + number), str(STEPS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    said = [worker.communicate(timeout=240)[0] for worker in workers]
+    print(*said)
+    assert [worker.returncode for worker in workers] == [0, 0, 0], said
+    assert kv.counter("dropped_evicted") > 0, "nothing was dropped: this shows nothing"
