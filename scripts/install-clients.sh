@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the real engines (vLLM, and of LMCache and SGLang the storage code) into .venv-clients/, for
-# the tests that drive them: 2.6 GB, so apart from .venv and only when their requirements have changed.
+# the tests that drive them: 2.7 GB, so apart from .venv and only when their requirements have changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
