@@ -13,13 +13,9 @@ one group of equal attention layers are refused at the start: `_refused`. Not fo
 requests from prefill to decode.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -256,14 +252,13 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._mover = self._cache = self._requests = None
 
     def _open(self, spec: Spec, shard: int | None) -> PrefixCache:
-        with _alone(self._told["path"]):
-            return PrefixCache(
-                self._told["path"],
-                spec,
-                shard=shard if spec.shards > 1 else None,
-                threads=self._told.get("threads", 4),
-                create=True,
-            )
+        return PrefixCache(
+            self._told["path"],
+            spec,
+            shard=shard if spec.shards > 1 else None,
+            threads=self._told.get("threads", 4),
+            create=True,
+        )
 
     def _moves(self) -> Moves:
         moves = self._get_connector_metadata()
@@ -315,17 +310,6 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
         version = ".".join(vllm.__version__.split(".")[:2])
         return f"vllm-{version} {'+'.join(sorted(backends))}/{self._page} {digest.hexdigest()[:12]}"
-
-
-@contextlib.contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """All ranks begin at once, and one of them makes the namespace before it has its settings."""
-    above = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(above, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(above)
 
 
 def _options(told: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,23 @@ def test_the_namespace_says_whose_it_is(kv: Mounted) -> None:
         PrefixCache(path, LARGE)
     assert str(SPEC.fingerprint) in str(refused.value)
     assert str(LARGE.fingerprint) in str(refused.value)
+
+
+def test_many_may_create_it_at_once(kv: Mounted) -> None:
+    """All ranks begin at once: none finds a namespace that is told nothing, or is refused."""
+    crowd = 8
+    for number in range(5):
+        path, begin = kv.path / f"model{number}", threading.Barrier(crowd)
+
+        def create(path: Path = path, begin: threading.Barrier = begin) -> bool:
+            begin.wait()
+            with PrefixCache(path, SPEC, create=True) as cache:
+                cache.save(TOKENS, GIVEN)
+            return os.getxattr(path, "user.kvfs.prefix") == b"on"
+
+        with ThreadPoolExecutor(crowd) as pool:
+            created = [pool.submit(create) for _ in range(crowd)]
+        assert all(one.result() for one in created)
 
 
 def test_both_ways_to_match_say_the_same(kv: Mounted) -> None:
