@@ -6,12 +6,13 @@ One mount, in turns: chains of blocks (4 KiB each) made in a namespace with pref
 and in an ordinary one, where each block's directory has to be made by mkdir; and there without
 directories at all, as connectors with flat names do it. Then one question about a whole chain by a
 client that keeps the descriptor open, the fastest and the median of --asks, with details and
-without; and by bisection over stat. Memory is what the daemon grew by for each block of all rounds
-but the first.
+without; and by bisection over stat. Memory is that of the daemon's index of blocks alone
+(`core/blocks.py`), filled in this process; for all else see bookkeeping.
 """
 
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,14 +22,18 @@ from typing import Any
 import click
 
 from kvfs import matching, prefix
+from kvfs.catalog import Inode
+from kvfs.core.blocks import Blocks
 from scripts.bench.measure import Bar, Series
-from scripts.bench.mounted import command, kvfs, resident_bytes, scratch
+from scripts.bench.mounted import command, kvfs, scratch
 from scripts.bench.report import Report, number
 
 SIZE = 4096
 CREATES = Bar("creates, prefix=on / ordinary with mkdir", 0.9)
 MATCH = Bar("one call, ms", 2, at_least=False)
 STATS = Bar("stats of a bisection", 20, at_least=False)
+MEMORY = Bar("index, bytes a block", 150, at_least=False)
+INDEXED = 100_000
 WAYS = ("prefix=on", "mkdir", "flat")
 
 
@@ -57,6 +62,22 @@ def make(space: Path, way: str, root: bytes, keys: list[bytes]) -> float:
         os.write(descriptor, content)
         os.close(descriptor)
     return len(keys) / (time.perf_counter() - start)
+
+
+def index_bytes(blocks: int) -> float:
+    """Of each block in the daemon's index, in chains of 4000."""
+    tracemalloc.start()
+    index, last = Blocks(lambda _: None), 0
+    before, _ = tracemalloc.get_traced_memory()
+    for at in range(blocks):
+        inode = Inode(at, 0o100644, 0, 0, size=SIZE, model=1)
+        inode.key = int.from_bytes(prefix.root_key(str(at))[:8], "big") >> 1
+        inode.parent_key = last if at % 4000 else 0
+        index.count(inode, ("ram",), 1)
+        last = inode.key
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return (after - before) / blocks
 
 
 def ask(space: Path, root: bytes, keys: list[bytes], asks: int, *, details: bool) -> list[float]:
@@ -105,21 +126,23 @@ def main(blocks: int, rounds: int, asks: int, file: Path | None) -> None:
         for way, space in spaces.items():
             told = ["prefix=on"] if way == "prefix=on" else []
             command("ns", "create", str(space), *told)
-        grown: dict[str, int] = {}
         chain = keys_of(0)
-        for turn in range(rounds):
+        for _ in range(rounds):
             for way in WAYS:
                 made = keys_of(blocks)
-                before = resident_bytes(int(kv.settle()["daemon_pid"]))
                 rates[way].append(make(spaces[way], way, *made))
-                after = resident_bytes(int(kv.settle()["daemon_pid"]))
-                grown[way] = grown.get(way, 0) + (after - before if turn else 0)
+                kv.settle()
                 chain = made if way == "prefix=on" else chain
         space = spaces["prefix=on"]
         plain = ask(space, *chain, asks, details=False)
         detailed = ask(space, *chain, asks, details=True)
         stats, seconds = bisect(space, *chain, blocks * 2 // 3)
-    show(report, rates, grown, blocks * max(1, rounds - 1))
+    index = index_bytes(INDEXED)
+    report.table(
+        "creates, in blocks a second",
+        ["", "best", "median"],
+        [[way, number(max(found)), number(median(found))] for way, found in rates.items()],
+    )
     times: list[tuple[str, Callable[[list[float]], float]]] = [("best", min), ("median", median)]
     rows = [("one call", plain), ("with details", detailed)]
     report.table(
@@ -136,28 +159,17 @@ def main(blocks: int, rounds: int, asks: int, file: Path | None) -> None:
         CREATES.judged(against["best"], f"{blocks} blocks", against["median"]),
         MATCH.judged(min(plain) * 1e3, f"{blocks} blocks", median(plain) * 1e3),
         STATS.judged(stats, f"{blocks} blocks"),
+        MEMORY.judged(index, f"{INDEXED} blocks"),
     ]
     report.bars(judged)
     report.document["results"] = {
         "creates": rates,
         "match_s": plain,
         "details_s": detailed,
-        "grown_bytes": grown,
+        "index_bytes": index,
         "bars": judged,
     }
     report.write(file)
-
-
-def show(report: Report, rates: dict[str, list[float]], grown: dict[str, int], many: int) -> None:
-    """Rates, and memory, of each way."""
-    report.table(
-        "creates, in blocks a second",
-        ["", "best", "median", "daemon, bytes a block"],
-        [
-            [way, number(max(found)), number(median(found)), number(grown[way] / many)]
-            for way, found in rates.items()
-        ],
-    )
 
 
 if __name__ == "__main__":
