@@ -6,6 +6,7 @@ import random
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -13,12 +14,14 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs import matching, prefix
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.adoption import is_bare
 from kvfs.core.flow import discovery as timing
 from kvfs.core.flow import openers
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
+from kvfs.core.matching import Matching
 from kvfs.errors import CatalogError, ControlError, NotFoundError, StaleError
 from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
@@ -1122,5 +1125,40 @@ def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
         assert other.discovery.life(found, 3600.0) == RECHECK
         one.bucket.shared = False
         assert one.discovery.life(inode, 3600.0) == 3600.0
+
+    run(case)
+
+
+def test_prefixes_of_another_node(run: Callable[[Case], None]) -> None:
+    """Found by their paths, with the directories that they bring; what goes there goes here."""
+    root = prefix.root_key("a fingerprint")
+    keys = prefix.block_keys(root, range(5), 1)
+    paths = [b"n/" + prefix.path(*pair).encode() for pair in pairwise([root, *keys])]
+
+    async def case(one: Node, other: Node) -> None:
+        for node in (one, other):
+            node.made.namespace("n", prefix="on")
+        one.made.mkdir(b"n/" + root.hex().encode())
+        for path in paths:
+            await one.store(path, A)
+        for at in (3, 0, 1):  # as a bisection asks
+            assert await other.find(paths[at])
+            other.made.check_names()
+        assert await other.read(paths[4]) == A
+        assert await other.find(paths[2])
+        other.made.check_names()
+        request = matching.unpack_request(matching.pack_request(root, keys))
+        answer = await Matching(other.made.tree).answer((await other.there(b"n")).ino, request)
+        assert (answer.blocks, sum(answer[1:4])) == (5, 5 * len(A))
+        await one.unlink(paths[1])
+        await one.made.close_prefixes()
+        await one.made.upload_all()
+        assert [await one.find(path) is not None for path in paths] == [True, *[False] * 4]
+        await later(RECHECK)
+        assert await other.find(paths[1]) is None
+        await other.made.close_prefixes()
+        assert [await other.find(path) is not None for path in paths] == [True, *[False] * 4]
+        for node in (one, other):
+            node.made.check_names()
 
     run(case)

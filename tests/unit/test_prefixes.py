@@ -1,5 +1,7 @@
 """Directories of blocks: made and removed with them, by every way that gives or takes a name."""
 
+import contextlib
+import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -385,3 +387,67 @@ def test_a_directory_without_its_block_is_found(made: World, live: bool) -> None
         await made.check_at_rest()
 
     run(case)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_walks(made: World, seed: int) -> None:
+    """After each step names, directories, marks, accounts and the index say the same."""
+    dice = random.Random(seed)
+    roots = [ROOT, prefix.root_key("another")]
+    made.mkdir(SPACE + b"/" + roots[1].hex().encode())
+
+    def known() -> list[tuple[bytes, bytes]]:
+        """Name and parent of each file."""
+        return [
+            (entry.name, bytes.fromhex(above.decode()))
+            for above in sorted(names(made))
+            for entry in made.catalog.entries_after(
+                directory(made, bytes.fromhex(above.decode())), 0, 100
+            )
+        ]
+
+    async def step() -> None:
+        files = known()
+        act = dice.randrange(10)
+        name, parent = dice.choice(files) if files else (b"", ROOT)
+        if act < 5 or not files:
+            before = bytes.fromhex(dice.choice(sorted(names(made))).decode())
+            keys = chain(dice.randint(1, 4), before, salt=dice.randrange(4))
+            shard = dice.choice(["", "", "0", "1"])
+            for parent, key in zip([before, *keys], keys, strict=False):
+                path_ = path(parent, key, shard)
+                if not made.tree.entry(directory(made, parent), path_.rpartition(b"/")[2]):
+                    await made.make_file(path_, key)
+            return
+        ino = directory(made, parent)
+        inode = made.find(name, ino)
+        if act == 5:
+            made.tree.unlink(ino, name)
+        elif act == 6:
+            other = path(parent, *chain(1, parent, salt=9)).rpartition(b"/")[2]
+            made.renames.rename(ino, name, ino, dice.choice([other, name + b".0.tmp"[:6]]), 0)
+        elif act == 7:
+            await made.demote(inode.ino)
+        elif act == 8:
+            made.residency.drop(inode, "lost")
+        else:
+            with contextlib.suppress(QuotaError):
+                made.quota.keep(made.tell("ns", quota_objects=str(dice.randint(5, 40))), 0)
+            made.tell("ns", quota_objects="0")
+
+    async def life() -> None:
+        await made.census()
+        for _ in range(60):
+            with contextlib.suppress(NotFoundError):
+                await step()
+            made.check()
+            made.check_names()
+            if not dice.randrange(8):
+                await made.close_prefixes()
+        await made.close_prefixes()
+        made.check_names()
+        await made.check_at_rest()
+
+    run(life)
+    made.restart(lose_ram=dice.random() < 0.5, crash=True)
+    run(life)
