@@ -424,7 +424,7 @@ def test_random_walks(made: World, seed: int) -> None:
         if act == 5:
             made.tree.unlink(ino, name)
         elif act == 6:
-            other = path(parent, *chain(1, parent, salt=9)).rpartition(b"/")[2]
+            (other,) = hexes(*chain(1, parent, salt=9))
             made.renames.rename(ino, name, ino, dice.choice([other, name + b".0.tmp"[:6]]), 0)
         elif act == 7:
             await made.demote(inode.ino)

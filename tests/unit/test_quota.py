@@ -14,9 +14,14 @@ QUOTA = 4
 FILES = 3 * QUOTA
 
 
-def block(number: int, suffix: str = "") -> bytes:
+def block(number: int) -> bytes:
     """A block of one long prompt: its parent is the one before it."""
-    return f"{number:016x}-{number - 1:016x}.kv{suffix}".encode()
+    return f"{number - 1:016x}{0:016x}/{number:016x}{0:016x}".encode()
+
+
+def page(number: int, suffix: str = "data") -> bytes:
+    """A block that is the same one before it is renamed."""
+    return f"m@1@0@{number:x}@half.{suffix}".encode()
 
 
 def limited(made: World, eviction: str, objects: int = QUOTA) -> None:
@@ -43,11 +48,11 @@ def test_a_quota_of_objects_is_used_up_and_never_exceeded(tmp_path: Path, evicti
 def test_a_block_that_gets_its_name_is_not_used_again(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         limited(made, "lru")
-        inos = [(await made.store(block(n, ".tmp"), b"x", made.fast)).ino for n in (1, 9)]
-        made.renames.rename(1, block(1, ".tmp"), 1, block(1), 0)
+        inos = [(await made.store(page(n, "tmp"), b"x", made.fast)).ino for n in (1, 9)]
+        made.renames.rename(1, page(1, "tmp"), 1, page(1), 0)
         assert made.listed("ram_only") == inos
-        made.renames.rename(1, block(9, ".tmp"), 1, b"of another layout", 0)
-        made.renames.rename(1, block(1), 1, b"of another one", 0)
+        made.renames.rename(1, page(9, "tmp"), 1, b"of another layout", 0)
+        made.renames.rename(1, page(1), 1, b"of another one", 0)
         assert made.listed("ram_only") == inos[::-1]  # those are new to the order
         await made.check_at_rest()
 
@@ -59,7 +64,14 @@ CHAIN = range(1, QUOTA)
 
 
 def listed(made: World) -> set[bytes]:
-    return {entry.name for entry in made.catalog.entries_after(1, 0, 1000)}
+    """Paths of files."""
+    entries, paths = made.catalog.entries_after, set()
+    for entry in entries(1, 0, 1000):
+        if made.tree.inode(entry.ino).is_dir:
+            paths |= {b"%b/%b" % (entry.name, below.name) for below in entries(entry.ino, 0, 1000)}
+        else:
+            paths.add(entry.name)
+    return paths
 
 
 @pytest.mark.parametrize("eviction", sorted({*EVICTIONS} - {"never", "ttl"}))

@@ -328,20 +328,24 @@ class World:
         await self.objects.close(held, writable=writable)
 
     async def store(self, name: bytes, content: bytes, tier: Tier | None = None) -> Inode:
-        """A whole file, in a certain tier if that matters."""
+        """A whole file, in a certain tier if that matters, in a directory that may have to be."""
+        above, _, name = name.rpartition(b"/")
+        if above and not self.catalog.lookup(ROOT_INO, above):
+            self.mkdir(above)
+        parent = self.at(above).ino
         if tier is not None:
-            self.expect(name, len(content) if tier is self.ram else None)
-        held = await self.create(name, content)
+            self.expect(name, len(content) if tier is self.ram else None, parent)
+        held = await self.create(name, content, parent)
         assert tier is None or held.tier is tier
         await self.close(held, writable=True)
         return held.inode
 
-    def expect(self, name: bytes, size: int | None) -> None:
+    def expect(self, name: bytes, size: int | None, parent: int = ROOT_INO) -> None:
         """Let files like this begin in RAM, if a size is known, or on NVMe."""
         sizes = self.placement.sizes
         sizes._seen.clear()
         if size is not None:
-            sizes.learn(ROOT_INO, name, size)
+            sizes.learn(parent, name, size)
 
     def find(self, name: bytes, parent: int = ROOT_INO) -> Inode:
         return self.tree.lookup(parent, name)
