@@ -272,8 +272,19 @@ class PrefixCache:
 
     def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
         self._check_open()
-        found = self._question.ask(parent, keys, shards, self.spec.stored_bytes)
-        return found or self._bisection.ask(parent, keys, shards)
+        size = self.spec.stored_bytes
+        found = self._question.ask(parent, keys, shards, size)
+        if found is None or found.bytes is None:
+            return self._bisection.ask(parent, keys, shards)
+        known = found.blocks
+        if known == len(keys):
+            return found
+        # Other nodes may have put more into the bucket: one stat, if they have not.
+        more = self._bisection.ask(
+            keys[known - 1] if known else parent, keys[known:], shards
+        ).blocks
+        theirs = TierBytes(0, 0, more * size * len(shards))
+        return Found(known + more, found.bytes.plus(theirs))
 
     def _load(
         self,

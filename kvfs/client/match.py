@@ -4,39 +4,25 @@ Contract: an answer is what was there at some moment; `load` finds out what stil
 takes at most log2(blocks) + 2 stats for each shard, and is exact where prefixes are closed, as a
 kvfs namespace with `prefix` keeps them; where a hole can be, it finds the end of one of the runs,
 but none that a load has found to have a hole.
-The mount answers by a hidden file of the namespace, `.match`:
-
-    question  KVM1, u32 flags (1: details), u32 keys n, u32 length s of the shards' names, these
-              joined by ",", 16 bytes parent of the first key, n x 16 bytes keys
-    answer    KVM1, u32 blocks m, u64 bytes in RAM, u64 on NVMe only, u64 in the bucket only,
-              m x u8 tiers, m x u64 bytes of all shards
-
-all little-endian, packed; one pwrite and one pread at 0 of a descriptor, which has an answer of its
-own. Not for the order of keys (`kvfs.prefix`).
+The mount answers by a hidden file of the namespace, in the format of `kvfs.matching`. What other
+nodes have put into a bucket that it shares it does not know before somebody has looked: that is
+left to stats, behind the end of its answer. Not for the order of keys (`kvfs.prefix`).
 """
 
 import contextlib
 import logging
 import os
 import stat
-import struct
-import sys
 import threading
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvfs import prefix
+from kvfs import matching, prefix
+from kvfs.matching import KEYS_MAX
 
 log = logging.getLogger(__name__)
 
-FILE = ".match"
-KEYS_MAX = 65536  # of one question
-HOLES_MAX = 65536  # remembered, of 16 bytes
-_MAGIC = b"KVM1"
-_DETAILS = 1
-_QUESTION = struct.Struct("<4sIII")
-_ANSWER = struct.Struct("<4sIQQQ")
+HOLES_MAX = 1 << 16
 
 
 class TierBytes(NamedTuple):
@@ -61,7 +47,7 @@ class Question:
     """The namespace's `.match`, kept open. Any number of threads may ask; they take turns."""
 
     def __init__(self, directory: str) -> None:
-        self._path = f"{directory}/{FILE}"
+        self._path = f"{directory}/{matching.NAME}"
         self._lock = threading.Lock()
         self._fd = -1
         self.offered = True  # until it turns out not to be
@@ -86,30 +72,28 @@ class Question:
     def _ask(
         self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
     ) -> Found | None:
-        names = ",".join(shards).encode()
-        head = _QUESTION.pack(_MAGIC, _DETAILS, len(keys), len(names))
+        question = matching.pack_request(parent, keys, shards, details=True)
         with self._lock:
             if not self.offered or (self._fd < 0 and not self._open()):
                 return None
             try:
-                os.pwrite(self._fd, b"".join((head, names, parent, *keys)), 0)
-                answer = os.pread(self._fd, _ANSWER.size + 9 * len(keys), 0)
+                os.pwrite(self._fd, question, 0)
+                data = os.pread(self._fd, matching.answer_size(len(keys), details=True), 0)
             except OSError as error:
                 log.info("%s: %s; asking by stat", self._path, error)
                 self._close()
                 return None
-        blocks, where, sizes = _parse(answer, len(keys))
-        if sizes is None:
+        answer = _parse(data, len(keys))
+        if answer is None:
             log.warning(
-                "%s gave %d bytes that are no answer: asking by stat", self._path, len(answer)
+                "%s gave %d bytes that are no answer: asking by stat", self._path, len(data)
             )
             self.offered = False
             return None
         wanted = size * len(shards)
-        whole = sizes.count(wanted)
-        if whole == blocks:
-            return Found(blocks, where)
-        fitting = next(at for at, found in enumerate(sizes) if found != wanted)
+        fitting = next((at for at, found in enumerate(answer.sizes) if found != wanted), None)
+        if fitting is None:
+            return Found(answer.blocks, TierBytes(answer.ram, answer.nvme, answer.bucket))
         return self._ask(parent, keys[:fitting], shards, size)
 
     def close(self) -> None:
@@ -131,21 +115,13 @@ class Question:
         self._fd = -1
 
 
-def _parse(answer: bytes, keys: int) -> tuple[int, TierBytes, "array[int] | None"]:
-    """Blocks, bytes of each tier, sizes of each block; no sizes: it is no answer.
-
-    The length decides as well: over a network file system one's own question might come back.
-    """
-    nothing = 0, TierBytes(0, 0, 0), None
-    if len(answer) < _ANSWER.size:
-        return nothing
-    magic, blocks, ram, nvme, bucket = _ANSWER.unpack_from(answer)
-    if magic != _MAGIC or blocks > keys or len(answer) != _ANSWER.size + 9 * blocks:
-        return nothing
-    sizes = array("Q", answer[_ANSWER.size + blocks :])
-    if sys.byteorder == "big":
-        sizes.byteswap()
-    return blocks, TierBytes(ram, nvme, bucket), sizes
+def _parse(data: bytes, keys: int) -> matching.Answer | None:
+    """The answer about so many keys: a network file system might give one's own question back."""
+    try:
+        answer = matching.unpack_answer(data)
+    except ValueError:
+        return None
+    return answer if len(answer.sizes) == answer.blocks <= keys else None
 
 
 class Bisection:

@@ -2,11 +2,11 @@
 
 Contract: `answer` looks at each block of the request, in slices of some 1 ms with a turn of the
 loop between them. What `Blocks` has is there; of what it does not have (it is being closed, or the
-census has not come to it) the catalog is asked by name, some 20 us each, and where the bucket is
-shared with other nodes that is asked as well, for LONGEST at most: an answer may be too short,
-never too long for the moment that it is of. What is being written does not count. Raises StaleError
-for a namespace that is none.
-Not for the format of requests and answers: `kvfs.matching`.
+census has not come to it) the catalog is asked by name, some 20 us each. So an answer may be too
+short, never too long for the moment that it is of. What is being written does not count. Raises
+StaleError for a namespace that is none.
+Not for the format of requests and answers: `kvfs.matching`; nor for what other nodes have put into
+the bucket, which is found by names that are looked up.
 """
 
 from collections.abc import Callable, Iterable, Sequence
