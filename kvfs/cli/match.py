@@ -70,8 +70,11 @@ def _directory(namespace: str) -> Path:
         named = Named(namespace)
         return named.mountpoint / named.name
     path = Path(os.path.realpath(namespace))
-    if not path.is_dir():
-        raise ConfigError(f"namespace {namespace}: expected a directory")
+    try:
+        if not path.is_dir():
+            raise ConfigError(f"namespace {namespace}: expected a directory")
+    except OSError as error:
+        raise ConfigError(f"namespace {namespace}: {error.strerror}") from error
     return path
 
 
@@ -81,6 +84,10 @@ def _spec(directory: Path) -> _Spec:
         text = os.getxattr(directory, FINGERPRINT).decode(errors="replace")
     except OSError as error:
         raise ConfigError(f"{directory}: {FINGERPRINT}: {error.strerror}") from error
+    if not text:
+        raise ConfigError(
+            f"namespace {directory} has no fingerprint: expected one in which kvfs.client has saved"
+        )
     try:
         told = json.loads(text)
         made = prefix.Fingerprint(**told)

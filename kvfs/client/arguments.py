@@ -4,7 +4,9 @@ Contract: TypeError and ValueError name the argument, what it is and what was ex
 out is one tensor for each block.
 """
 
+import os
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -57,7 +59,30 @@ def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[t
             raise ValueError(f"out[{at}]: expected a contiguous tensor, got {got}")
         if 0 in (stride for n, stride in zip(block.shape, block.stride(), strict=True) if n > 1):
             raise ValueError(f"out[{at}]: expected memory of its own for each number, got {got}")
+    _check_apart(blocks)
     return blocks
+
+
+def _check_apart(blocks: list[torch.Tensor]) -> None:
+    """Blocks side by side may be views of one tensor, but none may begin, or lie, in another."""
+    places = sorted((block.data_ptr(), at) for at, block in enumerate(blocks) if block.numel())
+    for (start, at), (after, other) in pairwise(places):
+        whole = blocks[at].is_contiguous() and blocks[other].is_contiguous()
+        if after == start or (whole and after < start + blocks[at].nbytes):
+            raise ValueError(
+                f"out[{at}], out[{other}]: expected memory of its own for each block, "
+                "got the same for both"
+            )
+
+
+def directory_of(given: str | os.PathLike[str]) -> str:
+    """Return it as text."""
+    path = os.fspath(given)
+    if not isinstance(path, str):
+        raise TypeError(f"path={path!r}: expected text or a path, got {type(path)}")
+    if not path:
+        raise ValueError("path='': expected the directory of a namespace")
+    return path
 
 
 def device_of(given: torch.device | str | None) -> torch.device:

@@ -22,6 +22,7 @@ from kvfs.client.arguments import (
     blocks_of,
     count_of,
     device_of,
+    directory_of,
     keys_of,
     shard_of,
     targets_of,
@@ -85,7 +86,7 @@ class PrefixCache:
             raise TypeError(f"spec={spec!r}: expected a kvfs.client.Spec")
         if type(threads) is not int or threads < 1:
             raise ValueError(f"threads={threads!r}: expected an int of at least 1")
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.path.abspath(directory_of(path))
         self.spec = spec
         self.shard = shard_of(shard, spec)
         self.stats = Stats()
@@ -276,13 +277,16 @@ class PrefixCache:
         found = self._question.ask(parent, keys, shards, size)
         if found is None or found.bytes is None:
             return self._bisection.ask(parent, keys, shards)
-        known = found.blocks
+        known = self._bisection.before_hole(parent, keys[: found.blocks], shards)
+        if known < found.blocks:
+            self._question.renew()
+            sure = self._question.ask(parent, keys[:known], shards, size)
+            return sure or self._bisection.ask(parent, keys[:known], shards)
         if known == len(keys):
             return found
         # Other nodes may have put more into the bucket: one stat, if they have not.
-        more = self._bisection.ask(
-            keys[known - 1] if known else parent, keys[known:], shards
-        ).blocks
+        last = keys[known - 1] if known else parent
+        more = self._bisection.ask(last, keys[known:], shards).blocks
         theirs = TierBytes(0, 0, more * size * len(shards))
         return Found(known + more, found.bytes.plus(theirs))
 

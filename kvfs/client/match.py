@@ -109,10 +109,16 @@ class Question:
             self.offered = False
         return self.offered
 
+    def renew(self) -> None:
+        """What it says is not what is there: another namespace may have its name by now."""
+        with self._lock:
+            self._close()
+
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # of a mount that is gone; the number is free again
+                os.close(fd)
 
 
 def _parse(data: bytes, keys: int) -> matching.Answer | None:
@@ -141,16 +147,9 @@ class Bisection:
         """Look whether the first is there, and the last; then between them."""
 
         def there(at: int) -> bool:
-            above = keys[at - 1] if at else parent
-            paths = (prefix.path(above, keys[at], shard) for shard in shards)
-            return all(_is_block(f"{self._directory}/{path}", self._size) for path in paths)
+            return self._is_there(keys[at - 1] if at else parent, keys[at], shards)
 
-        for at in self._suspects(keys):
-            if not there(at):
-                keys = keys[:at]
-                break
-            with self._lock:
-                self._holes.discard(keys[at])
+        keys = keys[: self.before_hole(parent, keys, shards)]
         if not keys or not there(0):
             return Found(0, None)
         if there(len(keys) - 1):
@@ -160,6 +159,19 @@ class Bisection:
             middle = (low + high) // 2
             low, high = (middle, high) if there(middle) else (low, middle)
         return Found(low + 1, None)
+
+    def before_hole(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> int:
+        """How many come before the first that was missed, and still is."""
+        for at in self._suspects(keys):
+            if not self._is_there(keys[at - 1] if at else parent, keys[at], shards):
+                return at
+            with self._lock:
+                self._holes.discard(keys[at])
+        return len(keys)
+
+    def _is_there(self, above: bytes, key: bytes, shards: Sequence[str]) -> bool:
+        paths = (prefix.path(above, key, shard) for shard in shards)
+        return all(_is_block(f"{self._directory}/{path}", self._size) for path in paths)
 
     def missed(self, key: bytes) -> None:
         """A block that was believed to be there is not."""

@@ -8,6 +8,7 @@ such. A directory that says none is taken: keys of different specs never meet. N
 import contextlib
 import errno
 import os
+import stat
 
 from kvfs.client.spec import Spec
 from kvfs.errors import SpecMismatchError
@@ -26,19 +27,23 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
     create: the directory is made, if it is not there, and an empty one without a fingerprint gets
     it, and `prefix` on, where that can be said. Raises OSError and SpecMismatchError.
     """
-    if create:
+    if create and not os.path.ismount(path):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
         if os.path.isdir(path) and not _get(path, FINGERPRINT) and not os.listdir(path):
             if _is_kvfs(path) and _get(path, PREFIX):
                 _set(path, PREFIX, "on")
             _set(path, FINGERPRINT, _recorded(spec))
-    if not os.path.isdir(path):
-        if os.path.exists(path):
-            raise NotADirectoryError(errno.ENOTDIR, "expected a directory", path)
+    try:
+        found_mode = os.stat(path).st_mode
+    except FileNotFoundError:
         raise FileNotFoundError(
             errno.ENOENT, "expected the namespace's directory (create=True makes it)", path
-        )
+        ) from None
+    if not stat.S_ISDIR(found_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "expected a directory", path)
+    if _is_kvfs(path) and os.path.ismount(path):
+        raise ValueError(f"path={path!r}: expected a namespace, a directory of this mount")
     wanted, found = _recorded(spec), _get(path, FINGERPRINT)
     if found and found != wanted:
         raise SpecMismatchError(

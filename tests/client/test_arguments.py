@@ -81,6 +81,12 @@ def test_what_a_spec_says() -> None:
         ([GIVEN[0], 5], TypeError, r"out\[1\]: expected a tensor"),
         ("ten", TypeError, "out: expected a tensor, or a list of tensors, got <class 'str'>"),
         ([GIVEN[0, :1].expand(SPEC.shape)], ValueError, r"out\[0\]: expected memory of its own"),
+        (
+            GIVEN[:1].expand(3, *SPEC.shape),
+            ValueError,
+            r"out\[0\], out\[1\]: expected memory of its",
+        ),
+        ([GIVEN[0], GIVEN[1], GIVEN[0]], ValueError, r"out\[0\], out\[2\]: expected memory of its"),
         ([GIVEN[0].to("meta")], ValueError, r"out\[0\]: expected .* cpu or cuda, got .* meta"),
         ([GIVEN[0].to_sparse()], ValueError, r"out\[0\]: expected a dense tensor"),
     ],
@@ -163,6 +169,10 @@ def test_keys(cache: PrefixCache) -> None:
 def test_opening(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"spec=None: expected a kvfs.client.Spec"):
         PrefixCache(tmp_path, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="path='': expected the directory"):
+        PrefixCache("", SPEC)
+    with pytest.raises(TypeError, match="path=b'/tmp': expected text"):
+        PrefixCache(b"/tmp", SPEC)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threads=0: expected an int of at least 1"):
         PrefixCache(tmp_path, SPEC, threads=0)
     with pytest.raises(ValueError, match="shard=1: expected None"):

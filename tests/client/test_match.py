@@ -212,3 +212,23 @@ def test_what_a_file_of_that_name_says_is_not_believed(tmp_path: Path) -> None:
     with PrefixCache(tmp_path, SPEC) as cache:
         cache.save(TOKENS, blocks_of(TOKENS)[:4])
         assert cache.match(TOKENS).blocks == 4
+
+
+def test_a_descriptor_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mount that is gone the close fails, and frees the number all the same."""
+    (tmp_path / ".match").write_bytes(b"")
+    closed: list[int] = []
+
+    def fail(fd: int) -> None:
+        closed.append(fd)
+        raise OSError(107, os.strerror(107))
+
+    question = Question(str(tmp_path))
+    real = os.close
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fail)
+        question.close()
+        question.close()
+        assert question.ask(ROOT, KEYS[:9], [""], SIZE) is None
+    assert len(closed) == 1
+    real(closed[0])

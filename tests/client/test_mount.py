@@ -68,6 +68,42 @@ def test_many_may_create_it_at_once(kv: Mounted) -> None:
         assert all(one.result() for one in created)
 
 
+def healed(cache: PrefixCache, left: int) -> None:
+    """What a load did not find is no match any more, and can be saved again."""
+    assert cache.load(TOKENS).blocks == left
+    assert cache.match(TOKENS).blocks == left
+    assert cache.save(TOKENS, GIVEN) == 10
+    assert torch.equal(torch.stack(list(cache.load(TOKENS).tensors)), GIVEN)
+
+
+def test_a_block_that_was_moved_by_hand_is_saved_again(kv: Mounted) -> None:
+    path, keys = kv.path / "llama", SPEC.keys(TOKENS)
+    with PrefixCache(path, SPEC, create=True) as cache:
+        assert cache.save(TOKENS, GIVEN) == 10
+        (path / prefix.path(keys[4], keys[5])).rename(path / prefix.path(SPEC.root, keys[5]))
+        healed(cache, 5)
+        (path / keys[2].hex()).rename(path / ("9" * 32))
+        healed(cache, 3)
+
+
+def test_another_namespace_of_the_name_is_asked(kv: Mounted) -> None:
+    path = kv.path / "llama"
+    with PrefixCache(path, SPEC, create=True) as cache:
+        assert cache.save(TOKENS, GIVEN) == 10
+        path.rename(kv.path / "old")
+        PrefixCache(path, SPEC, create=True).close()
+        healed(cache, 0)
+    with PrefixCache(path, SPEC) as other:
+        assert other.match(TOKENS).blocks == 10
+
+
+def test_the_mount_itself_is_no_namespace(kv: Mounted) -> None:
+    for create in (False, True):
+        with pytest.raises(ValueError, match="expected a namespace, a directory of this mount"):
+            PrefixCache(kv.path, SPEC, create=create)
+    assert list(kv.path.iterdir()) == []
+
+
 def test_both_ways_to_match_say_the_same(kv: Mounted) -> None:
     """The mount's one answer, and stats; and the descriptor outlives the daemon."""
     path = kv.path / "llama"
