@@ -120,7 +120,7 @@ def prefixes(figure: Figure, found: Table) -> None:
         "safetensors, mount": "safetensors",
     }
     rows = {row["GB/s"]: row for row in found.rows}
-    groups = [column for column in found.columns if column != "GB/s"]
+    groups = [column for column in found.columns if column != "GB/s" and "first" not in column]
     series = {shown: [number(rows[way][at]) for at in groups] for way, shown in names.items()}
     axes = figure.add_subplot(title="a prefix of 64 blocks, on the mount")
     _bars(axes, [group.replace(" ", "\n") for group in groups], series, "GB/s")
