@@ -111,10 +111,27 @@ def ttft(figure: Figure, found: Table) -> None:
     axes.legend(frameon=False)
 
 
+def prefixes(figure: Figure, found: Table) -> None:
+    """What engines see: tensors in and out, beside other ways to keep them."""
+    names = {"raw, mount": "one call a file", "kvfs, mount": "kvfs.client"}
+    names |= {
+        "VUA, mount": "VUA's design",
+        "torch, mount": "torch",
+        "safetensors, mount": "safetensors",
+    }
+    rows = {row["GB/s"]: row for row in found.rows}
+    groups = [column for column in found.columns if column != "GB/s" and "first" not in column]
+    series = {shown: [number(rows[way][at]) for at in groups] for way, shown in names.items()}
+    axes = figure.add_subplot(title="a prefix of 64 blocks, on the mount")
+    _bars(axes, [group.replace(" ", "\n") for group in groups], series, "GB/s")
+    axes.legend(frameon=False, ncols=5, fontsize=8)
+
+
 PICTURES: dict[str, tuple[str, Callable[[Figure, Table], None]]] = {
     "bandwidth": ("Bandwidth", bandwidth),
     "operations": ("Operations", operations),
     "bucket": ("A bucket", bucket),
+    "prefixes": ("Prefixes", prefixes),
     "ttft": ("Time to the first token", ttft),
 }
 

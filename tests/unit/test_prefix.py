@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
-from kvfs import prefix
+from kvfs import matching, prefix
 from kvfs.prefix import Fingerprint, block_keys
 from tests.unit import prefix_reference as reference
 
@@ -339,3 +339,31 @@ def test_a_shard_is_text() -> None:
 def test_wrong_fingerprints(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fingerprint(**changed)
+
+
+# What asks and answers in kvfs.
+
+
+@pytest.mark.parametrize("vector", VECTORS["match"]["requests"], ids=lambda one: str(one["flags"]))
+def test_the_mount_reads_a_question_as_it_is_specified(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["bytes"])
+    found = matching.unpack_request(data)
+    keys, parent = [bytes.fromhex(key) for key in vector["keys"]], bytes.fromhex(vector["parent"])
+    assert found == (vector["flags"], tuple(vector["shards"] or [""]), parent, b"".join(keys))
+    details = bool(vector["flags"])
+    assert matching.pack_request(parent, keys, vector["shards"], details=details) == data
+
+
+@pytest.mark.parametrize("vector", VECTORS["match"]["answers"], ids=lambda one: str(one["flags"]))
+def test_the_mount_answers_as_it_is_specified(vector: dict[str, Any]) -> None:
+    data = bytes.fromhex(vector["bytes"])
+    answer = matching.Answer(
+        vector["matched"],
+        vector["ram"],
+        vector["nvme"],
+        vector["bucket"],
+        bytes(vector.get("tiers", [])),
+        tuple(vector.get("sizes", [])),
+    )
+    assert matching.pack_answer(answer) == data
+    assert matching.unpack_answer(data) == answer
