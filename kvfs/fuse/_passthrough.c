@@ -34,6 +34,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Younger than Debian 12's linux/fuse.h; the values are those of the kernel's uapi header. */
@@ -62,6 +63,10 @@ struct backing_map {
 enum { IN_FLAGS = 12, IN_FLAGS2 = 16, IN_LENGTH = 20 };
 enum { OUT_FLAGS = 12, OUT_FLAGS2 = 32, OUT_STACK_DEPTH = 36, OUT_LENGTH = 40 };
 enum { OPEN_BACKING_ID = 12 }; /* in struct fuse_open_out, once 'padding' */
+/* us. A client that waits for answers asks again some 10 to 20 us after one: to sleep until then and be woken takes
+ * the daemon longer, and an idle processor longer still (scripts/bench/ops.py: open and close took 105 to 130 us, and
+ * 60 to 67 with this). Who does not ask soon is not waited for so the next time. */
+enum { PATIENCE = 30, SOON = 60 };
 
 #define SLOTS (1u << 20) /* file handles, and backing ids */
 #define TEXT 8192        /* bytes at the file's begin that are Python's: fuse/handover.py */
@@ -108,6 +113,18 @@ static struct {
     uint32_t requester;   /* the thread whose request that is */
     struct record *record;
 } session = {.device = -1};
+
+/* When there was no request to read, and whether the last one came soon after that. */
+static struct {
+    int64_t since; /* us; 0: there was one */
+    int soon;
+} gap;
+
+static int64_t microseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+}
 
 /* The set of OPEN and CREATE requests not yet answered: open addressing, linear probing.
  * Its size follows the number in flight, which the kernel does not bound. */
@@ -247,6 +264,10 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     if (got < (ssize_t)sizeof *in) return got;
     session.request = in->unique;
     session.requester = in->pid;
+    if (gap.since) {
+        gap.soon = microseconds() - gap.since < SOON;
+        gap.since = 0;
+    }
     if (!(in->unique & UNIQUE_RESEND) && !overtakes(in->opcode)) session.resends_over = 1;
     if (in->opcode == FUSE_INIT) {
         if (got <= (ssize_t)sizeof session.record->init) {
@@ -484,6 +505,19 @@ static PyObject *py_resends_over(PyObject *self, PyObject *args) {
     return PyBool_FromLong(session.resends_over);
 }
 
+/* Whether there is a request to read, or will be in a moment, if that is to be expected. */
+static PyObject *py_readable(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pollfd device = {.fd = session.device, .events = POLLIN};
+    int64_t begin = microseconds();
+    do {
+        if (poll(&device, 1, 0)) Py_RETURN_TRUE; /* what is wrong the read will find */
+    } while (gap.soon && microseconds() - begin < PATIENCE);
+    gap.since = begin;
+    Py_RETURN_FALSE;
+}
+
 static int in_range(unsigned long long number, const char *what) {
     if (number < SLOTS && session.record) return 1;
     PyErr_Format(PyExc_ValueError, "%s %llu, expected less than %u and an attached session", what, number, SLOTS);
@@ -629,6 +663,7 @@ static PyMethodDef methods[] = {
     {"requester", py_requester, METH_NOARGS, "requester() -> thread whose request was just read"},
     {"fill", py_fill, METH_VARARGS, "fill(request, fd, offset, length, nowait) -> whether an empty answer will have the bytes"},
     {"resends_over", py_resends_over, METH_NOARGS, "resends_over() -> all resent requests were read"},
+    {"readable", py_readable, METH_NOARGS, "readable() -> whether a request waits, or has come within 30 us"},
     {"open_backing", py_open_backing, METH_VARARGS, "open_backing(fd, entry) -> id > 0. OSError: EPERM, ELOOP"},
     {"close_backing", py_close_backing, METH_VARARGS, "close_backing(id, entry), once no handle uses it"},
     {"backings", py_backings, METH_NOARGS, "backings() -> [(entry, id)] of the session file"},

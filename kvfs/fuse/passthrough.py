@@ -188,6 +188,11 @@ class Passthrough:
         return _passthrough.request()
 
     @staticmethod
+    def readable() -> bool:
+        """Whether there is a request to read. May wait for some 30 us, if they come one by one."""
+        return _passthrough.readable()
+
+    @staticmethod
     def requester() -> int:
         """The thread whose request that is, as the kernel knows it. When `request` says so."""
         return _passthrough.requester()

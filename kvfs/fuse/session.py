@@ -13,6 +13,7 @@ from kvfs import runtime
 from kvfs.config import Config
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.fuse.passthrough import FILE_SIZE, TEXT, Passthrough
+from kvfs.fuse.readers import Readers
 
 if TYPE_CHECKING:
     from kvfs.fuse.operations import Operations
@@ -21,6 +22,7 @@ LAYOUT = 1  # of the C part's record
 # Requests being handled. pyfuse3's own 99 may all wait for a disk that hangs, and then nobody would
 # read the requests that need no disk. A task is a few KiB, and is made when it is needed.
 MAX_TASKS = 100_000
+IDLE_TASKS = 8  # that are kept: with pyfuse3's one, they were made and ended all the time
 
 
 def _label(mountpoint: Path) -> bytes:
@@ -83,7 +85,8 @@ class Session:
             ) from error
 
     async def run(self) -> None:
-        await self._pyfuse3.main(max_tasks=MAX_TASKS)
+        self._pyfuse3.trio = Readers(Passthrough.readable)  # type: ignore[attr-defined]
+        await self._pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
 
     def stop(self) -> None:
         """Read no more requests; `run` ends when those that were read are answered."""
