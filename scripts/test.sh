@@ -1,9 +1,14 @@
 #!/bin/bash
-# The whole gate: lint, format, types, then every test with branch coverage. Installs what that
-# needs. Arguments go to pytest: scripts/test.sh -k umount tests/unit
+# The whole gate: lint, format, types, then every test, on as many processors as there are (four at
+# most: each has daemons and stores of its own). Installs what that needs. Arguments go to pytest:
+# scripts/test.sh -k umount tests/unit
 #
-# The daemon and its movers run in processes of their own; coverage counts them because
-# pyproject.toml asks for `patch = subprocess`, so nothing here or in a test need pass it on.
+# A wait that ran out is waited for once more, as the machine may be shared, and is listed at the end
+# (RERUN); any other failure is one.
+#
+# COVERAGE=1 counts branches as well, which takes half as long again, in one process. The daemon and
+# its movers run in processes of their own; they are counted because pyproject.toml asks for
+# `patch = subprocess`, so nothing here or in a test need pass it on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install.sh test
@@ -14,9 +19,13 @@ $bin/ruff check .
 $bin/ruff format --check .
 $bin/mypy
 
+again=(-raR --reruns 1 --only-rerun "not within [0-9]+ s: ")
+if [ -z "${COVERAGE:-}" ]; then
+    exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "${again[@]}" "$@"
+fi
 $bin/coverage erase
 result=0
-$bin/coverage run -m pytest "$@" || result=$?
+$bin/coverage run -m pytest "${again[@]}" "$@" || result=$?
 $bin/coverage combine --quiet || true # nothing to combine if not a single test ran
 $bin/coverage report || true
 exit $result
