@@ -313,7 +313,7 @@ def test_a_server_that_dies_in_the_middle_of_parts(
         assert there.items() <= wanted.items(), there.keys()
     all_uploaded(kv)
     assert bytes_in(own, own_bucket) == wanted
-    # An upload whose id was lost with the answer to its beginning is listed until `kvfs gc` finds it
+    # An upload whose id was lost with the answer to its beginning stays until `kvfs gc` finds it
     # old enough. Nobody has sent it a part.
     wait_for(lambda: not has_part(own, own_bucket), "what was cut short is aborted")
     assert not list((kv.path.parent / "nvme" / "uploads").glob("*.json"))
