@@ -30,7 +30,7 @@ from kvfs.client.arguments import (
 from kvfs.client.device import Cuda, Done, Host
 from kvfs.client.load import map_chain, open_chain, read_chain
 from kvfs.client.match import Bisection, Found, Question, TierBytes
-from kvfs.client.namespace import open_namespace
+from kvfs.client.namespace import names_at_once, open_namespace
 from kvfs.client.save import save_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
@@ -413,11 +413,17 @@ class PrefixCache:
                 content,
                 parent_cached=cached > 0 or parent == self.spec.root,
                 closed=self._closed_prefixes,
+                in_place=self._in_place(),
                 threads=self._threads,
                 stats=self.stats,
             )
 
         return run
+
+    def _in_place(self) -> bool:
+        """Whether the directory is of a mount on this machine, where files may grow to blocks."""
+        local = self._closed_prefixes and self._question.offered
+        return local and names_at_once(self.path)
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
         """The way to a device, after what the caller's stream does now; None if it is straight."""

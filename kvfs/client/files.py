@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -104,21 +104,38 @@ def map_block(fd: int, size: int, path: str, *, shared: bool = False) -> torch.T
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
+def create(path: str) -> int:
+    """Return a descriptor of a new file, to be written."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[None]:
+    """Closed at the end, where the network or a quota may say no."""
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, content: Sequence[memoryview], path: str) -> None:
+    """Write all runs, one after the other, from the beginning on."""
+    done = 0
+    while rest := _after(content, done):
+        count = os.pwritev(fd, rest, done)
+        if not count:
+            size = sum(map(len, content))
+            raise OSError(errno.EIO, f"{done} of {size} bytes written", path)
+        done += count
+
+
 def write_temporary(directory: str, name: str, content: Sequence[memoryview]) -> str:
     """Write all runs of it below `directory` and return the path, which nobody else has."""
     path = f"{directory}/{name}.{secrets.token_hex(8)}.tmp"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = create(path)
     try:
-        try:
-            done = 0
-            while rest := _after(content, done):
-                count = os.pwritev(fd, rest, done)
-                if not count:
-                    size = sum(map(len, content))
-                    raise OSError(errno.EIO, f"{done} of {size} bytes written", path)
-                done += count
-        finally:
-            os.close(fd)  # where the network or a quota says no, it may be said here
+        with closing(fd):
+            write_all(fd, content, path)
     except BaseException:
         discard(path)
         raise

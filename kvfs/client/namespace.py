@@ -15,6 +15,7 @@ from kvfs.errors import SpecMismatchError
 
 FINGERPRINT = "user.kvfs.fingerprint"
 PREFIX = "user.kvfs.prefix"
+PUBLISH = "user.kvfs.publish"
 _COMPUTED = "user.kvfs.warm"
 _LONGEST = 2048  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
 # There is no such attribute; the file system, or a kvfs of another version, has none of it.
@@ -51,6 +52,11 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
             "give each model, dtype and layout a directory of its own"
         )
     return _is_kvfs(path) and _get(path, PREFIX) == "on"
+
+
+def names_at_once(path: str) -> bool:
+    """Whether a file of a kvfs namespace has its name before it is closed."""
+    return _get(path, PUBLISH) == "immediate"
 
 
 def _is_kvfs(path: str) -> bool:

@@ -1,10 +1,15 @@
-"""Saving a chain: blocks are written side by side under temporary names, and named in order.
+"""Saving a chain: blocks are written side by side, and named in order.
 
-Contract: a block gets its name after the one before it, whole or not at all. Files are written in
-the directory of the first one's parent, because those of the others are not there yet; a kvfs
-namespace with `prefix` makes each with its block, on any other file system it is made here. An
-OSError ends the chain, and so does a block that its storage can not hold: that block and all after
-it are not saved, their files are gone. Not for what is cached already, nor for where tensors are.
+Contract: a block gets its name after the one before it. Two ways:
+`Renamed`: a block gets it when it is whole. Its file is written in the directory of the first one's
+parent, because those of the others are not there yet: a kvfs namespace with `prefix` makes each
+with its block, on any other file system it is made here.
+`InPlace`: a block has it from the beginning, and is none before it has its size, which is when its
+last byte is there: a file grows with what is written. That needs a mount of this machine: servers
+of NFS may carry out the last write first. It saves a rename and four questions of the kernel's.
+An OSError ends the chain, and so does a block that its storage can not hold: that block and all
+after it are not saved, their files are gone. Not for what is cached already, nor for where tensors
+are.
 """
 
 import contextlib
@@ -12,6 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from kvfs import prefix
 from kvfs.client import files
@@ -21,6 +27,7 @@ from kvfs.client.storage import UnstorableError
 from kvfs.client.threads import Threads
 
 log = logging.getLogger(__name__)
+Content = contextlib.AbstractContextManager[Runs]
 
 
 def save_chain(
@@ -28,20 +35,30 @@ def save_chain(
     parent: bytes,
     keys: Sequence[bytes],
     shard: str,
-    content: Callable[[int], contextlib.AbstractContextManager[Runs]],
+    content: Callable[[int], Content],
     *,
     parent_cached: bool,
     closed: bool,
+    in_place: bool,
     threads: Threads,
     stats: Stats,
 ) -> int:
     """Return how many of `keys`, from the first, have been saved.
 
     content(i): the bytes of block i while it is written. parent_cached: the parent is there, or is
-    a root. closed: the file system itself makes directories.
+    a root. closed: the file system itself makes directories. in_place: as a mount of this machine.
     """
-    chain = _Chain(directory, parent, keys, shard, closed=closed)
+    parents = (parent, *keys)
+    paths = [
+        f"{directory}/{prefix.path(above, key, shard)}"
+        for above, key in zip(parents, keys, strict=False)
+    ]
     begin = f"{directory}/{parent.hex()}"
+    chain = (
+        InPlace(begin, paths)
+        if in_place
+        else Renamed(begin, paths, [] if closed else [f"{directory}/{key.hex()}" for key in keys])
+    )
     if parent_cached and not os.path.isdir(begin):
         with contextlib.suppress(OSError):  # said by the first write
             os.mkdir(begin)
@@ -50,67 +67,36 @@ def save_chain(
         if chain.over(at):
             return False
         try:
-            with content(at) as data:
-                temporary = files.write_temporary(begin, prefix.name(keys[at], shard), data)
-            chain.written(at, temporary)
+            return chain.write(at, content(at))
         except (OSError, UnstorableError) as error:
-            chain.end(at)
             stats.add(save_errors=1)
             if isinstance(error, FileNotFoundError):  # what it follows has been dropped
                 log.debug("not saved: block %s: %s", keys[at].hex(), error)
             else:
                 log.warning("block %s was not saved: %s", keys[at].hex(), error)
+            chain.end(at)
             return False
-        return True
+        except BaseException:
+            chain.end(at)
+            raise
 
     try:
         threads.leading(len(keys), write)
     finally:
-        chain.end(len(keys))
-    stats.add(blocks_saved=chain.named, blocks_unsaved=len(keys) - chain.named)
-    return chain.named
+        saved = chain.close()
+    stats.add(blocks_saved=saved, blocks_unsaved=len(keys) - saved)
+    return saved
 
 
 class _Chain:
-    """Gives names in order. Threads come with what they have written; one at a time gives names."""
+    """Of which files: `paths`, and temporary ones in the directory `begin`."""
 
-    def __init__(
-        self, directory: str, parent: bytes, keys: Sequence[bytes], shard: str, *, closed: bool
-    ) -> None:
-        self.named = 0
-        self._directory = directory
-        self._parents = (parent, *keys)
-        self._keys = keys
-        self._shard = shard
-        self._closed = closed
-        self._end = len(keys)
-        self._waiting: dict[int, str] = {}
-        self._lock = threading.Lock()
-        self._naming = False
-
-    def written(self, at: int, temporary: str) -> None:
-        """Raises OSError if a name could not be given, be it that of another block.
-
-        Who finds that names are being given goes on to the next block: to wait would be one writer
-        less for as long as renames take.
-        """
-        with self._lock:
-            self._waiting[at] = temporary
-            self._drop()
-            if self._naming:
-                return
-            self._naming = True
-        while (ready := self._next()) is not None:
-            self._name(*ready)
-
-    def _next(self) -> tuple[int, str] | None:
-        """The block whose name is next, and where it is; nobody gives names if there is none."""
-        with self._lock:
-            temporary = self._waiting.pop(self.named, None)
-            if temporary is None:
-                self._naming = False
-                return None
-            return self.named, temporary
+    def __init__(self, begin: str, paths: Sequence[str]) -> None:
+        self._begin = begin
+        self._paths = paths
+        self._end = len(paths)
+        self._named = 0
+        self._lock = threading.Condition()
 
     def over(self, at: int) -> bool:
         """Whether block `at` can not be saved any more."""
@@ -121,24 +107,127 @@ class _Chain:
         """Block `at` will not come."""
         with self._lock:
             self._end = min(self._end, at)
+            self._lock.notify_all()
+
+    def _write_temporary(self, at: int, content: Content) -> str:
+        with content as data:
+            return files.write_temporary(self._begin, os.path.basename(self._paths[at]), data)
+
+
+class Renamed(_Chain):
+    """Threads come with what they have written; one at a time gives names.
+
+    directories: of the blocks, if they are to be made.
+    """
+
+    def __init__(self, begin: str, paths: Sequence[str], directories: Sequence[str]) -> None:
+        super().__init__(begin, paths)
+        self._directories = directories
+        self._waiting: dict[int, str] = {}
+        self._naming = False
+
+    def write(self, at: int, content: Content) -> bool:
+        """Raises OSError, also if a name could not be given, be it that of another block.
+
+        Who finds that names are being given goes on to the next block: to wait would be one writer
+        less for as long as renames take.
+        """
+        temporary = self._write_temporary(at, content)
+        with self._lock:
+            self._waiting[at] = temporary
+            self._drop()
+            if self._naming:
+                return True
+            self._naming = True
+        while (ready := self._next()) is not None:
+            self._name(*ready)
+        return True
+
+    def end(self, at: int) -> None:
+        with self._lock:
+            super().end(at)
             self._drop()
 
+    def close(self) -> int:
+        """Return how many are saved."""
+        self.end(len(self._paths))
+        return self._named
+
+    def _next(self) -> tuple[int, str] | None:
+        """The block whose name is next, and where it is; nobody gives names if there is none."""
+        with self._lock:
+            temporary = self._waiting.pop(self._named, None)
+            if temporary is None:
+                self._naming = False
+                return None
+            return self._named, temporary
+
     def _name(self, at: int, temporary: str) -> None:
-        key = self._keys[at]
-        path = prefix.path(self._parents[at], key, self._shard)
         try:
-            files.publish(temporary, f"{self._directory}/{path}")
-            if not self._closed:
+            files.publish(temporary, self._paths[at])
+            if self._directories:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(f"{self._directory}/{key.hex()}")
+                    os.mkdir(self._directories[at])
         except BaseException:
             with self._lock:
                 self._naming = False
             self.end(at)
             raise
         with self._lock:
-            self.named += 1
+            self._named += 1
 
     def _drop(self) -> None:
         for at in [at for at in self._waiting if at >= self._end]:
             files.discard(self._waiting.pop(at))
+
+
+class InPlace(_Chain):
+    """One thread at a time makes a file, in order; they are written side by side."""
+
+    def __init__(self, begin: str, paths: Sequence[str]) -> None:
+        super().__init__(begin, paths)
+        self._made: set[int] = set()
+        self._written: set[int] = set()
+
+    def write(self, at: int, content: Content) -> bool:
+        """Raises OSError. False if one before it is not saved.
+
+        Its memory is taken after the wait: two calls that share few buffers would wait for ever.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: at in {self._named, self._end} or at > self._end)
+            if at >= self._end:
+                return False
+        fd = self._make(at)
+        with self._lock:
+            self._named += 1
+            self._lock.notify_all()
+        if fd is None:
+            files.publish(self._write_temporary(at, content), self._paths[at])
+        else:
+            with files.closing(fd), content as data:
+                files.write_all(fd, data, self._paths[at])
+        with self._lock:
+            self._written.add(at)
+        return True
+
+    def _make(self, at: int) -> int | None:
+        """None if there is a file of that name: another one writes it, or has not come to its end.
+
+        It is replaced when there is a whole one.
+        """
+        try:
+            fd = files.create(self._paths[at])
+        except FileExistsError:
+            return None
+        with self._lock:
+            self._made.add(at)
+        return fd
+
+    def close(self) -> int:
+        """Unlink what follows a block that is not saved; return how many are."""
+        saved = next(at for at in count() if at not in self._written)
+        for at in sorted(self._made, reverse=True):
+            if at >= saved:
+                files.discard(self._paths[at])
+        return saved

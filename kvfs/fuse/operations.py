@@ -66,6 +66,9 @@ BLOCK = 4096  # f_bsize; LMCache divides by it, and turns O_DIRECT off for a lar
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
 INODES_MAX = 1 << 40
 TAKEOVER_STEP = 0.01  # s
+# s. The kernel's own check of permissions follows at once, and would ask for them again. What a
+# write changes it looks up anew in any case.
+NEW_ATTRIBUTES = 0.05
 
 
 class Kernel(Backings, Table, Protocol):
@@ -500,7 +503,10 @@ class Operations(pyfuse3.Operations):
             info = await self._open(found.ino, flags, request, ctx)
             return info, self._attributes(self.tree.inode(found.ino))
         info = await self._handle(held, writable=True, request=request)
-        return info, self._attributes(held.inode)
+        entry = self._attributes(held.inode)
+        if held.publish is None:
+            entry.attr_timeout = min(self.timeout, NEW_ATTRIBUTES)
+        return info, entry
 
     @answering
     async def read(self, fh: int, off: int, size: int) -> bytes:
