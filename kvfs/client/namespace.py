@@ -55,8 +55,10 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
 
 
 def names_at_once(path: str) -> bool:
-    """Whether a file of a kvfs namespace has its name before it is closed."""
-    return _get(path, PUBLISH) == "immediate"
+    """Whether a file of a kvfs namespace has its name before it is closed; not if it is gone."""
+    with contextlib.suppress(OSError):  # said by the first write
+        return _get(path, PUBLISH) == "immediate"
+    return False
 
 
 def _is_kvfs(path: str) -> bool:

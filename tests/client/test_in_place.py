@@ -221,6 +221,14 @@ def test_a_quota_that_is_full(kv: Mounted) -> None:
         assert torch.equal(torch.stack(list(loaded)), given[:saved])
 
 
+def test_a_namespace_that_is_gone(kv: Mounted) -> None:
+    folder = kv.path / "n"
+    with PrefixCache(folder, SPEC, create=True) as cache:
+        folder.rmdir()
+        assert cache.save(TOKENS, GIVEN) == 0
+        assert cache.stats.blocks_unsaved == 10
+
+
 SAVE = """
 import sys, torch
 from kvfs.client import PrefixCache
