@@ -572,6 +572,8 @@ class Objects:
         if inode.links:
             if written:
                 self._end_of_writing(held)
+        elif last and not writable and inode.sealed and residency.can_open(inode):
+            residency.back_to_limbo(held)
         elif last:
             with self.catalog.batch() as batch:
                 residency.forget(inode, batch, accounted=held.accounted)

@@ -654,6 +654,15 @@ class Residency:
         keep.reserved += cost
         self.limbo[inode.ino] = keep, cost
 
+    def back_to_limbo(self, held: OpenObject) -> None:
+        """Its last reader has closed it: another may have looked its name up, when it had one."""
+        inode = held.inode
+        if held.accounted:
+            with self.catalog.batch() as batch:
+                self.to_limbo(inode, batch)
+        else:
+            self.limbo[inode.ino] = held.tier, held.reserved
+
     def from_limbo(self, ino: int) -> int:
         """It is opened after all: its room, in bytes, is the caller's to give back."""
         return self.limbo.pop(ino)[1] if ino in self.limbo else 0

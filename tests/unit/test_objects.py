@@ -325,6 +325,12 @@ def test_an_unlinked_file_lives_until_it_is_closed(made: World) -> None:
         assert made.content(again) == BYTES
         await made.close(again, writable=False)
         await made.close(held, writable=False)
+        for _ in range(2):  # who has looked its name up before that opens it yet
+            made.check()
+            late = await made.objects.open(inode.ino, writable=False)
+            assert made.content(late) == BYTES
+            await made.close(late, writable=False)
+        made.residency.purge(inode.ino)  # the kernel forgets it
         with pytest.raises(StaleError):
             await made.objects.open(inode.ino, writable=False)
         await made.check_at_rest()
