@@ -136,7 +136,8 @@ class Prefixes:
         batch.unlink(top, entry)
         self._count(top, -1, time.time_ns(), batch)
         self.end(directory.ino, batch)
-        self.residency.forget(directory, batch)
+        directory.links = ()
+        self.residency.to_limbo(directory, batch)  # who has it open may ask for its attributes
         batch.then(partial(self.residency.gone, top, entry.name, directory.ino))
 
     @contextmanager

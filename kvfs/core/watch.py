@@ -20,6 +20,7 @@ from kvfs.tiers import Job, NvmeTier, calls
 
 GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
 GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
+PURGED_AT_ONCE = 16  # some 60 us each
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 
 
@@ -67,10 +68,11 @@ class Watch:
         residency, nvme = self.residency, self.residency.nvme
         unlinked: set[int] = set()
         while True:
-            for ino in unlinked & residency.limbo.keys():
+            for at, ino in enumerate(unlinked & residency.limbo.keys(), 1):
                 residency.purge(ino)  # the kernel never said that it forgot it
-            # Directories wait: nothing here says whether somebody has one open.
-            unlinked = {ino for ino, (tier, _) in residency.limbo.items() if tier is not None}
+                if not at % PURGED_AT_ONCE:
+                    await trio.lowlevel.checkpoint()
+            unlinked = set(filter(self._may_be_unknown, residency.limbo))
             await residency.retry()
             if nvme is not None:
                 await self._measure_space(nvme)
@@ -79,6 +81,14 @@ class Watch:
                 namespace.fit(residency.tiers)
             residency.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    def _may_be_unknown(self, ino: int) -> bool:
+        """Whether the kernel may never have looked it up, so that it need not say so.
+
+        It has any directory that rmdir removed: that waits, as somebody may have it open.
+        """
+        inode = self.residency.inode(ino)
+        return inode is not None and (inode.is_file or inode.key != 0)
 
     async def cool(self) -> None:
         """What was hot long ago is not what is hot now."""

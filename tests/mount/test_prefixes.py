@@ -139,3 +139,46 @@ def test_kvfs_match(mount: Mount, tmp_path: Path) -> None:
     assert "tokens[1]=-1: expected an int from 0" in match("--tokens", "-", stdin="[1, -1]")
     os.setxattr(space, "user.kvfs.fingerprint", b"other")
     assert "fingerprint='other': expected what kvfs.client" in match("--tokens", str(file))
+
+
+def test_a_tree_is_removed_by_who_holds_its_directories(mount: Mount) -> None:
+    # `rm -r` opens a directory, unlinks what is in it and asks for its attributes, while others of
+    # its kind go by themselves because their block has.
+    kv = mount("ram=16M,nvme={tmp}/nvme,nvme_size=48M")
+    space = namespace(kv)
+    for salt in range(15):
+        keys = chain(12, ROOT, salt=salt)
+        (space / ROOT.hex()).mkdir(exist_ok=True)
+        write(space, keys)
+        held = os.open(space / keys[5].hex(), os.O_RDONLY | os.O_DIRECTORY)
+        done = subprocess.run(
+            ["rm", "-r", *space.iterdir()], check=False, capture_output=True, text=True
+        )
+        surprising = [
+            line for line in done.stderr.splitlines() if "No such file or directory" not in line
+        ]
+        assert not surprising, surprising
+        assert os.fstat(held).st_nlink <= 2
+        assert os.listdir(held) == []
+        os.close(held)
+        wait_for(lambda: not list(space.iterdir()), "all went")
+
+
+def test_directories_that_nobody_has_looked_at_leave_nothing(mount: Mount) -> None:
+    # Nobody says that he has forgotten what he never knew.
+    kv = mount("ram=16M,nvme={tmp}/nvme,nvme_size=48M")
+    space = namespace(kv)
+    keys = chain(40, ROOT)
+    write(space, keys)
+    kv.umount()
+    kv.mount()
+    (space / prefix.path(ROOT, keys[0])).unlink()
+    wait_for(lambda: [path.name for path in space.iterdir()] == [ROOT.hex()], "all went")
+
+    def records() -> int:
+        done = subprocess.run(
+            [*KVFS, "fsck", kv.path, "--json"], check=True, capture_output=True, text=True
+        )
+        return int(json.loads(done.stdout)["inodes"])
+
+    wait_for(lambda: records() == 3, "the top, the namespace and the root's directory are left")
