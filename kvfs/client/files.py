@@ -151,6 +151,13 @@ def publish(temporary: str, path: str) -> None:
         raise
 
 
+def is_inode(path: str, number: int) -> bool:
+    """Whether it is a file's name, still."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path, follow_symlinks=False).st_ino == number
+    return False
+
+
 def discard(path: str) -> None:
     """Unlink what will get no name."""
     with contextlib.suppress(FileNotFoundError):  # who dropped the directory has dropped it

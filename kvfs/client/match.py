@@ -2,8 +2,9 @@
 
 Contract: an answer is what was there at some moment; `load` finds out what still is. Bisection
 takes at most log2(blocks) + 2 stats for each shard, and is exact where prefixes are closed, as a
-kvfs namespace with `prefix` keeps them; where a hole can be, it finds the end of one of the runs,
-but none that a load has found to have a hole.
+kvfs namespace with `prefix` keeps names. Where a hole can be (another file system, a block that is
+being written in place), it finds the end of one of the runs, but none that a load has found to have
+a hole.
 The mount answers by a hidden file of the namespace, in the format of `kvfs.matching`. What other
 nodes have put into a bucket that it shares it does not know before somebody has looked: that is
 left to stats, behind the end of its answer. Not for the order of keys (`kvfs.prefix`).

@@ -76,12 +76,9 @@ def save_chain(
                 log.warning("block %s was not saved: %s", keys[at].hex(), error)
             chain.end(at)
             return False
-        except BaseException:
-            chain.end(at)
-            raise
 
     try:
-        threads.leading(len(keys), write)
+        threads.leading(len(keys), write, stop=lambda: chain.end(0))
     finally:
         saved = chain.close()
     stats.add(blocks_saved=saved, blocks_unsaved=len(keys) - saved)
@@ -186,7 +183,7 @@ class InPlace(_Chain):
 
     def __init__(self, begin: str, paths: Sequence[str]) -> None:
         super().__init__(begin, paths)
-        self._made: set[int] = set()
+        self._made: dict[int, int] = {}  # inode numbers
         self._written: set[int] = set()
 
     def write(self, at: int, content: Content) -> bool:
@@ -198,36 +195,37 @@ class InPlace(_Chain):
             self._lock.wait_for(lambda: at in {self._named, self._end} or at > self._end)
             if at >= self._end:
                 return False
-        fd = self._make(at)
-        with self._lock:
-            self._named += 1
-            self._lock.notify_all()
-        if fd is None:
-            files.publish(self._write_temporary(at, content), self._paths[at])
+        path = self._paths[at]
+        try:
+            fd = files.create(path)
+        except FileExistsError:
+            # Another one writes it, or has not come to its end. That may go, with its directory:
+            # no block is made after it before it is replaced.
+            files.publish(self._write_temporary(at, content), path)
+            self._is_there(at)
         else:
-            with files.closing(fd), content as data:
-                files.write_all(fd, data, self._paths[at])
+            with files.closing(fd):
+                self._made[at] = os.fstat(fd).st_ino  # asks nobody: the CREATE has said it
+                self._is_there(at)
+                with content as data:
+                    files.write_all(fd, data, path)
         with self._lock:
             self._written.add(at)
         return True
 
-    def _make(self, at: int) -> int | None:
-        """None if there is a file of that name: another one writes it, or has not come to its end.
-
-        It is replaced when there is a whole one.
-        """
-        try:
-            fd = files.create(self._paths[at])
-        except FileExistsError:
-            return None
+    def _is_there(self, at: int) -> None:
+        """The next one may be made."""
         with self._lock:
-            self._made.add(at)
-        return fd
+            self._named = at + 1
+            self._lock.notify_all()
 
     def close(self) -> int:
-        """Unlink what follows a block that is not saved; return how many are."""
+        """Unlink what follows a block that is not saved; return how many are.
+
+        Not what another one has put in its place since.
+        """
         saved = next(at for at in count() if at not in self._written)
-        for at in sorted(self._made, reverse=True):
-            if at >= saved:
+        for at, inode in sorted(self._made.items(), reverse=True):
+            if at >= saved and files.is_inode(self._paths[at], inode):
                 files.discard(self._paths[at])
         return saved

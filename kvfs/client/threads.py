@@ -24,25 +24,34 @@ class Threads:
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._calls.submit(call, *args, **kwargs)
 
-    def leading(self, count: int, work: Callable[[int], bool]) -> int:
+    def leading(
+        self, count: int, work: Callable[[int], bool], *, stop: Callable[[], None] = lambda: None
+    ) -> int:
         """Do `work(0)`, `work(1)` and so on side by side; return how many from the first succeeded.
 
-        None is begun after one that has failed. What `work` raises is raised when all have ended.
+        None is begun after one that has failed. What `work` raises, and an interrupt, is raised
+        when all have ended; `stop` is called before, lest one waits for another that will not come.
         """
         turn = _Turn(count)
 
         def run() -> None:
-            while (at := turn.take()) is not None:
-                done = False
-                try:
-                    done = work(at)
-                finally:
-                    if not done:
+            try:
+                while (at := turn.take()) is not None:
+                    if not work(at):
                         turn.end(at)
+            except BaseException:
+                turn.end(0)
+                stop()
+                raise
 
-        others = [self._blocks.submit(run) for _ in range(min(self.count, count) - 1)]
+        others: list[Future[None]] = []
         try:
+            others += (self._blocks.submit(run) for _ in range(min(self.count, count) - 1))
             run()  # the thread that asks works as well
+        except BaseException:
+            turn.end(0)
+            stop()
+            raise
         finally:
             begun = [other for other in others if not other.cancel()]
             wait(begun)

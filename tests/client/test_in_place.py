@@ -17,9 +17,9 @@ import torch
 
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, memory
-from kvfs.client.save import InPlace, save_chain
+from kvfs.client.save import InPlace, _Chain, save_chain
 from kvfs.client.stats import Stats
-from kvfs.client.threads import Threads
+from kvfs.client.threads import Threads, _Turn
 from tests.client.prompts import SPEC, TOKENS, block_of, blocks_of
 from tests.harness import Mounted, wait_for
 
@@ -126,6 +126,45 @@ def test_files_are_made_in_order(folder: Path) -> None:
         assert all(one.result() for one in done.values())
     assert chain.close() == 10
     assert contents(folder) == bytes_of(10)
+
+
+def test_what_another_has_put_in_its_place_stays(folder: Path, threads: Threads) -> None:
+    """Whoever fails takes his own files back, and nobody else's."""
+
+    @contextlib.contextmanager
+    def content(at: int) -> Iterator[memory.Runs]:
+        if at == 3:
+            assert save(folder, threads) == 10, "another one, who replaces it"
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        yield memory.view(GIVEN[at])
+
+    alone = Threads(1)
+    assert save(folder, alone, content) == 3
+    alone.close()
+    assert contents(folder) == bytes_of(10)
+
+
+@pytest.mark.parametrize("where", ["over", "write", "take"])
+def test_an_interrupt_anywhere_ends_it(
+    folder: Path, threads: Threads, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Threads that wait for the block of the one that was interrupted do not wait for ever."""
+    owner: Any = {"over": _Chain, "write": InPlace, "take": _Turn}[where]
+    real = getattr(owner, where)
+    calls = []
+
+    def interrupted(*arguments: Any) -> Any:  # noqa: ANN401
+        found = real(*arguments) if where == "take" else None
+        if threading.current_thread() is threading.main_thread():
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        return found if where == "take" else real(*arguments)
+
+    monkeypatch.setattr(owner, where, interrupted)
+    with contextlib.suppress(KeyboardInterrupt):  # it may have had one block only
+        save(folder, threads)
+    assert contents(folder) == bytes_of(len(contents(folder)))
 
 
 def test_who_waits_for_one_that_does_not_come_ends(folder: Path) -> None:
