@@ -102,6 +102,10 @@ class Tree:
             return self.parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
         if entry is None:  # also where the directory itself is gone, with somebody still inside
+            above = self.residency.inode(parent)
+            if above is not None and above.key and not above.links:
+                # A block's, which may be there again under its name: the kernel looks that up anew.
+                raise StaleError(f"directory {parent} is gone")
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 
