@@ -190,6 +190,13 @@ class Catalog:
         value = self.database.get(keys.NAMES + keys.name_key(parent, name))
         return None if value is None else keys.by_name(name, value)
 
+    def lookups(self, names: Sequence[tuple[int, bytes]]) -> list[int | None]:
+        """Many (parent, name) at once: the inode of each, or None."""
+        if not names:
+            return []
+        found = self.database.get_all([keys.NAMES + keys.name_key(*name) for name in names])
+        return [None if value is None else keys.by_name(b"", value).ino for value in found]
+
     def dentry(self, parent: int, cookie: int) -> Dentry | None:
         """The entry that one of an inode's links means."""
         value = self.database.get(keys.COOKIES + keys.cookie_key(parent, cookie))

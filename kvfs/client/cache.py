@@ -27,7 +27,9 @@ from kvfs.client.arguments import (
     shard_of,
     targets_of,
 )
+from kvfs.client.chain import Chain
 from kvfs.client.device import Cuda, Done, Host
+from kvfs.client.leases import Leases
 from kvfs.client.load import map_chain, open_chain, read_chain
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
@@ -93,6 +95,7 @@ class PrefixCache:
         self._closed_prefixes = open_namespace(self.path, spec, create=create)
         self._question = Question(self.path)
         self._bisection = Bisection(self.path, spec.stored_bytes)
+        self._leases = Leases(self.path)
         self._threads = Threads(threads)
         self._transfers: dict[torch.device, Transfer] = {}
         self._process: int | None = os.getpid()
@@ -114,6 +117,7 @@ class PrefixCache:
             self._process = None
             self._threads.close()
             self._question.close()
+            self._leases.close()
 
     # What is cached
 
@@ -235,9 +239,9 @@ class PrefixCache:
 
         def run() -> int:
             found = self._match(self.spec.root, keys, (shard,)).blocks
-            paths = self._paths(self.spec.root, keys[:found], shard)
+            chain = self._chain(self.spec.root, keys[:found], shard)
             return open_chain(
-                paths, self.spec.stored_bytes, threads=self._threads, stats=self.stats
+                chain, self.spec.stored_bytes, threads=self._threads, stats=self.stats
             )
 
         return self._threads.submit(run)
@@ -339,8 +343,8 @@ class PrefixCache:
         return run
 
     def _mapped(self, parent: bytes, keys: list[bytes], shard: str) -> Loaded:
-        paths = self._paths(parent, keys, shard)
-        found = map_chain(paths, self.spec, threads=self._threads, stats=self.stats)
+        chain = self._chain(parent, keys, shard)
+        found = map_chain(chain, self.spec, threads=self._threads, stats=self.stats)
         self._ended(keys, len(found))
         return Loaded(len(found), found)
 
@@ -356,11 +360,11 @@ class PrefixCache:
         def read(at: int, fd: int, path: str) -> None:
             files.read_into(fd, memory.view(targets[at]), path)
 
-        paths = self._paths(parent, keys, shard)
+        chain = self._chain(parent, keys, shard)
         if transfer is None:
-            count = read_chain(paths, read, threads=self._threads, stats=self.stats)
+            count = read_chain(chain, read, threads=self._threads, stats=self.stats)
         else:
-            count = transfer.load(paths, targets, after)
+            count = transfer.load(chain, targets, after)
         self._ended(keys, count)
         return count
 
@@ -435,6 +439,19 @@ class PrefixCache:
             made = Transfer(device, self.spec, self._threads, self.stats)
             transfer = self._transfers.setdefault(where, made)
         return transfer, transfer.begin()
+
+    def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> Chain:
+        return Chain(
+            *(self.path, parent, keys, shard, self.spec.stored_bytes),
+            leases=self._leases,
+            later=self._later,
+        )
+
+    def _later(self, call: Callable[[], None]) -> None:
+        try:
+            self._threads.submit(call)
+        except RuntimeError:  # the cache is being closed
+            call()
 
     def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
         parents = (parent, *keys)

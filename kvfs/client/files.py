@@ -17,7 +17,7 @@ import errno
 import os
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -84,13 +84,21 @@ def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
     return rest
 
 
-def map_block(fd: int, size: int, path: str, *, shared: bool = False) -> torch.Tensor:
+def map_block(
+    fd: int,
+    size: int,
+    path: str,
+    *,
+    shared: bool = False,
+    unmapped: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
     """Return the file as a uint8 tensor, which keeps the mapping; the descriptor may be closed.
 
     OSError(EFBIG) is a file of another size.
 
     shared: the pages of the file itself, read only: for a device, which pins them. Writing into
-    such a tensor kills the process.
+    such a tensor kills the process. unmapped: called when the mapping is gone; where there will be
+    none, by nobody.
     """
     check_size(fd, size, path)
     prot, flags = (_READ, _SHARED) if shared else (_READ | _WRITE, _PRIVATE | _NORESERVE)
@@ -100,8 +108,13 @@ def map_block(fd: int, size: int, path: str, *, shared: bool = False) -> torch.T
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), path)
     pages = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(pages, _LIBC.munmap, address, size).atexit = False
+    weakref.finalize(pages, _unmap, address, size, unmapped).atexit = False
     return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _unmap(address: int, size: int, unmapped: Callable[[], None]) -> None:
+    _LIBC.munmap(address, size)
+    unmapped()
 
 
 def create(path: str) -> int:

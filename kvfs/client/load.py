@@ -8,11 +8,12 @@ that is gone, short or fails ends it; what was read of it is of no account. Not 
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from kvfs.client import files
+from kvfs.client.chain import Chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
@@ -26,7 +27,7 @@ _GONE = {
 
 
 def read_chain(
-    paths: Sequence[str],
+    chain: Chain,
     read: Callable[[int, int, str], None],
     *,
     threads: Threads,
@@ -37,42 +38,41 @@ def read_chain(
 
     def one(at: int) -> bool:
         try:
-            fd = files.open_block(paths[at])
+            fd = chain.open(at)
             try:
-                read(at, fd, paths[at])
+                read(at, fd, chain.path(at))
             finally:
                 os.close(fd)
         except OSError as error:
-            _failed(error, paths[at], stats)
+            _failed(error, chain.path(at), stats)
             return False
         return True
 
-    count = threads.leading(len(paths), one)
+    with chain:
+        count = threads.leading(len(chain), one)
     stats.add(**{counted: count})
     return count
 
 
-def map_chain(
-    paths: Sequence[str], spec: Spec, *, threads: Threads, stats: Stats
-) -> list[torch.Tensor]:
+def map_chain(chain: Chain, spec: Spec, *, threads: Threads, stats: Stats) -> list[torch.Tensor]:
     """Return tensors over the files themselves. Nothing is read."""
     found: dict[int, torch.Tensor] = {}
 
-    def map_one(at: int, fd: int, path: str) -> None:
-        pages = files.map_block(fd, spec.stored_bytes, path)
+    def map_one(at: int, fd: int, _path: str) -> None:
+        pages = chain.map(at, fd)
         found[at] = pages.view(spec.torch_dtype).view(spec.shape)
 
-    count = read_chain(paths, map_one, threads=threads, stats=stats)
+    count = read_chain(chain, map_one, threads=threads, stats=stats)
     return [found[at] for at in range(count)]
 
 
-def open_chain(paths: Sequence[str], size: int, *, threads: Threads, stats: Stats) -> int:
+def open_chain(chain: Chain, size: int, *, threads: Threads, stats: Stats) -> int:
     """Return how many could be opened: their bytes have been brought to where they are read."""
 
     def check(_at: int, fd: int, path: str) -> None:
         files.check_size(fd, size, path)
 
-    return read_chain(paths, check, threads=threads, stats=stats, counted="blocks_prefetched")
+    return read_chain(chain, check, threads=threads, stats=stats, counted="blocks_prefetched")
 
 
 def _failed(error: OSError, path: str, stats: Stats) -> None:

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from kvfs.client import files, memory
+from kvfs.client.chain import Chain
 from kvfs.client.device import Device, Done
 from kvfs.client.load import read_chain
 from kvfs.client.spec import Spec
@@ -57,20 +58,20 @@ class Transfer:
         """Called where the caller's stream is current; its result goes to `load` or `content`."""
         return self._device.begin()
 
-    def load(self, paths: Sequence[str], targets: Sequence[torch.Tensor], after: Done) -> int:
+    def load(self, chain: Chain, targets: Sequence[torch.Tensor], after: Done) -> int:
         """Return how many blocks are in `targets`, which are on the device."""
         after()
-        if self.way is not None or len(paths) < MEASURED_FROM:
-            return self._load(self.way or "pinned", paths, targets)
-        half = len(paths) // 2
+        if self.way is not None or len(chain) < MEASURED_FROM:
+            return self._load(self.way or "pinned", chain, targets)
+        half = len(chain) // 2
         begun = time.perf_counter()
-        count = self._load("pinned", paths[:half], targets[:half])
+        count = self._load("pinned", chain.part(0, half), targets[:half])
         between = time.perf_counter()
         if count < half:
             return count
-        count += self._load("register", paths[half:], targets[half:])
+        count += self._load("register", chain.part(half, len(chain)), targets[half:])
         ended = time.perf_counter()
-        if count == len(paths) and not self._refused:
+        if count == len(chain) and not self._refused:
             pinned, register = (between - begun) / half, (ended - between) / (count - half)
             self.way = "register" if register < pinned else "pinned"
             log.info(
@@ -79,24 +80,26 @@ class Transfer:
             )
         return count
 
-    def _load(self, way: Way, paths: Sequence[str], targets: Sequence[torch.Tensor]) -> int:
+    def _load(self, way: Way, chain: Chain, targets: Sequence[torch.Tensor]) -> int:
         ends: list[Done] = []
 
         def read(at: int, fd: int, path: str) -> None:
-            if way == "pinned" or not self._registered(fd, path, targets[at], ends):
+            if way == "pinned" or not self._registered(chain, at, fd, targets[at], ends):
                 with self.buffer() as buffer:
                     files.read_into(fd, memory.view(buffer.pages), path)
                     buffer.busy = self._fill(targets[at], buffer.pages)
                     ends.append(buffer.busy)
 
         try:
-            return read_chain(paths, read, threads=self._threads, stats=self._stats)
+            return read_chain(chain, read, threads=self._threads, stats=self._stats)
         finally:
             for end in ends:
                 end()
 
-    def _registered(self, fd: int, path: str, target: torch.Tensor, ends: list[Done]) -> bool:
-        pages = files.map_block(fd, self._spec.stored_bytes, path, shared=True)
+    def _registered(
+        self, chain: Chain, at: int, fd: int, target: torch.Tensor, ends: list[Done]
+    ) -> bool:
+        pages = chain.map(at, fd, shared=True)
         undo = self._device.register(pages)
         if undo is None:
             self.way, self._refused = "pinned", True

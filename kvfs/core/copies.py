@@ -94,6 +94,20 @@ class Copies:
             return None
         return ram, fd
 
+    def lend(self, inode: Inode) -> int | None:
+        """The same for those who must not be able to write; None also where no tier can say so."""
+        ram = self.residency.ram
+        if ram is None or inode.ram_epoch != ram.epoch:
+            return None
+        try:
+            fd = ram.lend(inode.ino, inode.version)
+        except KvfsError:
+            return None
+        if not self._untouched(inode, ram, fd):
+            os.close(fd)
+            return None
+        return fd
+
     async def open(
         self, inode: Inode, *, writable: bool
     ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:

@@ -126,6 +126,8 @@ class Objects:
                     return held
                 held = await self._open_first(inode, writable=writable)
                 scanned = held.header is not None
+            elif held.only_lent:
+                self._join(held)
             elif held.header is not None and not writable:
                 scanned = self.scans.opens(held.inode)
             held.readers += 1  # keeps it while we wait
@@ -169,7 +171,7 @@ class Objects:
         if ino in residency.busy:
             return None
         held = residency.open.get(ino)
-        if held is not None and not held.readable:
+        if held is not None and (not held.readable or held.only_lent):
             return None
         if held is None:
             inode = self.catalog.inode(ino)
@@ -182,6 +184,38 @@ class Objects:
             held = self._opened(inode, *found, writable=False)
         held.readers += 1
         return held
+
+    def lend(self, inode: Inode) -> OpenObject | None:
+        """A reader's handle without the kernel, by the descriptor `lent`, which cannot be written.
+
+        Of what `residency` knows by this record, in RAM as it was sealed; else None.
+        """
+        residency, ram = self.residency, self.residency.ram
+        if ram is None or inode.ino in residency.busy:
+            return None
+        held = residency.open.get(inode.ino)
+        if held is not None and (held.tier is not ram or held.direct or held.writers):
+            return None
+        if held is None or held.lent < 0:
+            fd = self.copies.lend(inode)
+            if fd is None:
+                return None
+            if held is None:
+                held = OpenObject(inode, ram, -1, writable=False, accounted=True)
+                residency.counters["opens_lent"] += 1
+                self._enter(held, ram)
+            held.lent = fd
+        held.readers += 1
+        held.leases += 1
+        return held
+
+    def _join(self, held: OpenObject) -> None:
+        """The kernel comes to what only leases have had. Raises NotFoundError, TierError."""
+        held.fd = held.tier.open(held.inode.ino, held.inode.version, writable=False)
+        held.backing_id = self.register(held)
+        if held.backing_id:
+            os.close(held.fd)
+            held.fd = -1
 
     async def _open_first(self, inode: Inode, *, writable: bool) -> OpenObject:
         found = await self.copies.open(inode, writable=writable)
@@ -207,18 +241,22 @@ class Objects:
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
-        self.residency.open[inode.ino] = held
-        where = where or tier
-        where.hits += 1
-        held.brought_from = where.name
-        if not writable and inode.links:
-            self.residency.namespaces.read(inode, where)
-            self.residency.touch(inode)
-            self.promote(inode)
+        self._enter(held, where or tier)
         if not writable and held.backing_id:
             os.close(fd)  # the kernel has its own reference
             held.fd = -1
         return held
+
+    def _enter(self, held: OpenObject, where: Tier | Bucket) -> None:
+        """It is open from now on."""
+        inode, residency = held.inode, self.residency
+        residency.open[inode.ino] = held
+        where.hits += 1
+        held.brought_from = where.name
+        if not held.writable and inode.links:
+            residency.namespaces.read(inode, where)
+            residency.touch(inode)
+            self.promote(inode)
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:
         """A reader comes before all bytes have; until the last one goes, all are served so.
@@ -550,6 +588,9 @@ class Objects:
             log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
             self.residency.late.append(partial(self._close, held, writable=writable))
             return
+        if held.lent >= 0 and not held.leases:
+            os.close(held.lent)
+            held.lent = -1
         if not last:
             return
         if held.fd >= 0:

@@ -47,6 +47,7 @@ HOUR = 3600 * 10**9
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
     "opens_passthrough",
     "opens_served",
+    "opens_lent",
     "misses",
     "created",
     "sealed",
@@ -86,6 +87,8 @@ class OpenObject:
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
     stream: Stream | None = None  # where its readers have it from, if it is direct
     header: Header | None = None  # or only that, if nobody has read on
+    leases: int = 0  # of the readers those that the kernel knows nothing of: core/leases.py
+    lent: int = -1  # a descriptor for them, which cannot be written
     brought_from: str = ""  # the medium that its first open has waited for; until that is counted
 
     @property
@@ -94,6 +97,11 @@ class OpenObject:
         if not self.direct or self.fd >= 0:
             return True
         return self.stream is not None and self.stream.problem is None
+
+    @property
+    def only_lent(self) -> bool:
+        """Whether the kernel has no part in it, and nothing is open for it."""
+        return self.lent >= 0 and self.fd < 0 and not self.backing_id
 
     @property
     def coming(self) -> bool:

@@ -11,6 +11,7 @@ Not for what is asked and answered (`kvfs.matching`), nor for finding that (`cor
 
 import errno
 import os
+import socket
 import stat
 import time
 from itertools import pairwise
@@ -20,9 +21,12 @@ from typing import Any
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
-from kvfs import matching
+from kvfs import leasing, matching
+from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
-from kvfs.errors import InvalidError, NotFoundError, StaleError
+from kvfs.core.open_order import caller
+from kvfs.errors import InvalidError, NotFoundError, StaleError, UnsupportedError
+from kvfs.fuse import handover
 from kvfs.fuse.control_files import Controlled
 from kvfs.fuse.nfs_servers import is_nfs_server
 from kvfs.fuse.operations import answering
@@ -35,12 +39,15 @@ PENDING_MAX = 64 << 20  # bytes of questions that are not whole yet, of all desc
 
 
 class _Asked:
-    """Of one descriptor; `ino` is the namespace."""
+    """Of one descriptor; `ino` is the namespace, `who` has opened it."""
 
-    def __init__(self, ino: int) -> None:
+    def __init__(self, ino: int, who: Who) -> None:
         self.ino = ino
+        self.who = who
         self.question = bytearray()
         self.answer: bytes | None = None
+        self.peer: socket.socket | None = None
+        self.leases: set[int] = set()
 
 
 class MatchFiles:
@@ -52,24 +59,31 @@ class MatchFiles:
         self.open_: dict[int, _Asked] = {}
         for path in list(directory.iterdir()):
             if takeover:
-                self.open_[int(path.name)] = _Asked(int(path.read_text("ascii")))
+                ino, *who = map(int, path.read_text("ascii").split())
+                self.open_[int(path.name)] = _Asked(ino, Who(*who) if who else NOBODY)
             else:
                 path.unlink()
 
-    def open(self, ino: int) -> int:
+    def open(self, ino: int, who: Who) -> int:
         """The number of a new handle. Raises OSError."""
         if len(self.open_) >= HANDLES_MAX:
             raise OSError(errno.ENFILE, f"{HANDLES_MAX} descriptors of {matching.NAME} are open")
         handle = FIRST + time.time_ns() % FIRST
         while handle in self.open_:
             handle += 1
-        (self.directory / str(handle)).write_text(str(ino), "ascii")
-        self.open_[handle] = _Asked(ino)
+        (self.directory / str(handle)).write_text(f"{ino} {who.uid} {who.gid}", "ascii")
+        self.open_[handle] = _Asked(ino, who)
         return handle
 
-    def release(self, handle: int) -> None:
-        if self.open_.pop(handle, None) is not None:
-            (self.directory / str(handle)).unlink(missing_ok=True)
+    def release(self, handle: int) -> set[int]:
+        """Return the leases that end with it."""
+        asked = self.open_.pop(handle, None)
+        if asked is None:
+            return set()
+        (self.directory / str(handle)).unlink(missing_ok=True)
+        if asked.peer is not None:
+            asked.peer.close()
+        return asked.leases
 
     def take(self, asked: _Asked, offset: int, data: bytes) -> matching.Request | None:
         """Some of a question; the whole of it when nothing lacks. Raises InvalidError, OSError."""
@@ -98,6 +112,7 @@ class Matched(Controlled):
         super().__init__(*args, **kwargs)
         self.matches = matches
         self.matching = Matching(self.tree)
+        self.leases = Leases(self.objects, self.opened)
 
     def _asked(self, handle: int) -> _Asked:
         found = self.matches.open_.get(handle)
@@ -145,16 +160,16 @@ class Matched(Controlled):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if inode < FIRST:
             return await super().open(inode, flags, ctx)
-        return await self._open_match(inode, flags)
+        return await self._open_match(inode, flags, Who(ctx.uid, ctx.gid))
 
     @answering
-    async def _open_match(self, inode: int, flags: int) -> FileInfo:
+    async def _open_match(self, inode: int, flags: int, who: Who) -> FileInfo:
         if not self.matching.is_asked(inode - FIRST):
             raise StaleError(f"directory {inode - FIRST} is no namespace with prefix=on")
         if flags & os.O_ACCMODE != os.O_RDWR:
             raise InvalidError(f"{matching.NAME} opened with flags {flags:#o}, expected O_RDWR")
         try:
-            handle = self.matches.open(inode - FIRST)
+            handle = self.matches.open(inode - FIRST, who)
         except OSError as error:
             raise FUSEError(error.errno or errno.EIO) from None
         return FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
@@ -167,6 +182,9 @@ class Matched(Controlled):
     @answering
     async def _ask(self, fh: int, off: int, buf: bytes) -> int:
         asked = self._asked(fh)
+        if not off and leasing.is_question(buf):
+            await self._lend(asked, buf)
+            return len(buf)
         try:
             request = self.matches.take(asked, off, buf)
         except InvalidError:
@@ -177,6 +195,37 @@ class Matched(Controlled):
         if request is not None:
             asked.answer = matching.pack_answer(await self.matching.answer(asked.ino, request))
         return len(buf)
+
+    async def _lend(self, asked: _Asked, question: bytes) -> None:
+        """See `kvfs.leasing`."""
+        if question.startswith(leasing.OPEN):
+            if asked.peer is None:
+                raise StaleError("blocks are to be lent, and there is no socket to hand them over")
+            caller.set(self.kernel.requester())
+            request = leasing.unpack_open(question)
+            first, blocks = self.leases.open(asked.ino, request, asked.who, asked.leases)
+            try:
+                handover.send(asked.peer, leasing.pack_answer(len(blocks), first), blocks)
+            except OSError as error:
+                leases = range(first, first + len(blocks))
+                asked.leases.difference_update(leases)
+                await self.leases.close(leases)
+                raise StaleError(f"nothing can be handed over: {error}") from None
+        elif question.startswith(leasing.CLOSE):
+            ended = asked.leases.intersection(leasing.unpack_close(question))
+            asked.leases -= ended
+            await self.leases.close(ended)
+        else:
+            number = leasing.unpack_socket(question)
+            if self.residency.ram is None or not self.residency.ram.lends:
+                raise UnsupportedError("this mount lends nothing")
+            try:
+                peer = handover.socket_of(self.kernel.requester(), number)
+            except OSError as error:
+                raise UnsupportedError(f"descriptor {number}: {error}") from None
+            if asked.peer is not None:
+                asked.peer.close()
+            asked.peer = peer
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         if fh < FIRST:
@@ -194,4 +243,4 @@ class Matched(Controlled):
         if fh < FIRST:
             await super().release(fh)
             return
-        self.matches.release(fh)
+        await self.leases.close(self.matches.release(fh))

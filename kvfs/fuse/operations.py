@@ -458,17 +458,22 @@ class Operations(pyfuse3.Operations):
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:
-                self.attributes.used(held.inode)
-            except CatalogError as error:  # a time is no reason to refuse the bytes
-                log.debug("inode %d: its time of access stays: %s", inode, error)
+                self.opened(held, began)
             except KvfsError:
                 await self.objects.release(held, writable=writable)
                 raise
-            found_in, held.brought_from = held.brought_from or held.tier.name, ""
-            spent = time.perf_counter() - began
-            self.residency.latencies.open[found_in].observe(spent)
-            self.residency.namespaces.opened(held.inode, spent)
         return await self._handle(held, writable=writable, request=request)
+
+    def opened(self, held: OpenObject, began: float) -> None:
+        """Count an open for reading."""
+        try:
+            self.attributes.used(held.inode)
+        except CatalogError as error:  # a time is no reason to refuse the bytes
+            log.debug("inode %d: its time of access stays: %s", held.inode.ino, error)
+        found_in, held.brought_from = held.brought_from or held.tier.name, ""
+        spent = time.perf_counter() - began
+        self.residency.latencies.open[found_in].observe(spent)
+        self.residency.namespaces.opened(held.inode, spent)
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:

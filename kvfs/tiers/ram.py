@@ -13,9 +13,9 @@ import shutil
 from pathlib import Path
 
 from kvfs import mounts, runtime
-from kvfs.errors import ConfigError
+from kvfs.errors import ConfigError, NotFoundError, UnsupportedError
 from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import Tier
+from kvfs.tiers.tier import FANOUT, Tier
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,12 @@ class RamTier(Tier):
             self._begin(huge)
             self.make_folders()
             label.write_text(f"{identity} {self.epoch}")
+        self._read_only = -1
+        if self.own_mount and huge is not None:
+            try:
+                self._read_only = mounts.read_only(self.root)
+            except OSError as error:
+                log.info("%s is lent to nobody, it cannot be mounted read only: %s", root, error)
 
     def _epoch_there(self, label: Path, identity: str) -> int | None:
         at = runtime.mount_at(self.root)
@@ -133,6 +139,32 @@ class RamTier(Tier):
             found = os.statvfs(self.root)
             taken = (found.f_blocks - found.f_bfree) * found.f_frsize
             self.uncounted = max(0, taken - self.reserved)
+
+    @property
+    def lends(self) -> bool:
+        """Whether `lend` can be had."""
+        return self._read_only >= 0
+
+    def lend(self, ino: int, version: int) -> int:
+        """Open a file for others, who may not write it, be they root: not by /proc either.
+
+        That takes a mount of its own that is read only, which only the descriptors know. Raises
+        UnsupportedError if there is none, NotFoundError, TierError.
+        """
+        if self._read_only < 0:
+            raise UnsupportedError(f"{self.name} tier: {self.root} cannot be mounted read only")
+        path = f"objects/{ino % FANOUT:02x}/{ino:x}.{version:x}"
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._read_only)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{self.name} tier: {path} is gone") from error
+        except OSError as error:
+            raise self.failed("lend", ino, error) from error
+
+    def close(self) -> None:
+        if self._read_only >= 0:
+            os.close(self._read_only)
+            self._read_only = -1
 
     def remove(self) -> None:
         """Give the memory back. Whatever is in it is gone."""

@@ -1,0 +1,133 @@
+"""Leases: blocks of a prefix opened by one question, their descriptors handed over by a socket.
+
+Questions are written to a namespace's `.match`, each in one call, at offset 0; little-endian:
+
+    SOCKET   "KVS1", i32 descriptor of one end of a pair of Unix sockets, SOCK_SEQPACKET
+    OPEN     "KVO1", u32 count n, u32 bytes of shard, u64 size, shard, 16 bytes: the key before the
+             first one, n x 16 bytes: keys
+    CLOSE    "KVC1", u32 count n, n x u64 leases
+
+The write of SOCKET or CLOSE is all there is to say. OPEN is answered by one message at the other
+end of the pair, which is there when the write returns, with a descriptor for each block, read only:
+
+    answer   "KVO1", u32 blocks m, u64 lease of the first one; the others follow it
+
+A lease is what an open descriptor of the mount is: nothing takes the block's memory away. It ends
+with CLOSE, or with the descriptor of `.match` by which it was asked for. The blocks are the first m
+of those asked for, of `size` bytes each, that are in RAM and complete and that whoever opened
+`.match` may read, as owner, by the group, or as anybody; what comes after them is to be opened by
+name, and so is all where a namespace has limits. A question that has no socket is ESTALE: after a
+takeover, which leases do not outlive though descriptors do. EINVAL is no question; EOPNOTSUPP says
+that this mount lends nothing.
+
+Contract: pure, the standard library and kvfs.prefix only, and the only home of the format. Raises
+InvalidError, ValueError. Not for matching (`kvfs.matching`).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvfs.errors import InvalidError
+from kvfs.prefix import KEY_BYTES, check_key, check_shard
+
+SOCKET, OPEN, CLOSE = b"KVS1", b"KVO1", b"KVC1"
+BLOCKS_MAX = 64  # of a question; the kernel hands over 253 descriptors in a message (SCM_MAX_FD)
+CLOSED_MAX = 4096
+_SOCKET = struct.Struct("<4si")
+_OPEN = struct.Struct("<4sIIQ")
+_CLOSE = struct.Struct("<4sI")
+_ANSWER = struct.Struct("<4sIQ")
+ANSWER_SIZE = _ANSWER.size
+
+
+class Request(NamedTuple):
+    """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one."""
+
+    parent: bytes
+    keys: list[bytes]
+    shard: str
+    size: int
+
+
+def is_question(data: bytes) -> bool:
+    """Whether it is one of these, or means to be."""
+    return data[:4] in {SOCKET, OPEN, CLOSE}
+
+
+def pack_socket(number: int) -> bytes:
+    """Return the question SOCKET."""
+    return _SOCKET.pack(SOCKET, number)
+
+
+def unpack_socket(data: bytes) -> int:
+    """Raises InvalidError."""
+    if len(data) != _SOCKET.size:
+        raise InvalidError(f"a descriptor's number in {len(data)} bytes, expected {_SOCKET.size}")
+    number = _SOCKET.unpack(data)[1]
+    if number < 0:
+        raise InvalidError(f"descriptor {number}, expected at least 0")
+    assert isinstance(number, int)
+    return number
+
+
+def pack_open(request: Request) -> bytes:
+    """Return the question OPEN. Raises ValueError."""
+    check_key(request.parent, "parent")
+    if len(request.keys) > BLOCKS_MAX:
+        raise ValueError(f"{len(request.keys)} keys, at most {BLOCKS_MAX} in a question")
+    joined = b"".join(request.keys)
+    if len(joined) != KEY_BYTES * len(request.keys):
+        raise ValueError(f"keys: expected {KEY_BYTES} bytes each")
+    shard = check_shard(request.shard).encode() if request.shard else b""
+    header = _OPEN.pack(OPEN, len(request.keys), len(shard), request.size)
+    return header + shard + request.parent + joined
+
+
+def unpack_open(data: bytes) -> Request:
+    """Raises InvalidError."""
+    if len(data) < _OPEN.size:
+        raise InvalidError(f"request of {len(data)} bytes, expected {_OPEN.size} at least")
+    _, count, named, size = _OPEN.unpack_from(data)
+    at = _OPEN.size + named
+    if count > BLOCKS_MAX:
+        raise InvalidError(f"{count} keys, at most {BLOCKS_MAX} in a question")
+    if len(data) != at + KEY_BYTES * (1 + count):
+        expected = at + KEY_BYTES * (1 + count)
+        raise InvalidError(f"request of {len(data)} bytes, expected {expected}")
+    try:
+        shard = data[_OPEN.size : at].decode("ascii")
+        if named:
+            check_shard(shard)
+    except ValueError as error:
+        raise InvalidError(f"shard: {error}") from None
+    parent, *keys = (data[start : start + KEY_BYTES] for start in range(at, len(data), KEY_BYTES))
+    return Request(parent, keys, shard, size)
+
+
+def pack_close(leases: Sequence[int]) -> bytes:
+    """Return the question CLOSE. Raises ValueError."""
+    if len(leases) > CLOSED_MAX:
+        raise ValueError(f"{len(leases)} leases, at most {CLOSED_MAX} in a question")
+    return _CLOSE.pack(CLOSE, len(leases)) + struct.pack(f"<{len(leases)}Q", *leases)
+
+
+def unpack_close(data: bytes) -> tuple[int, ...]:
+    """Raises InvalidError."""
+    count = _CLOSE.unpack_from(data)[1] if len(data) >= _CLOSE.size else 0
+    if count > CLOSED_MAX or len(data) != _CLOSE.size + 8 * count:
+        raise InvalidError(f"{count} leases in a request of {len(data)} bytes")
+    return struct.unpack_from(f"<{count}Q", data, _CLOSE.size)
+
+
+def pack_answer(blocks: int, first: int) -> bytes:
+    """Return what comes with so many descriptors."""
+    return _ANSWER.pack(OPEN, blocks, first)
+
+
+def unpack_answer(data: bytes) -> tuple[int, int]:
+    """(blocks, lease of the first). Raises ValueError for what is none."""
+    if len(data) != _ANSWER.size or data[:4] != OPEN:
+        raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {OPEN!r}")
+    _, blocks, first = _ANSWER.unpack(data)
+    return blocks, first
