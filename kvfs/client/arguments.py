@@ -19,27 +19,20 @@ Blocks = torch.Tensor | Sequence[torch.Tensor]
 
 def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
     """Return one tensor for each block of `[n, *spec.shape]`, or of a list of `spec.shape`."""
-    wanted = f"{spec.dtype} {tuple(spec.shape)}"
     if isinstance(given, torch.Tensor):
         if given.shape[1:] != spec.shape or given.dim() != len(spec.shape) + 1:
             raise ValueError(
                 f"{what}: expected {spec.dtype} (n, {', '.join(map(str, spec.shape))}), "
                 f"got {given.dtype} {tuple(given.shape)}"
             )
-        blocks = list(given)
+        blocks = list(given.unbind())
+        looked_at = blocks[:1]  # they are all alike
     elif isinstance(given, list | tuple):
-        blocks = list(given)
+        looked_at = blocks = list(given)
     else:
         raise TypeError(f"{what}: expected a tensor, or a list of tensors, got {type(given)}")
-    for at, block in enumerate(blocks):
-        if not isinstance(block, torch.Tensor):
-            raise TypeError(f"{what}[{at}]: expected a tensor {wanted}, got {type(block)}")
-        if block.shape != spec.shape or block.dtype != spec.dtype:
-            got = f"{block.dtype} {tuple(block.shape)}"
-            raise ValueError(f"{what}[{at}]: expected {wanted}, got {got}")
-        if block.layout != torch.strided or block.device.type not in _DEVICES:
-            got = f"{block.layout} on {block.device}"
-            raise ValueError(f"{what}[{at}]: expected a dense tensor on cpu or cuda, got {got}")
+    for at, block in enumerate(looked_at):
+        _check_block(block, spec, f"{what}[{at}]")
         if block.device != blocks[0].device:
             raise ValueError(
                 f"{what}[{at}]: expected a tensor on {blocks[0].device} like the first, "
@@ -48,11 +41,24 @@ def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
     return blocks
 
 
+def _check_block(block: object, spec: Spec, what: str) -> None:
+    wanted = f"{spec.dtype} {tuple(spec.shape)}"
+    if not isinstance(block, torch.Tensor):
+        raise TypeError(f"{what}: expected a tensor {wanted}, got {type(block)}")
+    if block.shape != spec.shape or block.dtype != spec.dtype:
+        raise ValueError(f"{what}: expected {wanted}, got {block.dtype} {tuple(block.shape)}")
+    if block.layout != torch.strided or block.device.type not in _DEVICES:
+        got = f"{block.layout} on {block.device}"
+        raise ValueError(f"{what}: expected a dense tensor on cpu or cuda, got {got}")
+
+
 def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[torch.Tensor]:
     """Tensors that blocks are loaded into, on `device` if one was said; contiguous ones there."""
     blocks = blocks_of(given, spec, "out")
     if device is not None and blocks and blocks[0].device != device:
         raise ValueError(f"out: expected tensors on {device}, got {blocks[0].device}")
+    if isinstance(given, torch.Tensor) and given.is_contiguous():
+        return blocks
     for at, block in enumerate(blocks):
         got = f"strides {block.stride()}"
         if block.device.type != "cpu" and not block.is_contiguous():

@@ -40,12 +40,12 @@ def open_block(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def wrong_size(path: str, size: int, found: str) -> OSError:
+def wrong_size(size: int, found: str) -> OSError:
     """What a file is that is no block, because of its size."""
-    return OSError(errno.EFBIG, f"expected a file of {size} bytes, got {found}", path)
+    return OSError(errno.EFBIG, f"expected a file of {size} bytes, got {found}")
 
 
-def check_size(fd: int, size: int, path: str) -> None:
+def check_size(fd: int, size: int) -> None:
     """OSError(EFBIG) is a file of another size.
 
     Asked by reading over its end: with passthrough that is the kernel's affair, 2 us, while fstat
@@ -53,23 +53,25 @@ def check_size(fd: int, size: int, path: str) -> None:
     """
     count = len(os.pread(fd, 2, size - 1))
     if count != 1:
-        raise wrong_size(path, size, "more" if count else "less")
+        raise wrong_size(size, "more" if count else "less")
 
 
-def read_into(fd: int, target: Sequence[memoryview], path: str) -> None:
+def read_into(fd: int, target: Sequence[memoryview]) -> None:
     """Fill all runs of `target`, one after the other, with the whole file.
 
     OSError(EFBIG) is a file of another size.
     """
     size, done = sum(map(len, target)), 0
     runs = [*target, memoryview(bytearray(1))]  # one byte more: is there any?
+    if len(runs) <= _AT_ONCE and (done := os.preadv(fd, runs, 0)) == size:
+        return
     while rest := _after(runs, done):
         count = os.preadv(fd, rest, done)
         done += count
         if not count or (done >= size and count < sum(map(len, rest))):
             break
     if done != size:
-        raise wrong_size(path, size, "more" if done > size else f"{done}")
+        raise wrong_size(size, "more" if done > size else f"{done}")
 
 
 def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
@@ -87,7 +89,6 @@ def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
 def map_block(
     fd: int,
     size: int,
-    path: str,
     *,
     shared: bool = False,
     unmapped: Callable[[], None] = lambda: None,
@@ -100,13 +101,13 @@ def map_block(
     such a tensor kills the process. unmapped: called when the mapping is gone; where there will be
     none, by nobody.
     """
-    check_size(fd, size, path)
+    check_size(fd, size)
     prot, flags = (_READ, _SHARED) if shared else (_READ | _WRITE, _PRIVATE | _NORESERVE)
     # Python's mmap duplicates the descriptor, which costs one more FLUSH at its close.
     address = _LIBC.mmap(None, size, prot, flags, fd, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
+        raise OSError(code, os.strerror(code))
     pages = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(pages, _unmap, address, size, unmapped).atexit = False
     return torch.frombuffer(pages, dtype=torch.uint8)

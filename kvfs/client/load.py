@@ -28,19 +28,23 @@ _GONE = {
 
 def read_chain(
     chain: Chain,
-    read: Callable[[int, int, str], None],
+    read: Callable[[int, int], None],
     *,
     threads: Threads,
     stats: Stats,
+    before: Callable[[], None] = lambda: None,
     counted: str = "blocks_loaded",
 ) -> int:
-    """Return how many blocks were read. read(i, descriptor, path) reads block i, all of it."""
+    """Return how many blocks were read. read(i, descriptor) reads block i, all of it.
+
+    before: what it needs for that, done while the first are being opened. The chain has ended then.
+    """
 
     def one(at: int) -> bool:
         try:
             fd = chain.open(at)
             try:
-                read(at, fd, chain.path(at))
+                read(at, fd)
             finally:
                 os.close(fd)
         except OSError as error:
@@ -48,8 +52,12 @@ def read_chain(
             return False
         return True
 
-    with chain:
+    chain.begin()
+    try:
+        before()
         count = threads.leading(len(chain), one)
+    finally:
+        chain.end()
     stats.add(**{counted: count})
     return count
 
@@ -58,7 +66,7 @@ def map_chain(chain: Chain, spec: Spec, *, threads: Threads, stats: Stats) -> li
     """Return tensors over the files themselves. Nothing is read."""
     found: dict[int, torch.Tensor] = {}
 
-    def map_one(at: int, fd: int, _path: str) -> None:
+    def map_one(at: int, fd: int) -> None:
         pages = chain.map(at, fd)
         found[at] = pages.view(spec.torch_dtype).view(spec.shape)
 
@@ -69,8 +77,8 @@ def map_chain(chain: Chain, spec: Spec, *, threads: Threads, stats: Stats) -> li
 def open_chain(chain: Chain, size: int, *, threads: Threads, stats: Stats) -> int:
     """Return how many could be opened: their bytes have been brought to where they are read."""
 
-    def check(_at: int, fd: int, path: str) -> None:
-        files.check_size(fd, size, path)
+    def check(_at: int, fd: int) -> None:
+        files.check_size(fd, size)
 
     return read_chain(chain, check, threads=threads, stats=stats, counted="blocks_prefetched")
 

@@ -24,6 +24,17 @@ class Threads:
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._calls.submit(call, *args, **kwargs)
 
+    def beside(self, call: Callable[[], None]) -> Future[None]:
+        """Do it on a thread for blocks: before all that is begun after it."""
+        return self._blocks.submit(call)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Do it in the background, or now if the threads end."""
+        try:
+            self._calls.submit(call)
+        except RuntimeError:
+            call()
+
     def leading(
         self, count: int, work: Callable[[int], bool], *, stop: Callable[[], None] = lambda: None
     ) -> int:

@@ -83,10 +83,10 @@ class Transfer:
     def _load(self, way: Way, chain: Chain, targets: Sequence[torch.Tensor]) -> int:
         ends: list[Done] = []
 
-        def read(at: int, fd: int, path: str) -> None:
+        def read(at: int, fd: int) -> None:
             if way == "pinned" or not self._registered(chain, at, fd, targets[at], ends):
                 with self.buffer() as buffer:
-                    files.read_into(fd, memory.view(buffer.pages), path)
+                    files.read_into(fd, memory.view(buffer.pages))
                     buffer.busy = self._fill(targets[at], buffer.pages)
                     ends.append(buffer.busy)
 
