@@ -20,18 +20,12 @@ Blocks = torch.Tensor | Sequence[torch.Tensor]
 def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
     """Return one tensor for each block of `[n, *spec.shape]`, or of a list of `spec.shape`."""
     if isinstance(given, torch.Tensor):
-        if given.shape[1:] != spec.shape or given.dim() != len(spec.shape) + 1:
-            raise ValueError(
-                f"{what}: expected {spec.dtype} (n, {', '.join(map(str, spec.shape))}), "
-                f"got {given.dtype} {tuple(given.shape)}"
-            )
-        blocks = list(given.unbind())
-        looked_at = blocks[:1]  # they are all alike
-    elif isinstance(given, list | tuple):
-        looked_at = blocks = list(given)
-    else:
+        _check_stack(given, spec, what)
+        return list(given.unbind())
+    if not isinstance(given, list | tuple):
         raise TypeError(f"{what}: expected a tensor, or a list of tensors, got {type(given)}")
-    for at, block in enumerate(looked_at):
+    blocks = list(given)
+    for at, block in enumerate(blocks):
         _check_block(block, spec, f"{what}[{at}]")
         if block.device != blocks[0].device:
             raise ValueError(
@@ -39,6 +33,16 @@ def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
                 f"got one on {block.device}"
             )
     return blocks
+
+
+def _check_stack(given: torch.Tensor, spec: Spec, what: str) -> None:
+    if given.shape[1:] != spec.shape or given.dim() != len(spec.shape) + 1:
+        raise ValueError(
+            f"{what}: expected {spec.dtype} (n, {', '.join(map(str, spec.shape))}), "
+            f"got {given.dtype} {tuple(given.shape)}"
+        )
+    if len(given):  # they are all alike
+        _check_block(given[0], spec, f"{what}[0]")
 
 
 def _check_block(block: object, spec: Spec, what: str) -> None:
@@ -52,13 +56,15 @@ def _check_block(block: object, spec: Spec, what: str) -> None:
         raise ValueError(f"{what}: expected a dense tensor on cpu or cuda, got {got}")
 
 
-def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[torch.Tensor]:
+def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> Blocks:
     """Tensors that blocks are loaded into, on `device` if one was said; contiguous ones there."""
-    blocks = blocks_of(given, spec, "out")
-    if device is not None and blocks and blocks[0].device != device:
-        raise ValueError(f"out: expected tensors on {device}, got {blocks[0].device}")
     if isinstance(given, torch.Tensor) and given.is_contiguous():
-        return blocks
+        _check_stack(given, spec, "out")
+        _check_device(given, device)
+        return given
+    blocks = blocks_of(given, spec, "out")
+    if blocks:
+        _check_device(blocks[0], device)
     for at, block in enumerate(blocks):
         got = f"strides {block.stride()}"
         if block.device.type != "cpu" and not block.is_contiguous():
@@ -67,6 +73,11 @@ def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> list[t
             raise ValueError(f"out[{at}]: expected memory of its own for each number, got {got}")
     _check_apart(blocks)
     return blocks
+
+
+def _check_device(first: torch.Tensor, device: torch.device | None) -> None:
+    if device is not None and first.device != device:
+        raise ValueError(f"out: expected tensors on {device}, got {first.device}")
 
 
 def _check_apart(blocks: list[torch.Tensor]) -> None:

@@ -320,7 +320,7 @@ class PrefixCache:
             raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
         if out is not None:
             targets = targets_of(out, self.spec, None if device is None else where)
-            place = targets[0].device if targets else where
+            place = targets[0].device if len(targets) else where
             transfer, after = self._transfer(place)
             return lambda: Loaded(
                 self._copied(parent, most[: len(targets)], shard, targets, transfer, after), out
@@ -336,9 +336,8 @@ class PrefixCache:
                 new = memory.new(shape, self.spec.torch_dtype)
             else:
                 new = torch.empty(shape, dtype=self.spec.torch_dtype, device=where)
-            targets = list(new)
-            count = self._copied(parent, chain, shard, targets, transfer, after)
-            return Loaded(count, targets[:count])
+            count = self._copied(parent, chain, shard, new, transfer, after)
+            return Loaded(count, list(new[:count]))
 
         return run
 
@@ -353,21 +352,18 @@ class PrefixCache:
         parent: bytes,
         keys: list[bytes],
         shard: str,
-        targets: list[torch.Tensor],
+        targets: Blocks,
         transfer: Transfer | None,
         after: Done,
     ) -> int:
         chain = self._chain(parent, keys, shard)
         if transfer is None:
-            views: list[memory.Runs] = []
-
-            def view() -> None:  # beside the reads it takes three times as long
-                views.extend(memory.view(target) for target in targets[: len(keys)])
+            views = memory.views(targets, len(keys))
 
             def read(at: int, fd: int) -> None:
                 files.read_into(fd, views[at])
 
-            count = read_chain(chain, read, threads=self._threads, stats=self.stats, before=view)
+            count = read_chain(chain, read, threads=self._threads, stats=self.stats)
         else:
             count = transfer.load(chain, targets, after)
         self._ended(keys, count)

@@ -72,17 +72,16 @@ class Chain:
 
     def begin(self) -> None:
         """Ask for all of them, in the background where they are many."""
-        if self._asked < len(self) <= FIRST_ASKED:
-            self._ask()
-        elif self._asked < len(self):
+        if self._asked < len(self):
+            self._ask_for(FIRST_ASKED)
+        if self._asked < len(self):
             self._asking = self._threads.beside(self._ask)
 
     def end(self) -> None:
         """No other is opened."""
-        if self._asking is not None:
-            if not self._asking.cancel():
-                self._come_to(len(self))
-                self._asking.result()
+        if self._asking is not None and not self._asking.cancel():
+            self._come_to(len(self))
+            self._asking.result()
         for fd in self._lent.values():
             os.close(fd)
         self._lent.clear()
@@ -110,16 +109,20 @@ class Chain:
     def _ask(self) -> None:
         most = FIRST_ASKED
         try:
-            while (start := self._asked) < len(self):
-                above, *keys = self._above[start : start + most + 1]
-                found = self._leases.ask(leasing.Request(above, keys, self._shard, self._size))
-                for at, (fd, lease) in enumerate(found, start):
-                    self._held[at] = lease
-                    self._lent[at] = fd
-                self._come_to(start + len(keys) if len(found) == len(keys) else len(self))
+            while self._asked < len(self):
                 most = min(MORE_ASKED * most, leasing.BLOCKS_MAX)
+                self._ask_for(most)
         finally:  # those who wait go by the name
             self._come_to(len(self))
+
+    def _ask_for(self, most: int) -> None:
+        start = self._asked
+        above, *keys = self._above[start : start + most + 1]
+        found = self._leases.ask(leasing.Request(above, keys, self._shard, self._size))
+        for at, (fd, lease) in enumerate(found, start):
+            self._held[at] = lease
+            self._lent[at] = fd
+        self._come_to(start + len(keys) if len(found) == len(keys) else len(self))
 
     def _come_to(self, block: int) -> None:
         with self._more:

@@ -32,12 +32,11 @@ def read_chain(
     *,
     threads: Threads,
     stats: Stats,
-    before: Callable[[], None] = lambda: None,
     counted: str = "blocks_loaded",
 ) -> int:
     """Return how many blocks were read. read(i, descriptor) reads block i, all of it.
 
-    before: what it needs for that, done while the first are being opened. The chain has ended then.
+    The chain has ended then.
     """
 
     def one(at: int) -> bool:
@@ -54,7 +53,6 @@ def read_chain(
 
     chain.begin()
     try:
-        before()
         count = threads.leading(len(chain), one)
     finally:
         chain.end()

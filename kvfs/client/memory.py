@@ -5,7 +5,7 @@ Not for files, nor for devices.
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -30,7 +30,19 @@ def view(tensor: torch.Tensor) -> Runs:
     starts = [tensor.data_ptr()]
     for length, stride in zip(tensor.shape[:axis], tensor.stride()[:axis], strict=True):
         starts = [start + at * stride * size for start in starts for at in range(length)]
-    return [memoryview((ctypes.c_ubyte * run).from_address(start)).cast("B") for start in starts]
+    return [_run(start, run) for start in starts]
+
+
+def views(blocks: torch.Tensor | Sequence[torch.Tensor], most: int) -> list[Runs]:
+    """`view` of each block, of the first ones at most."""
+    if not isinstance(blocks, torch.Tensor) or not blocks.is_contiguous():
+        return [view(block) for block in blocks[:most]]
+    start, size = blocks.data_ptr(), blocks[:1].nbytes
+    return [[_run(start + at * size, size)] for at in range(min(most, len(blocks)))]
+
+
+def _run(start: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(start)).cast("B")
 
 
 @contextmanager

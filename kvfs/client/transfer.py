@@ -12,13 +12,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
 from kvfs.client import files, memory
+from kvfs.client.arguments import Blocks
 from kvfs.client.chain import Chain
 from kvfs.client.device import Device, Done
 from kvfs.client.load import read_chain
@@ -58,7 +59,7 @@ class Transfer:
         """Called where the caller's stream is current; its result goes to `load` or `content`."""
         return self._device.begin()
 
-    def load(self, chain: Chain, targets: Sequence[torch.Tensor], after: Done) -> int:
+    def load(self, chain: Chain, targets: Blocks, after: Done) -> int:
         """Return how many blocks are in `targets`, which are on the device."""
         after()
         if self.way is not None or len(chain) < MEASURED_FROM:
@@ -80,7 +81,7 @@ class Transfer:
             )
         return count
 
-    def _load(self, way: Way, chain: Chain, targets: Sequence[torch.Tensor]) -> int:
+    def _load(self, way: Way, chain: Chain, targets: Blocks) -> int:
         ends: list[Done] = []
 
         def read(at: int, fd: int) -> None:
