@@ -57,7 +57,7 @@ def _bucket(*names: str) -> Callable[[Status], float]:
 
 # What moves through a mount: counts, and bytes where the name says so.
 FLOWS: dict[str, Callable[[Status], float]] = {
-    "opens": _counter("opens_passthrough", "opens_served"),
+    "opens": _counter("opens_passthrough", "opens_served", "opens_lent"),
     "misses": _counter("misses"),
     "sealed": _counter("sealed"),
     "demoted": _counter("demoted"),

@@ -37,7 +37,7 @@ class Leases:
         self._held: set[int] = set()
         self._ended: deque[int] = deque()
         self._process = os.getpid()
-        self._closed = False
+        self._due = self._closed = False
         self.offered = True  # until it turns out not to be
 
     def ask(self, request: leasing.Request) -> list[tuple[int, int]]:
@@ -58,28 +58,31 @@ class Leases:
     def give_back(self, leases: Iterable[int], *, now: bool = True) -> None:
         """now: else with others, unless there are none to wait for. Finalizers may call this."""
         self._ended.extend(leases)
-        self._tidy(now=now)
+        self._due = self._due or now
+        self._tidy()
 
     def close(self) -> None:
         """No more questions; what is lent is kept until it is given back."""
-        self._closed = True
-        self._tidy(now=True)
+        self._closed = self._due = True
+        self._tidy()
 
-    def _tidy(self, *, now: bool = False) -> None:
+    def _tidy(self) -> None:
         """Say what has ended, if it is worth a question, and nobody has a turn who will.
 
         Without waiting for the turn: a finalizer may run in the thread that has it.
         """
         if os.getpid() != self._process:
             return
-        while (
-            now or len(self._ended) >= min(_GIVEN_BACK_AT_ONCE, max(1, len(self._held)))
-        ) and self._lock.acquire(blocking=False):
+        while self._is_worth_it() and self._lock.acquire(blocking=False):
             try:
+                self._due = False
                 self._give_back()
             finally:
                 self._lock.release()
-            now = False
+
+    def _is_worth_it(self) -> bool:
+        some = min(_GIVEN_BACK_AT_ONCE, max(1, len(self._held)))
+        return self._due or len(self._ended) >= some
 
     def _give_back(self) -> None:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]

@@ -90,7 +90,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "objects": residency.objects,
         "without_bucket": residency.spilled if mount.bucket is None else 0,
         "census_done": residency.census_done.is_set(),
-        "open_handles": len(mount.operations.handles),
+        "open_handles": len(mount.operations.handles) + len(mount.operations.leases),
         "writers": len(residency.staging),
         "jobs": flow.jobs,
         "writing_back": flow.write_back.wanted,

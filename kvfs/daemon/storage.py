@@ -115,8 +115,10 @@ class Storage:
                 catalog.close()
         except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
-        if ram is not None and (ended or not (self.relied_on or ram.adopted)):
-            ram.remove()
+        if ram is not None:
+            ram.close()
+            if ended or not (self.relied_on or ram.adopted):
+                ram.remove()
         if nvme is not None:
             nvme.close()
         self._catalog = self._ram = self._nvme = None

@@ -12,6 +12,7 @@ import array
 import ctypes
 import os
 import socket
+import threading
 from collections.abc import Sequence
 
 _PIDFD_GETFD = 438  # the number of pidfd_getfd(2), the same on all architectures
@@ -32,7 +33,8 @@ def socket_of(thread: int, number: int) -> socket.socket:
     try:
         found = socket.socket(fileno=taken)
     except OSError:
-        os.close(taken)
+        # It may be a file of this very mount, whose close waits for an answer of this daemon.
+        threading.Thread(target=os.close, args=(taken,), daemon=True).start()
         raise
     if found.family != socket.AF_UNIX or found.type != socket.SOCK_SEQPACKET:
         found.close()

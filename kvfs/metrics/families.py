@@ -96,7 +96,7 @@ def _evictions(status: Status) -> Samples:
 
 
 def _opens(status: Status) -> Samples:
-    for by in ("passthrough", "served"):
+    for by in ("passthrough", "served", "lent"):
         yield (by,), status["counters"].get(f"opens_{by}", 0)
 
 

@@ -41,6 +41,7 @@ class RamTier(Tier):
         Raises ConfigError if memory cannot be had in either way.
         """
         self.own_mount = os.geteuid() == 0
+        self._read_only = -1
         super().__init__(
             root if self.own_mount else SHM / f"kvfs-{os.geteuid()}-{identity}", capacity
         )
@@ -70,7 +71,6 @@ class RamTier(Tier):
             self._begin(huge)
             self.make_folders()
             label.write_text(f"{identity} {self.epoch}")
-        self._read_only = -1
         if self.own_mount and huge is not None:
             try:
                 self._read_only = mounts.read_only(self.root)
@@ -167,7 +167,7 @@ class RamTier(Tier):
             self._read_only = -1
 
     def remove(self) -> None:
-        """Give the memory back. Whatever is in it is gone."""
+        """Give the memory back, some when those who were lent it let go. What is in it is gone."""
         if self.own_mount:
             while runtime.mount_at(self.root) is not None:
                 mounts.umount(self.root, mounts.MNT_DETACH)

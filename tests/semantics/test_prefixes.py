@@ -10,6 +10,7 @@ import pytest
 from kvfs import matching, prefix
 from kvfs.control import request
 from tests.harness import Mounted, wait_for
+from tests.leases import Borrower
 from tests.semantics.syscalls import as_nobody, refused
 
 ROOT = prefix.root_key("a fingerprint")
@@ -159,6 +160,47 @@ def test_blocks_that_are_followed_stay(shared: Mounted) -> None:
         assert left(space) >= named(ROOT, *other, *keys[:2])
         assert set(blocks(space).values()) <= {ROOT.hex(), *blocks(space)}
         request(shared.path, "ns_drop", name=space.name)
+
+
+def test_blocks_are_lent(shared: Mounted) -> None:
+    """
+    Blocks that are in RAM are lent by it many at a time, to who may read them: `kvfs/leasing.py`
+    has the format. A descriptor that was lent is as good as that of an open file, and cannot be
+    written by anybody. Its lease ends when it is given back, or with the descriptor of `.match`
+    by which it was asked for; until then nothing takes the block's memory away. `opens_lent`
+    counts them. What is not in RAM is opened by name, and so is all of a mount on which an open
+    may have to wait for its turn; one without a RAM tier says EOPNOTSUPP.
+    """
+    in_ram = "ram" in shared.status()["tiers"]
+    space, keys = namespace(shared, media="ram" if in_ram else "all"), chain(3)
+    write(space, keys)
+    wait_for(
+        lambda: ask(space, keys).blocks == 3 and not shared.status()["writers"], "all is there"
+    )
+    before = shared.counter("opens_lent")
+    client = Borrower(space, offer=False)
+    if not in_ram:
+        with refused(errno.EOPNOTSUPP):
+            client.offer()
+        client.close()
+        request(shared.path, "ns_drop", name=space.name)
+        return
+    client.offer()
+    lent, leases = client.borrow(ROOT, keys, BLOCK)
+    assert len(lent) == 3
+    assert shared.counter("opens_lent") - before == len(lent)
+    for descriptor, key in zip(lent, keys, strict=False):
+        (space / prefix.path(ROOT, keys[0])).unlink(missing_ok=True)
+        assert os.pread(descriptor, BLOCK + 1, 0) == key * (BLOCK // len(key))
+        with refused(errno.EROFS):
+            os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+        os.close(descriptor)
+    assert shared.status()["open_handles"] == len(leases)
+    client.give_back(leases[:1])
+    assert shared.status()["open_handles"] == len(leases[1:])
+    client.close()
+    wait_for(lambda: not shared.status()["open_handles"], "the others have ended with it")
+    request(shared.path, "ns_drop", name=space.name)
 
 
 def test_match(space: Path) -> None:

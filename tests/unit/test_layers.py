@@ -32,7 +32,10 @@ LAYERS = (
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
-    ("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units", "kvfs.matching", "kvfs.prefix"),
+    (
+        *("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units"),
+        *("kvfs.matching", "kvfs.leasing", "kvfs.prefix"),
+    ),
 )
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.

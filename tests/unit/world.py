@@ -272,6 +272,8 @@ class World:
         self.catalog.close()
         if self.nvme is not None:
             self.nvme.close()
+        if self.ram is not None:
+            self.ram.close()
 
     def end(self) -> None:
         self.stop()

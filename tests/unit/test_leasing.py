@@ -1,0 +1,75 @@
+"""Questions about leases: their bytes."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvfs import leasing, prefix
+from kvfs.errors import InvalidError
+from kvfs.leasing import Request
+
+ROOT = prefix.root_key("a fingerprint")
+KEYS = prefix.block_keys(ROOT, range(65), 1)
+NUMBERS = st.integers(0, (1 << 64) - 1)
+
+
+@given(
+    st.lists(st.binary(min_size=16, max_size=16), max_size=64),
+    st.from_regex(r"([0-9A-Za-z_-]{1,32})?", fullmatch=True).filter(lambda text: text != "tmp"),
+    NUMBERS,
+)
+def test_what_is_asked_is_read_back(keys: list[bytes], shard: str, size: int) -> None:
+    request = Request(ROOT, keys, shard, size)
+    packed = leasing.pack_open(request)
+    assert leasing.is_question(packed)
+    assert leasing.unpack_open(packed) == request
+
+
+@given(st.lists(NUMBERS, max_size=100), st.integers(0, (1 << 31) - 1), st.integers(0, 64), NUMBERS)
+def test_the_others_are_read_back(leases: list[int], number: int, blocks: int, first: int) -> None:
+    assert leasing.unpack_close(leasing.pack_close(leases)) == tuple(leases)
+    assert leasing.unpack_socket(leasing.pack_socket(number)) == number
+    assert leasing.unpack_answer(leasing.pack_answer(blocks, first)) == (blocks, first)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_question_or_refused(data: bytes) -> None:
+    for magic, unpack in (
+        (leasing.OPEN, leasing.unpack_open),
+        (leasing.CLOSE, leasing.unpack_close),
+        (leasing.SOCKET, leasing.unpack_socket),
+    ):
+        for bad in (data, magic + data):
+            try:
+                unpack(bad)
+            except InvalidError:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"KVO1", "request of 4 bytes, expected 20 at least"),
+        (struct.pack("<4sIIQ", b"KVO1", 65, 0, 0), "65 keys, at most 64 in a question"),
+        (leasing.pack_open(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 51 bytes, expected 52"),
+        (struct.pack("<4sIIQ", b"KVO1", 0, 1, 0) + b"/" + ROOT, "shard: shard='/'"),
+        (struct.pack("<4sIIQ", b"KVO1", 0, 1, 0) + b"\xff" + ROOT, "shard: 'ascii' codec"),
+    ],
+)
+def test_questions_that_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        leasing.unpack_open(data)
+    assert words in str(caught.value)
+
+
+def test_too_much_to_be_asked() -> None:
+    with pytest.raises(ValueError, match="65 keys, at most 64 in a question"):
+        leasing.pack_open(Request(ROOT, KEYS, "", 1))
+    with pytest.raises(ValueError, match="4097 leases, at most 4096"):
+        leasing.pack_close(range(4097))
+    with pytest.raises(InvalidError, match="descriptor -1, expected at least 0"):
+        leasing.unpack_socket(leasing.pack_socket(-1))
+    with pytest.raises(ValueError, match="expected an answer, which begins with b'KVO1'"):
+        leasing.unpack_answer(leasing.pack_close([]) + bytes(8))
