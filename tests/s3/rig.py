@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import boto3  # type: ignore[import-untyped]
@@ -36,15 +37,17 @@ def send_away(directory: Path, contents: dict[str, bytes]) -> None:
 
 
 def bytes_in(server: Server, bucket: str, prefix: str = "p/") -> dict[str, bytes]:
-    """What another client sees, by key below the prefix."""
+    """What another client sees, by key below the prefix; not what goes while it looks."""
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     found = [one["Key"] for page in pages for one in page.get("Contents", ())]
-    return {
-        key.removeprefix(prefix): client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        for key in found
-        if "/.kvfs/" not in f"/{key}"
-    }
+    seen: dict[str, bytes] = {}
+    for key in found:
+        if "/.kvfs/" not in f"/{key}":
+            with suppress(client.exceptions.NoSuchKey):
+                body = client.get_object(Bucket=bucket, Key=key)["Body"]
+                seen[key.removeprefix(prefix)] = body.read()
+    return seen
 
 
 def says_no_secret(kv: Mounted, secret: str) -> None:
