@@ -3,8 +3,9 @@
 # most: each has daemons and stores of its own). Installs what that needs. Arguments go to pytest:
 # scripts/test.sh -k umount tests/unit
 #
-# A wait that ran out is waited for once more, as the machine may be shared, and is listed at the end
-# (RERUN); any other failure is one.
+# A wait that ran out, and a file or key that has gone, are tried once more, as the machine may be
+# shared and a cache may miss, and are listed at the end (RERUN); any other failure is one, other
+# bytes than expected above all.
 #
 # COVERAGE=1 counts branches as well, which takes half as long again, in one process. The daemon and
 # its movers run in processes of their own; they are counted because pyproject.toml asks for
@@ -19,7 +20,7 @@ $bin/ruff check .
 $bin/ruff format --check .
 $bin/mypy
 
-again=(-raR --reruns 1 --only-rerun "not within [0-9]+ s: ")
+again=(-raR --reruns 1 --only-rerun "not within [0-9]+ s: |^FileNotFoundError|NoSuchKey")
 if [ -z "${COVERAGE:-}" ]; then
     exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "${again[@]}" "$@"
 fi
