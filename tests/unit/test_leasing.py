@@ -1,6 +1,8 @@
 """Questions about leases: their bytes."""
 
+import json
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from kvfs.leasing import Request
 
 ROOT = prefix.root_key("a fingerprint")
 KEYS = prefix.block_keys(ROOT, range(65), 1)
+HERE = Path(__file__).parent
 NUMBERS = st.integers(0, (1 << 64) - 1)
 
 
@@ -73,3 +76,19 @@ def test_too_much_to_be_asked() -> None:
         leasing.unpack_socket(leasing.pack_socket(-1))
     with pytest.raises(ValueError, match="expected an answer, which begins with b'KVO1'"):
         leasing.unpack_answer(leasing.pack_close([]) + bytes(8))
+
+
+def test_the_examples_of_the_specification() -> None:
+    """docs/prefix-paths.md has them."""
+    text = (HERE.parents[1] / "docs" / "prefix-paths.md").read_text()
+    written = [block.replace(" ", "").replace("\n", "") for block in text.split("```")[1::2]]
+    vectors = json.loads((HERE / "prefix_vectors.json").read_text())
+    asked = vectors["match"]["requests"][0]
+    parent, *keys = map(bytes.fromhex, [asked["parent"], *asked["keys"]])
+    for packed in (
+        leasing.pack_socket(7),
+        leasing.pack_open(Request(parent, keys, "", 8 << 20)),
+        leasing.pack_answer(2, 1),
+        leasing.pack_close([1, 2]),
+    ):
+        assert f"text{packed.hex()}" in written
