@@ -442,9 +442,14 @@ class PrefixCache:
         return transfer, transfer.begin()
 
     def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> Chain:
-        size = self.spec.stored_bytes
         return Chain(
-            *(self.path, parent, keys, shard, size), leases=self._leases, threads=self._threads
+            self.path,
+            parent,
+            keys,
+            shard,
+            self.spec.stored_bytes,
+            leases=self._leases,
+            threads=self._threads,
         )
 
     def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:

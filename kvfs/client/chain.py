@@ -58,9 +58,13 @@ class Chain:
 
     def part(self, start: int, end: int) -> "Chain":
         """Some of its blocks, as a chain of their own."""
+        parent, *keys = self._above[start : end + 1]
         return Chain(
-            *(self._directory, self._above[start], self._above[start + 1 : end + 1]),
-            *(self._shard, self._size),
+            self._directory,
+            parent,
+            keys,
+            self._shard,
+            self._size,
             leases=self._leases,
             threads=self._threads,
         )

@@ -51,8 +51,8 @@ def read_chain(
             return False
         return True
 
-    chain.begin()
     try:
+        chain.begin()
         count = threads.leading(len(chain), one)
     finally:
         chain.end()
