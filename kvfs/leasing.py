@@ -3,22 +3,25 @@
 Questions are written to a namespace's `.match`, each in one call, at offset 0; little-endian:
 
     SOCKET   "KVS1", i32 descriptor of one end of a pair of Unix sockets, SOCK_SEQPACKET
-    OPEN     "KVO1", u32 count n, u32 bytes of shard, u64 size, shard, 16 bytes: the key before the
-             first one, n x 16 bytes: keys
+    OPEN     "KVO1", u32 count n, u32 bytes of shard, u64 size, u64 number, shard, 16 bytes: the key
+             before the first one, n x 16 bytes: keys
     CLOSE    "KVC1", u32 count n, n x u64 leases
 
 The write of SOCKET or CLOSE is all there is to say. OPEN is answered by one message at the other
 end of the pair, which is there when the write returns, with a descriptor for each block, read only:
 
-    answer   "KVO1", u32 blocks m, u64 lease of the first one; the others follow it
+    answer   "KVO1", u32 blocks m, u64 number of the question, u64 lease of the first one
 
+Who did not come to take an answer finds it before the next one: its number says so, and that what
+came with it is to be closed and given back.
 A lease is what an open descriptor of the mount is: nothing takes the block's memory away. It ends
-with CLOSE, or with the descriptor of `.match` by which it was asked for. The blocks are the first m
-of those asked for, of `size` bytes each, that are in RAM and complete and that whoever opened
-`.match` may read, as owner, by the group, or as anybody; what comes after them is to be opened by
-name, and so is all where a namespace has limits. A question that has no socket is ESTALE: after a
-takeover, which leases do not outlive though descriptors do. EINVAL is no question; EOPNOTSUPP says
-that this mount lends nothing.
+with CLOSE, or with the descriptor of `.match` by which it was asked for. Leases of one answer count
+on from the first. The blocks are the first m of those asked for, of `size` bytes each, that are in
+RAM and complete and that whoever opened `.match` may read, as owner, by the group, or as anybody;
+what comes after them is to be opened by name, and so is all where a namespace has limits.
+ESTALE is a question that has no socket, or one that takes no more: SOCKET is to be said again. So
+it is after a takeover, which leases do not outlive, though descriptors do. EINVAL is no question;
+EOPNOTSUPP says that this mount lends nothing.
 
 Contract: pure, the standard library and kvfs.prefix only, and the only home of the format. Raises
 InvalidError, ValueError. Not for matching (`kvfs.matching`).
@@ -35,19 +38,31 @@ SOCKET, OPEN, CLOSE = b"KVS1", b"KVO1", b"KVC1"
 BLOCKS_MAX = 64  # of a question; the kernel hands over 253 descriptors in a message (SCM_MAX_FD)
 CLOSED_MAX = 4096
 _SOCKET = struct.Struct("<4si")
-_OPEN = struct.Struct("<4sIIQ")
+_OPEN = struct.Struct("<4sIIQQ")
 _CLOSE = struct.Struct("<4sI")
-_ANSWER = struct.Struct("<4sIQ")
+_ANSWER = struct.Struct("<4sIQQ")
 ANSWER_SIZE = _ANSWER.size
 
 
 class Request(NamedTuple):
-    """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one."""
+    """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one.
+
+    number: comes back with the answer.
+    """
 
     parent: bytes
     keys: list[bytes]
     shard: str
     size: int
+    number: int = 0
+
+
+class Answer(NamedTuple):
+    """How many blocks, and the lease of the first of them."""
+
+    number: int
+    blocks: int
+    first: int
 
 
 def is_question(data: bytes) -> bool:
@@ -80,7 +95,7 @@ def pack_open(request: Request) -> bytes:
     if len(joined) != KEY_BYTES * len(request.keys):
         raise ValueError(f"keys: expected {KEY_BYTES} bytes each")
     shard = check_shard(request.shard).encode() if request.shard else b""
-    header = _OPEN.pack(OPEN, len(request.keys), len(shard), request.size)
+    header = _OPEN.pack(OPEN, len(request.keys), len(shard), request.size, request.number)
     return header + shard + request.parent + joined
 
 
@@ -88,7 +103,7 @@ def unpack_open(data: bytes) -> Request:
     """Raises InvalidError."""
     if len(data) < _OPEN.size:
         raise InvalidError(f"request of {len(data)} bytes, expected {_OPEN.size} at least")
-    _, count, named, size = _OPEN.unpack_from(data)
+    _, count, named, size, number = _OPEN.unpack_from(data)
     at = _OPEN.size + named
     if count > BLOCKS_MAX:
         raise InvalidError(f"{count} keys, at most {BLOCKS_MAX} in a question")
@@ -102,7 +117,7 @@ def unpack_open(data: bytes) -> Request:
     except ValueError as error:
         raise InvalidError(f"shard: {error}") from None
     parent, *keys = (data[start : start + KEY_BYTES] for start in range(at, len(data), KEY_BYTES))
-    return Request(parent, keys, shard, size)
+    return Request(parent, keys, shard, size, number)
 
 
 def pack_close(leases: Sequence[int]) -> bytes:
@@ -120,14 +135,14 @@ def unpack_close(data: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}Q", data, _CLOSE.size)
 
 
-def pack_answer(blocks: int, first: int) -> bytes:
+def pack_answer(answer: Answer) -> bytes:
     """Return what comes with so many descriptors."""
-    return _ANSWER.pack(OPEN, blocks, first)
+    return _ANSWER.pack(OPEN, answer.blocks, answer.number, answer.first)
 
 
-def unpack_answer(data: bytes) -> tuple[int, int]:
-    """(blocks, lease of the first). Raises ValueError for what is none."""
+def unpack_answer(data: bytes) -> Answer:
+    """Raises ValueError for what is none."""
     if len(data) != _ANSWER.size or data[:4] != OPEN:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {OPEN!r}")
-    _, blocks, first = _ANSWER.unpack(data)
-    return blocks, first
+    _, blocks, number, first = _ANSWER.unpack(data)
+    return Answer(number, blocks, first)

@@ -30,7 +30,7 @@ class Borrower:
         """(descriptors, leases)."""
         self.say(leasing.pack_open(leasing.Request(parent, list(keys), shard, size)))
         answer, found, _, _ = socket.recv_fds(self.ours, 4096, leasing.BLOCKS_MAX)
-        count, first = leasing.unpack_answer(answer)
+        _, count, first = leasing.unpack_answer(answer)
         assert count == len(found)
         return list(found), list(range(first, first + count))
 

@@ -112,9 +112,9 @@ class PrefixCache:
         self.close()
 
     def close(self) -> None:
-        """Wait for what was begun. Mapped tensors stay good."""
-        if self._process is not None:
-            self._process = None
+        """Wait for what was begun. Mapped tensors stay good. In a forked child it does nothing."""
+        process, self._process = self._process, None
+        if process == os.getpid():
             self._threads.close()
             self._question.close()
             self._leases.close()
@@ -154,7 +154,8 @@ class PrefixCache:
 
         Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
-        return self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)()
+        load = self._load(self.spec.root, self.spec.keys(tokens), out, mode, device, blocks)
+        return self._threads.call(load)
 
     def load_keys(
         self,
@@ -166,7 +167,8 @@ class PrefixCache:
         blocks: int | None = None,
     ) -> Loaded:
         """The same for blocks that follow the block, or the root, `parent`."""
-        return self._load(parent, keys_of(parent, keys), out, mode, device, blocks)()
+        load = self._load(parent, keys_of(parent, keys), out, mode, device, blocks)
+        return self._threads.call(load)
 
     def submit_load(
         self,
@@ -205,7 +207,7 @@ class PrefixCache:
 
         Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
-        return self._save(*self._tail(tokens, blocks, start))()
+        return self._threads.call(self._save(*self._tail(tokens, blocks, start)))
 
     def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: Blocks) -> int:
         """Save blocks that follow the block, or the root, `parent`.
@@ -216,7 +218,7 @@ class PrefixCache:
         given = blocks_of(tensors, self.spec, "tensors")
         if len(given) != len(chain):
             raise ValueError(f"tensors: expected {len(chain)}, one for each key, got {len(given)}")
-        return self._save(parent, chain, given)()
+        return self._threads.call(self._save(parent, chain, given))
 
     def submit_save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> Future[int]:
         """`save` on a thread of the cache. Wrong arguments are raised here; `blocks` must stay."""
@@ -442,15 +444,7 @@ class PrefixCache:
         return transfer, transfer.begin()
 
     def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> Chain:
-        return Chain(
-            self.path,
-            parent,
-            keys,
-            shard,
-            self.spec.stored_bytes,
-            leases=self._leases,
-            threads=self._threads,
-        )
+        return Chain(self.path, parent, keys, shard, self.spec.stored_bytes, self._leases)
 
     def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
         parents = (parent, *keys)

@@ -9,22 +9,18 @@ Not for what the bytes are.
 
 import os
 import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 
 import torch
 
 from kvfs import leasing, prefix
 from kvfs.client import files
-from kvfs.client.leases import Leases
-from kvfs.client.threads import Threads
+from kvfs.client.leases import Leases, Lent
 
 # Blocks of the first question, and how many times as many each further one has: reading a few
 # blocks takes as long as being lent some more.
 FIRST_ASKED, MORE_ASKED = 2, 4
-PAUSE = 0.002  # s until leases are given back: who loads has better things to do at first
 
 
 class Chain:
@@ -37,19 +33,16 @@ class Chain:
         keys: Sequence[bytes],
         shard: str,
         size: int,
-        *,
         leases: Leases,
-        threads: Threads,
     ) -> None:
         self._above = [parent, *keys]
         self._directory = directory
         self._shard = shard
         self._size = size
         self._leases = leases
-        self._threads = threads
-        self._asking: Future[None] | None = None
-        self._asked = 0 if leases.offered else len(keys)
         self._more = threading.Condition()
+        self._known = len(keys)  # of these it is known whether they are lent
+        self._ended = False
         self._lent: dict[int, int] = {}  # block -> descriptor
         self._held: dict[int, int] = {}  # block -> lease
 
@@ -59,15 +52,7 @@ class Chain:
     def part(self, start: int, end: int) -> "Chain":
         """Some of its blocks, as a chain of their own."""
         parent, *keys = self._above[start : end + 1]
-        return Chain(
-            self._directory,
-            parent,
-            keys,
-            self._shard,
-            self._size,
-            leases=self._leases,
-            threads=self._threads,
-        )
+        return Chain(self._directory, parent, keys, self._shard, self._size, self._leases)
 
     def path(self, at: int) -> str:
         """Of a block."""
@@ -75,67 +60,61 @@ class Chain:
         return f"{self._directory}/{prefix.path(above, key, self._shard)}"
 
     def begin(self) -> None:
-        """Ask for all of them, in the background where they are many."""
-        if self._asked < len(self):
-            self._ask_for(FIRST_ASKED)
-        if self._asked < len(self):
-            self._asking = self._threads.beside(self._ask)
+        """Ask for all of them, in the background."""
+        if self._leases.offered and len(self):
+            self._known = 0
+            self._ask(FIRST_ASKED)
 
     def end(self) -> None:
         """No other is opened."""
-        if self._asking is not None and not self._asking.cancel():
-            self._come_to(len(self))
-            self._asking.result()
-        for fd in self._lent.values():
+        with self._more:
+            self._ended = True
+            lent, self._lent = self._lent, {}
+            held, self._held = self._held, {}
+        for fd in lent.values():
             os.close(fd)
-        self._lent.clear()
-        if self._held:
-            self._threads.later(partial(self._give_back, list(self._held.values())))
+        self._leases.give_back(held.values())
 
     def open(self, at: int) -> int:
         """Return a descriptor to read it by."""
-        if at >= self._asked:
+        if at >= self._known:
             with self._more:
-                self._more.wait_for(lambda: at < self._asked)
+                self._more.wait_for(lambda: at < self._known)
         fd = self._lent.pop(at, -1)
         return fd if fd >= 0 else files.open_block(self.path(at))
 
     def map(self, at: int, fd: int, *, shared: bool = False) -> torch.Tensor:
         """`files.map_block` of it. Its lease lasts as long as the mapping."""
         lease = self._held.pop(at, None)
-        ended = _nothing if lease is None else partial(self._leases.give_back, (lease,), now=False)
+        ended = _nothing if lease is None else partial(self._leases.give_back, (lease,))
         try:
             return files.map_block(fd, self._size, shared=shared, unmapped=ended)
         except OSError:
             ended()
             raise
 
-    def _ask(self) -> None:
-        most = FIRST_ASKED
-        try:
-            while self._asked < len(self):
-                most = min(MORE_ASKED * most, leasing.BLOCKS_MAX)
-                self._ask_for(most)
-        finally:  # those who wait go by the name
-            self._come_to(len(self))
-
-    def _ask_for(self, most: int) -> None:
-        start = self._asked
+    def _ask(self, most: int) -> None:
+        start = self._known
         above, *keys = self._above[start : start + most + 1]
-        found = self._leases.ask(leasing.Request(above, keys, self._shard, self._size))
-        for at, (fd, lease) in enumerate(found, start):
-            self._held[at] = lease
-            self._lent[at] = fd
-        self._come_to(start + len(keys) if len(found) == len(keys) else len(self))
+        request = leasing.Request(above, keys, self._shard, self._size)
+        self._leases.ask(request, partial(self._answered, start, len(keys)))
 
-    def _come_to(self, block: int) -> None:
+    def _answered(self, start: int, asked: int, found: Lent) -> None:
+        """By the thread that asks. What begins with a block that is not lent goes by names."""
         with self._more:
-            self._asked = max(self._asked, block)
+            ended = self._ended
+            if not ended:
+                for at, (fd, lease) in enumerate(found, start):
+                    self._held[at] = lease
+                    self._lent[at] = fd
+            self._known = start + asked if len(found) == asked else len(self)
             self._more.notify_all()
-
-    def _give_back(self, leases: list[int]) -> None:
-        time.sleep(PAUSE)
-        self._leases.give_back(leases)
+        if ended:
+            for fd, _ in found:
+                os.close(fd)
+            self._leases.give_back(lease for _, lease in found)
+        elif self._known < len(self):
+            self._ask(min(MORE_ASKED * asked, leasing.BLOCKS_MAX))
 
 
 def _nothing() -> None:

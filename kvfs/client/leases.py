@@ -1,10 +1,12 @@
 """Blocks that the mount opens many at a time: one question, and their descriptors come by a socket.
 
-Contract: `ask` gives descriptors of as many blocks as the mount lends, from the first on, be it
-none: what it does not lend is opened by name. Each is a lease until it is given back: as long, what
-it reads is there and is counted, as with a file that is open. A mapping keeps its lease. What the
-mount can not answer (another file system, a server of NFS, an older kvfs) is asked once, and then
-no more; what it does not answer any more, once for each load. Never raises OSError.
+Contract: `ask` has descriptors of as many blocks as the mount lends, from the first on, be it none:
+what it does not lend is opened by name. Each is a lease until it is given back: as long, what it
+reads is there and is counted, as with a file that is open. What the mount can not answer (another
+file system, a server of NFS, an older kvfs) is asked once, and then no more; what it does not
+answer any more, once for each load. Never raises OSError.
+All questions are asked by one thread, which no signal handler breaks into. To give back is to put
+something into its queue: a finalizer may, whatever its thread is doing.
 Not for the order in which blocks are needed (`kvfs.client.chain`).
 """
 
@@ -14,92 +16,159 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from kvfs import leasing, matching
 
 log = logging.getLogger(__name__)
 
+Lent = list[tuple[int, int]]  # (descriptor, lease) of each block
+
 _NEVER = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTDIR, errno.EACCES, errno.EPERM}
-_GIVEN_BACK_AT_ONCE = 32
+# s until what has ended is given back: others end with it, and who loads has better things to do.
+PAUSE = 0.002
+
+
+class _Question(NamedTuple):
+    request: leasing.Request
+    answer: Callable[[Lent], None]
+
+
+class _Ended(NamedTuple):
+    leases: tuple[int, ...]
+
+
+# What there is to do; to close is a queue that is told when it is done, and None that nobody asks.
+_Work = SimpleQueue["_Question | _Ended | SimpleQueue[None] | None"]
 
 
 class Leases:
-    """Of one directory. Any number of threads, which take turns."""
+    """Of one directory. Any number of threads."""
 
     def __init__(self, directory: str) -> None:
-        self._path = f"{directory}/{matching.NAME}"
-        self._lock = threading.Lock()
-        self._fd = -1
-        self._peers: tuple[socket.socket, socket.socket] | None = None
-        self._held: set[int] = set()
-        self._ended: deque[int] = deque()
-        self._process = os.getpid()
-        self._due = self._closed = False
-        self.offered = True  # until it turns out not to be
+        self._lender = _Lender(f"{directory}/{matching.NAME}")
+        self._work: _Work = SimpleQueue()
+        self._starting = threading.Lock()
+        self._begun = False
+        weakref.finalize(self, self._work.put, None).atexit = False
 
-    def ask(self, request: leasing.Request) -> list[tuple[int, int]]:
-        """(descriptor, lease) of each block, from the first on, that the mount lends."""
-        with self._lock:
-            if not self.offered or self._closed:
-                return []
-            try:
-                found = self._ask(leasing.pack_open(request))
-            except OSError as error:
-                log.debug("%s lends nothing: %s", self._path, error)
-                self.offered = error.errno not in _NEVER
-                self._let_go()
-                return []
-        self._tidy()
-        return found
+    @property
+    def offered(self) -> bool:
+        """Until it turns out not to be."""
+        return self._lender.offered
 
-    def give_back(self, leases: Iterable[int], *, now: bool = True) -> None:
-        """now: else with others, unless there are none to wait for. Finalizers may call this."""
-        self._ended.extend(leases)
-        self._due = self._due or now
-        self._tidy()
+    def ask(self, request: leasing.Request, answer: Callable[[Lent], None]) -> None:
+        """`answer` gets what is lent of it, in a thread in which it must not wait."""
+        with self._starting:
+            if not self._begun:
+                threading.Thread(
+                    target=_serve, args=(self._lender, self._work), name="kvfs-lease", daemon=True
+                ).start()
+                self._begun = True
+        self._work.put(_Question(request, answer))
+
+    def give_back(self, leases: Iterable[int]) -> None:
+        """They end soon."""
+        if some := tuple(leases):
+            self._work.put(_Ended(some))
 
     def close(self) -> None:
-        """No more questions; what is lent is kept until it is given back."""
-        self._closed = self._due = True
-        self._tidy()
+        """No more questions are answered; what is lent is kept until it is given back."""
+        done: SimpleQueue[None] = SimpleQueue()
+        with self._starting:
+            if not self._begun:
+                return
+        self._work.put(done)
+        done.get()
 
-    def _tidy(self) -> None:
-        """Say what has ended, if it is worth a question, and nobody has a turn who will.
 
-        Without waiting for the turn: a finalizer may run in the thread that has it.
-        """
-        if os.getpid() != self._process:
-            return
-        while self._is_worth_it() and self._lock.acquire(blocking=False):
-            try:
-                self._due = False
-                self._give_back()
-            finally:
-                self._lock.release()
-
-    def _is_worth_it(self) -> bool:
-        some = min(_GIVEN_BACK_AT_ONCE, max(1, len(self._held)))
-        return self._due or len(self._ended) >= some
-
-    def _give_back(self) -> None:
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        ended = [lease for lease in ended if lease in self._held]
-        self._held.difference_update(ended)
-        if self._closed and not self._held:
-            self._let_go()
-            return
+def _serve(lender: "_Lender", work: _Work) -> None:
+    """Until nobody can ask any more, and all that was lent has been given back."""
+    ended: list[int] = []
+    dropped = False
+    while lender.held or not dropped:
         try:
-            for start in range(0, len(ended), leasing.CLOSED_MAX):
-                some = ended[start : start + leasing.CLOSED_MAX]
+            one = work.get(timeout=PAUSE if ended else None)
+        except Empty:
+            lender.give_back(ended)
+            ended = []
+            continue
+        if isinstance(one, _Question):
+            found: Lent = []
+            try:
+                found = lender.ask(one.request)
+            finally:  # somebody waits for it
+                one.answer(found)
+        elif isinstance(one, _Ended):
+            ended.extend(one.leases)
+        else:
+            lender.close(ended)
+            ended = []
+            if one is None:
+                dropped = True
+            else:
+                one.put(None)
+    lender.let_go()
+
+
+class _Lender:
+    """The mount's side of it, as the one thread that asks sees it."""
+
+    def __init__(self, path: str) -> None:
+        self.offered = True
+        self._closed = False
+        self.held: set[int] = set()
+        self._path = path
+        self._fd = -1
+        self._peers: tuple[socket.socket, socket.socket] | None = None
+        self._asked = 0
+
+    def ask(self, request: leasing.Request) -> Lent:
+        if not self.offered:
+            return []
+        self._asked += 1
+        try:
+            return self._ask(request._replace(number=self._asked))
+        except OSError as error:
+            log.debug("%s lends nothing: %s", self._path, error)
+            self.offered = error.errno not in _NEVER
+            self.let_go()
+            return []
+
+    def close(self, ended: Iterable[int]) -> None:
+        """No more is asked for."""
+        self.offered, self._closed = False, True
+        self.give_back(ended)
+
+    def give_back(self, ended: Iterable[int]) -> None:
+        there = sorted(self.held.intersection(ended))
+        self.held.difference_update(there)
+        try:
+            for start in range(0, len(there), leasing.CLOSED_MAX):
+                some = there[start : start + leasing.CLOSED_MAX]
                 os.pwrite(self._fd, leasing.pack_close(some), 0)
         except OSError as error:  # of a mount that is gone, or whose namespace is
             log.debug("%s: %s", self._path, error)
-            self._let_go()
+            self.let_go()
+        if self._closed and not self.held:
+            self.let_go()
 
-    def _ask(self, question: bytes) -> list[tuple[int, int]]:
+    def let_go(self) -> None:
+        """Of the mount, which ends all leases."""
+        fd, self._fd, peers, self._peers = self._fd, -1, self._peers, None
+        self.held.clear()
+        if fd >= 0:
+            with suppress(OSError):  # of a mount that is gone; the number is free again
+                os.close(fd)
+        for peer in peers or ():
+            peer.close()
+
+    def _ask(self, request: leasing.Request) -> Lent:
+        question = leasing.pack_open(request)
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         if self._peers is None:
@@ -111,7 +180,7 @@ class Leases:
                 raise
             self._offer()
             os.pwrite(self._fd, question, 0)
-        return self._receive()
+        return self._receive(request.number)
 
     def _offer(self) -> None:
         if self._peers is not None:
@@ -120,33 +189,25 @@ class Leases:
         self._peers = _, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.pwrite(self._fd, leasing.pack_socket(theirs.fileno()), 0)
 
-    def _receive(self) -> list[tuple[int, int]]:
+    def _receive(self, number: int) -> Lent:
         assert self._peers is not None
-        numbers = array.array("i")
-        room = socket.CMSG_SPACE(numbers.itemsize * leasing.BLOCKS_MAX)
+        descriptors = array.array("i")
+        room = socket.CMSG_SPACE(descriptors.itemsize * leasing.BLOCKS_MAX)
         data, rights, flags, _ = self._peers[0].recvmsg(
             leasing.ANSWER_SIZE, room, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         )
         for _, _, some in rights:
-            numbers.frombytes(some[: len(some) - len(some) % numbers.itemsize])
+            descriptors.frombytes(some[: len(some) - len(some) % descriptors.itemsize])
         try:
-            blocks, first = leasing.unpack_answer(data)
-            if flags & socket.MSG_CTRUNC or blocks != len(numbers):
-                raise ValueError(f"{len(numbers)} descriptors of {blocks}: too many are open")
+            answer = leasing.unpack_answer(data)
+            if answer.number != number:
+                raise ValueError(f"an answer to question {answer.number}, expected {number}")
+            if flags & socket.MSG_CTRUNC or answer.blocks != len(descriptors):
+                raise ValueError(f"{len(descriptors)} descriptors of {answer.blocks}")
         except ValueError as error:
-            for number in numbers:
-                os.close(number)
-            raise OSError(errno.EMFILE, str(error)) from None
-        leases = range(first, first + blocks)
-        self._held.update(leases)
-        return list(zip(numbers, leases, strict=True))
-
-    def _let_go(self) -> None:
-        """Of the mount, which ends all leases."""
-        fd, self._fd, peers, self._peers = self._fd, -1, self._peers, None
-        self._held.clear()
-        if fd >= 0:
-            with suppress(OSError):  # of a mount that is gone; the number is free again
-                os.close(fd)
-        for peer in peers or ():
-            peer.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(errno.EMFILE, f"{error}: too many are open?") from None
+        leases = range(answer.first, answer.first + answer.blocks)
+        self.held.update(leases)
+        return list(zip(descriptors, leases, strict=True))

@@ -50,7 +50,7 @@ class Question:
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{matching.NAME}"
         self._lock = threading.Lock()
-        self._fd = -1
+        self._fd = -1  # closed with the last reference, if not before
         self.offered = True  # until it turns out not to be
         with self._lock:
             self._open()
@@ -101,6 +101,9 @@ class Question:
         with self._lock:
             self.offered = False
             self._close()
+
+    def __del__(self) -> None:
+        self._close()
 
     def _open(self) -> bool:
         try:

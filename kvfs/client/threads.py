@@ -1,13 +1,18 @@
 """Threads of one cache: blocks of a call side by side, and whole calls in the background.
 
 Contract: calls and their blocks have threads of their own, so that a call that waits for blocks
-holds up none. Bytes move with the GIL released. Not for what is done.
+holds up none. Bytes move with the GIL released. Signal handlers run in the main thread only, and
+what they raise, be it between any two steps, would leave locks taken and descriptors open: so what
+the main thread calls is done by another one, for which it waits. Not for what is done.
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import ParamSpec, TypeVar
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,30 +25,34 @@ class Threads:
         self.count = count
         self._blocks = ThreadPoolExecutor(count, "kvfs-block")
         self._calls = ThreadPoolExecutor(count, "kvfs-call")
+        self._aside = _Aside()
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return self._calls.submit(call, *args, **kwargs)
-
-    def beside(self, call: Callable[[], None]) -> Future[None]:
-        """Do it on a thread for blocks: before all that is begun after it."""
-        return self._blocks.submit(call)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Do it in the background, or now if the threads end."""
+        """Raises ValueError when they have been closed."""
         try:
-            self._calls.submit(call)
-        except RuntimeError:
-            call()
+            return self._calls.submit(call, *args, **kwargs)
+        except RuntimeError as error:
+            raise ValueError(f"the cache is being closed: {error}") from None
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do it, and return or raise what it does.
+
+        An interrupt of the main thread is raised when it has ended, which is soon: `leading` begins
+        nothing more. A second one meanwhile is raised at once.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return work()
+        return self._aside.do(work)
 
     def leading(
         self, count: int, work: Callable[[int], bool], *, stop: Callable[[], None] = lambda: None
     ) -> int:
         """Do `work(0)`, `work(1)` and so on side by side; return how many from the first succeeded.
 
-        None is begun after one that has failed. What `work` raises, and an interrupt, is raised
-        when all have ended; `stop` is called before, lest one waits for another that will not come.
+        None is begun after one that has failed. What `work` raises is raised when all have ended;
+        `stop` is called before, lest one waits for another that will not come.
         """
-        turn = _Turn(count)
+        turn = _Turn(count, self._aside.current())
 
         def run() -> None:
             try:
@@ -57,12 +66,9 @@ class Threads:
 
         others: list[Future[None]] = []
         try:
-            others += (self._blocks.submit(run) for _ in range(min(self.count, count) - 1))
+            with suppress(RuntimeError):  # the cache is being closed: this thread does all of it
+                others.extend(self._blocks.submit(run) for _ in range(min(self.count, count) - 1))
             run()  # the thread that asks works as well
-        except BaseException:
-            turn.end(0)
-            stop()
-            raise
         finally:
             begun = [other for other in others if not other.cancel()]
             wait(begun)
@@ -76,14 +82,86 @@ class Threads:
         self._blocks.shutdown()
 
 
+class _Call(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.interrupted = False
+        self._work = work
+        self._begun = self._done = False
+        self._told: SimpleQueue[None] = SimpleQueue()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 (it is raised where it was asked for)
+            self._error = error
+        self._done = True
+        self._told.put(None)
+
+    def wait(self) -> None:
+        while not self._done:  # what has been told may have been lost with an interrupt
+            self._told.get()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+
+class _Aside:
+    """A thread for what the main thread calls. It goes when nobody can call any more.
+
+    With what a signal handler leaves whole: attributes, and SimpleQueue, which is written in C.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        self._current = threading.local()
+        threading.Thread(
+            target=_serve, args=(self._asked, self._current), name="kvfs-main", daemon=True
+        ).start()  # now: an interrupt in here would leave half a thread behind
+        weakref.finalize(self, self._asked.put, None).atexit = False
+
+    def current(self) -> "_Call[object] | None":
+        """The call that this thread is doing."""
+        return getattr(self._current, "call", None)
+
+    def do(self, work: Callable[[], T]) -> T:
+        call = _Call(work)
+        try:
+            self._asked.put(cast("_Call[object]", call))
+            call.wait()
+        except BaseException:
+            call.interrupted = True
+            self._asked.put(cast("_Call[object]", call))  # lest it was not; it runs once
+            call.wait()
+            raise
+        return call.result()
+
+
+def _serve(asked: "SimpleQueue[_Call[object] | None]", current: threading.local) -> None:
+    while (call := asked.get()) is not None:
+        current.call = call
+        call.run()
+        current.call = None
+        del call  # it has the result
+
+
 class _Turn:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, call: _Call[object] | None) -> None:
         self.count = count
+        self._call = call
         self._next = 0
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
         with self._lock:
+            if self._call is not None and self._call.interrupted:
+                self.count = min(self.count, self._next)
             if self._next >= self.count:
                 return None
             self._next += 1

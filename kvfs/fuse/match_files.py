@@ -25,7 +25,13 @@ from kvfs import leasing, matching
 from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
 from kvfs.core.open_order import caller
-from kvfs.errors import InvalidError, NotFoundError, StaleError, UnsupportedError
+from kvfs.errors import (
+    InvalidError,
+    NotFoundError,
+    StaleError,
+    TooManyOpenError,
+    UnsupportedError,
+)
 from kvfs.fuse import handover
 from kvfs.fuse.control_files import Controlled
 from kvfs.fuse.nfs_servers import is_nfs_server
@@ -204,8 +210,9 @@ class Matched(Controlled):
             caller.set(self.kernel.requester())
             request = leasing.unpack_open(question)
             first, blocks = self.leases.open(asked.ino, request, asked.who, asked.leases)
+            answer = leasing.Answer(request.number, len(blocks), first)
             try:
-                handover.send(asked.peer, leasing.pack_answer(len(blocks), first), blocks)
+                handover.send(asked.peer, leasing.pack_answer(answer), blocks)
             except OSError as error:
                 leases = range(first, first + len(blocks))
                 asked.leases.difference_update(leases)
@@ -222,6 +229,8 @@ class Matched(Controlled):
             try:
                 peer = handover.socket_of(self.kernel.requester(), number)
             except OSError as error:
+                if error.errno in {errno.EMFILE, errno.ENFILE}:
+                    raise TooManyOpenError(f"descriptor {number}: {error}") from None
                 raise UnsupportedError(f"descriptor {number}: {error}") from None
             if asked.peer is not None:
                 asked.peer.close()

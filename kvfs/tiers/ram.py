@@ -13,9 +13,9 @@ import shutil
 from pathlib import Path
 
 from kvfs import mounts, runtime
-from kvfs.errors import ConfigError, NotFoundError, UnsupportedError
+from kvfs.errors import ConfigError, InUseError, NotFoundError, UnsupportedError
 from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import FANOUT, Tier
+from kvfs.tiers.tier import EXISTING, FANOUT, Tier
 
 log = logging.getLogger(__name__)
 
@@ -146,18 +146,20 @@ class RamTier(Tier):
         return self._read_only >= 0
 
     def lend(self, ino: int, version: int) -> int:
-        """Open a file for others, who may not write it, be they root: not by /proc either.
+        """Open a file for others, who may not write it unless they may mount: not by /proc either.
 
         That takes a mount of its own that is read only, which only the descriptors know. Raises
-        UnsupportedError if there is none, NotFoundError, TierError.
+        UnsupportedError if there is none, NotFoundError, InUseError, TierError.
         """
         if self._read_only < 0:
             raise UnsupportedError(f"{self.name} tier: {self.root} cannot be mounted read only")
         path = f"objects/{ino % FANOUT:02x}/{ino:x}.{version:x}"
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._read_only)
+            return os.open(path, os.O_RDONLY | EXISTING, dir_fd=self._read_only)
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.name} tier: {path} is gone") from error
+        except BlockingIOError as error:
+            raise InUseError(f"{self.name} tier: somebody has a lease of {path}") from error
         except OSError as error:
             raise self.failed("lend", ino, error) from error
 

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvfs import failpoints
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.errors import InUseError, KvfsError, NoSpaceError, NotFoundError, TierError
 from kvfs.tiers.calls import Calls
 from kvfs.tiers.health import Health
 
 log = logging.getLogger(__name__)
 
 FANOUT = 256  # directories of backing files; keeps ext4's htree shallow at 10^7 objects
+EXISTING = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # flags of each open
 INODE_COST = 4096  # least bytes a copy is accounted at, so that empty files are not free
 
 
@@ -85,14 +86,20 @@ class Tier:
         self.unlink(ino, version)
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
-        """Raises NotFoundError if there is no such file, TierError for anything else."""
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW
+        """Raises NotFoundError if there is no such file, InUseError, TierError for anything else.
+
+        Root, once it was lent a file, can have the kernel hold up opens of it for 45 s (fcntl(2),
+        F_SETLEASE): that is InUseError.
+        """
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | EXISTING
         try:
             if failpoints.active:
                 failpoints.reach("tiers.open")
             return os.open(self.path(ino, version), flags)
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
+        except BlockingIOError as error:
+            raise InUseError(f"{self.name} tier: somebody has a lease of inode {ino}") from error
         except OSError as error:
             raise self.failed("open", ino, error) from error
 

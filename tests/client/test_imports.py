@@ -22,6 +22,6 @@ def test_kvfs_client_needs_nothing_else() -> None:
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert loaded - {"kvfs", "kvfs.errors", "kvfs.matching", "kvfs.prefix"} == {
+    assert loaded - {"kvfs", "kvfs.errors", "kvfs.leasing", "kvfs.matching", "kvfs.prefix"} == {
         name for name in loaded if name == "kvfs.client" or name.startswith("kvfs.client.")
     }

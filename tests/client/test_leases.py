@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
 
 from kvfs import leasing, prefix
 from kvfs.client import PrefixCache, files
-from kvfs.client.leases import Leases
+from kvfs.client.leases import Leases, Lent
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
@@ -127,6 +130,7 @@ def test_a_child_ends_no_lease_of_its_parent(kv: Mounted, cache: PrefixCache) ->
         mapped.clear()
         gc.collect()
         cache._leases.give_back([0])
+        cache.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert kv.status()["open_handles"] == 10
@@ -135,20 +139,92 @@ def test_a_child_ends_no_lease_of_its_parent(kv: Mounted, cache: PrefixCache) ->
     none_left(kv)
 
 
-def test_a_finalizer_waits_for_nobody(kv: Mounted, cache: PrefixCache) -> None:
-    """It may run in the very thread that has the turn."""
-    leases = cache._leases
-    request = leasing.Request(SPEC.root, KEYS, "", SPEC.stored_bytes)
-    lent = leases.ask(request)
+def test_what_is_given_back_late_ends_too(kv: Mounted, cache: PrefixCache) -> None:
+    lent = asked(cache._leases, leasing.Request(SPEC.root, KEYS, "", SPEC.stored_bytes))
     assert len(lent) == 10
-    with leases._lock:
-        leases.give_back([lease for _, lease in lent])
+    cache.close()
+    assert asked(cache._leases, leasing.Request(SPEC.root, KEYS, "", SPEC.stored_bytes)) == []
     assert kv.status()["open_handles"] == 10
-    more = leases.ask(request._replace(keys=KEYS[:1]))
-    assert kv.status()["open_handles"] == 1, "with the next one they are given back"
-    for descriptor, lease in [*lent, *more]:
+    assert _has_open(cache)
+    for descriptor, _ in lent:
         os.close(descriptor)
-        leases.give_back([lease])
+    cache._leases.give_back(lease for _, lease in lent)
+    none_left(kv)
+    wait_for(lambda: not _has_open(cache), "the descriptor is closed")
+
+
+def asked(leases: Leases, request: leasing.Request) -> Lent:
+    found: SimpleQueue[Lent] = SimpleQueue()
+    leases.ask(request, found.put)
+    return found.get()
+
+
+def test_a_cache_that_is_not_closed(kv: Mounted, cache: PrefixCache) -> None:
+    other = PrefixCache(cache.path, SPEC)
+    mapped = list(other.load(TOKENS, mode="mmap").tensors[:3])
+    assert len(_has_open(cache)) == 3
+    del other
+    gc.collect()
+    wait_for(lambda: len(_has_open(cache)) == 2, "its question has ended")
+    wait_for(lambda: kv.status()["open_handles"] == 3, "what is mapped is kept")
+    mapped.clear()
+    gc.collect()
+    none_left(kv)
+    wait_for(lambda: len(_has_open(cache)) == 1, "its leases have ended")
+
+
+def test_closed_in_the_middle_of_loads(kv: Mounted, cache: PrefixCache) -> None:
+    """They come to their end, or are refused; nothing stays lent, nothing open."""
+    before = len(os.listdir("/proc/self/fd"))
+    refused = 0
+    for _ in range(30):
+        other = PrefixCache(cache.path, SPEC)
+        with ThreadPoolExecutor(3) as pool:
+            loads = [pool.submit(_load_until_refused, other) for _ in range(3)]
+            wait_for(partial(_has_loaded, other), "they load")
+            other.close()
+            refused += sum(load.result() for load in loads)
+    assert refused == 90
+    none_left(kv)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "all descriptors are closed")
+
+
+def _has_loaded(cache: PrefixCache) -> bool:
+    return cache.stats.blocks_loaded > 0
+
+
+def _load_until_refused(cache: PrefixCache) -> bool:
+    while True:
+        try:
+            out = torch.zeros_like(GIVEN)
+            assert cache.load_keys(SPEC.root, KEYS, out, blocks=10).blocks == 10
+            assert torch.equal(out, GIVEN)
+        except ValueError as error:
+            return "is closed" in str(error)
+
+
+def test_an_answer_that_nobody_took_is_not_taken_for_another(
+    kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks would be others than were asked for."""
+    assert cache.load(TOKENS).blocks == 10
+    real = os.pwrite
+
+    def twice(fd: int, data: bytes, offset: int) -> int:
+        if data.startswith(leasing.OPEN):
+            other = leasing.unpack_open(data)
+            first = leasing.Request(KEYS[0], KEYS[1:4], "", SPEC.stored_bytes, other.number - 1)
+            real(fd, leasing.pack_open(first), 0)
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", twice)
+    for _ in range(3):
+        out = torch.zeros_like(GIVEN)
+        assert cache.load(TOKENS, out).blocks == 10
+        assert torch.equal(out, GIVEN)
+    monkeypatch.undo()
+    assert cache.load(TOKENS, out).blocks == 10
+    cache.close()
     none_left(kv)
 
 
@@ -176,10 +252,11 @@ with PrefixCache({cache.path!r}, SPEC, threads=1) as cache:
 def test_elsewhere_nothing_is_asked(tmp_path: Path) -> None:
     leases = Leases(str(tmp_path))
     for _ in range(2):
-        assert leases.ask(leasing.Request(SPEC.root, KEYS, "", 1)) == []
+        assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
     assert leases.offered is False
     leases.give_back([1, 2])
     leases.close()
+    assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
     with PrefixCache(tmp_path / "plain", SPEC, create=True) as cache:
         assert cache.save(TOKENS, GIVEN) == 10
         for _ in range(2):

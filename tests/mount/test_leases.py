@@ -1,6 +1,7 @@
 """Blocks that are lent: whose they are, what nobody can do with them, and how leases end."""
 
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -87,6 +88,29 @@ def test_nobody_can_write_what_is_lent(kv: Mounted) -> None:
         with pytest.raises(PermissionError):
             mmap.mmap(lent[0], BLOCK)
         assert contents(lent) == of(keys)
+
+
+def test_a_lease_of_the_kernels_holds_up_nobody(kv: Mounted) -> None:
+    """fcntl(2), F_SETLEASE: an open that breaks one waits for 45 s, and so would the daemon."""
+    space, keys = namespace(kv), chain(2)
+    write(space, keys)
+    kv.idle()
+    path = files_of(space, keys)[1]
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # which the kernel asks it back with
+    try:
+        with borrowing(space) as client:
+            lent, _ = client.borrow(ROOT, keys, BLOCK)
+            fcntl.fcntl(lent[1], fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            with refused(errno.EBUSY):
+                os.open(path, os.O_RDWR)
+            assert path.read_bytes() == of(keys)[1], "who only reads is not held up"
+            fcntl.fcntl(lent[1], fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            assert contents(lent) == of(keys)
+        with path.open("r+b") as file:
+            assert file.read() == of(keys)[1]
+        assert kv.status()["takeovers"] == 0
+    finally:
+        signal.signal(signal.SIGIO, before)
 
 
 def test_rights_are_those_of_the_names(kv: Mounted) -> None:

@@ -22,9 +22,10 @@ NUMBERS = st.integers(0, (1 << 64) - 1)
     st.lists(st.binary(min_size=16, max_size=16), max_size=64),
     st.from_regex(r"([0-9A-Za-z_-]{1,32})?", fullmatch=True).filter(lambda text: text != "tmp"),
     NUMBERS,
+    NUMBERS,
 )
-def test_what_is_asked_is_read_back(keys: list[bytes], shard: str, size: int) -> None:
-    request = Request(ROOT, keys, shard, size)
+def test_what_is_asked_is_read_back(keys: list[bytes], shard: str, size: int, number: int) -> None:
+    request = Request(ROOT, keys, shard, size, number)
     packed = leasing.pack_open(request)
     assert leasing.is_question(packed)
     assert leasing.unpack_open(packed) == request
@@ -34,7 +35,8 @@ def test_what_is_asked_is_read_back(keys: list[bytes], shard: str, size: int) ->
 def test_the_others_are_read_back(leases: list[int], number: int, blocks: int, first: int) -> None:
     assert leasing.unpack_close(leasing.pack_close(leases)) == tuple(leases)
     assert leasing.unpack_socket(leasing.pack_socket(number)) == number
-    assert leasing.unpack_answer(leasing.pack_answer(blocks, first)) == (blocks, first)
+    answer = leasing.Answer(number, blocks, first)
+    assert leasing.unpack_answer(leasing.pack_answer(answer)) == answer
 
 
 @given(st.binary(max_size=200))
@@ -54,11 +56,11 @@ def test_any_bytes_are_a_question_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"KVO1", "request of 4 bytes, expected 20 at least"),
-        (struct.pack("<4sIIQ", b"KVO1", 65, 0, 0), "65 keys, at most 64 in a question"),
-        (leasing.pack_open(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 51 bytes, expected 52"),
-        (struct.pack("<4sIIQ", b"KVO1", 0, 1, 0) + b"/" + ROOT, "shard: shard='/'"),
-        (struct.pack("<4sIIQ", b"KVO1", 0, 1, 0) + b"\xff" + ROOT, "shard: 'ascii' codec"),
+        (b"KVO1", "request of 4 bytes, expected 28 at least"),
+        (struct.pack("<4sIIQQ", b"KVO1", 65, 0, 0, 0), "65 keys, at most 64 in a question"),
+        (leasing.pack_open(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 59 bytes, expected 60"),
+        (struct.pack("<4sIIQQ", b"KVO1", 0, 1, 0, 0) + b"/" + ROOT, "shard: shard='/'"),
+        (struct.pack("<4sIIQQ", b"KVO1", 0, 1, 0, 0) + b"\xff" + ROOT, "shard: 'ascii' codec"),
     ],
 )
 def test_questions_that_are_refused(data: bytes, words: str) -> None:
@@ -75,7 +77,7 @@ def test_too_much_to_be_asked() -> None:
     with pytest.raises(InvalidError, match="descriptor -1, expected at least 0"):
         leasing.unpack_socket(leasing.pack_socket(-1))
     with pytest.raises(ValueError, match="expected an answer, which begins with b'KVO1'"):
-        leasing.unpack_answer(leasing.pack_close([]) + bytes(8))
+        leasing.unpack_answer(leasing.pack_close([]) + bytes(16))
 
 
 def test_the_examples_of_the_specification() -> None:
@@ -87,8 +89,8 @@ def test_the_examples_of_the_specification() -> None:
     parent, *keys = map(bytes.fromhex, [asked["parent"], *asked["keys"]])
     for packed in (
         leasing.pack_socket(7),
-        leasing.pack_open(Request(parent, keys, "", 8 << 20)),
-        leasing.pack_answer(2, 1),
-        leasing.pack_close([1, 2]),
+        leasing.pack_open(Request(parent, keys, "", 8 << 20, 1)),
+        leasing.pack_answer(leasing.Answer(1, 2, 7)),
+        leasing.pack_close([7, 8]),
     ):
         assert f"text{packed.hex()}" in written
