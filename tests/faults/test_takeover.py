@@ -209,6 +209,7 @@ def run(kv: Mounted, operation: Operation, at: Path, faults: str) -> dict[str, i
     # Daemons that die one after the other as soon as they serve are taken for a lost cause.
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
     operation.prepare(at)
+    wait_for(lambda: not kv.status()["open_handles"], "what was prepared is closed")
     request(kv.path, "arm", faults=faults)
     operation.act(at)
     wait_for(lambda: not kv.status()["open_handles"], "every RELEASE has come")
