@@ -102,10 +102,6 @@ class Tree:
             return self.parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
         if entry is None:  # also where the directory itself is gone, with somebody still inside
-            above = self.residency.inode(parent)
-            if above is not None and above.key and not above.links:
-                # A block's, which may be there again under its name: the kernel looks that up anew.
-                raise StaleError(f"directory {parent} is gone")
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 
@@ -195,6 +191,10 @@ class Tree:
         if self.residency.inode(ino) is None:
             raise NotFoundError(f"directory {ino} is gone")
         directory = self.directory(ino)
+        if directory.key and not directory.links:
+            # A block's, which may be there again under its name: the kernel looks that up anew.
+            # A lookup in it is ENOENT none the less, as who removes a tree by descriptors expects.
+            raise StaleError(f"directory {ino} was removed")
         if not directory.links or self.namespaces.is_dropped(directory):
             raise NotFoundError(f"directory {ino} was removed")
         return directory

@@ -159,7 +159,7 @@ class RamTier(Tier):
         except FileNotFoundError as error:
             raise NotFoundError(f"{self.name} tier: {path} is gone") from error
         except BlockingIOError as error:
-            raise InUseError(f"{self.name} tier: somebody has a lease of {path}") from error
+            raise InUseError(f"{self.name} tier: somebody has a lease of inode {ino}") from error
         except OSError as error:
             raise self.failed("lend", ino, error) from error
 

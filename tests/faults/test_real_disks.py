@@ -270,7 +270,8 @@ def test_what_could_not_be_written_is_not_served(thin: Disk, store: Path, mount:
     kv.allow_log(HASTY)
     kv.allow_log("more of the same kind is not logged|nothing is changed|is down|goes on in")
     kv.allow_log(
-        "catalog|not closed properly|did not end properly|quarantined|stays open|written back"
+        "catalog|not closed properly|did not end properly|quarantined|stays open|still open"
+        "|written back"
     )
     sealed = many(kv, "sealed", 6)
     kv.idle()
