@@ -11,11 +11,15 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# s until the main thread looks whether a signal has come just before it began to wait, which would
+# not wake it.
+_LOOK = 0.1
 
 
 class Threads:
@@ -104,7 +108,8 @@ class _Call(Generic[T]):
 
     def wait(self) -> None:
         while not self._done:  # what has been told may have been lost with an interrupt
-            self._told.get()
+            with suppress(Empty):
+                self._told.get(timeout=_LOOK)
 
     def result(self) -> T:
         if self._error is not None:
