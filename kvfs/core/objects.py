@@ -110,7 +110,10 @@ class Objects:
     # Opening
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
-        """One more handle. Raises StaleError, NotFoundError (a miss), NoSpaceError, TierError."""
+        """One more handle.
+
+        Raises StaleError, NotFoundError (a miss), InUseError, NoSpaceError, TierError.
+        """
         residency = self.residency
         await residency.lock(ino)
         try:
