@@ -5,6 +5,7 @@ Contract: every method is synchronous and one catalog batch. Permissions are the
 """
 
 import stat
+from collections.abc import Iterable
 
 from kvfs.catalog import Inode
 from kvfs.core.tree import NAME_MAX, Tree
@@ -60,18 +61,27 @@ class Attributes:
             batch.put(inode)
         return inode
 
-    def used(self, inode: Inode) -> None:
-        """Note an access, as relatime does: when older than the last change, or than a minute.
+    def used(self, inodes: Iterable[Inode]) -> None:
+        """Note accesses, as relatime does: when older than the last change, or than a minute.
 
         Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
         Where objects live for a time after their last use it is noted more often.
+        All in one batch: a commit costs as much as the rest of an open.
         """
         now = self.tree.now()
-        step = self.namespaces.of(inode).use_step(ATIME_STEP)
-        if inode.atime_ns <= inode.mtime_ns or now - inode.atime_ns > step:
-            inode.atime_ns = now
-            with self.catalog.batch() as batch:
+        older = [inode for inode in inodes if self._is_old(inode, now)]
+        if not older:
+            return
+        with self.catalog.batch() as batch:
+            for inode in older:
+                inode.atime_ns = now
                 batch.put(inode)
+
+    def _is_old(self, inode: Inode, now: int) -> bool:
+        """Whether its time of access is."""
+        if inode.atime_ns <= inode.mtime_ns:
+            return True
+        return now - inode.atime_ns > self.namespaces.of(inode).use_step(ATIME_STEP)
 
     def xattr(self, ino: int, name: bytes) -> bytes:
         value = self.catalog.xattr(ino, name)

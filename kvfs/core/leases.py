@@ -14,7 +14,7 @@ Not for the questions (`kvfs.leasing`), nor for who asks (`fuse/match_files.py`)
 import itertools
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import trio
@@ -49,9 +49,11 @@ NOBODY = Who(-1, -1)  # what others may
 
 
 class Leases:
-    """`opened(held, began)` counts an open for reading that was begun at a time of the clock."""
+    """`opened(held, began)` counts opens for reading that were begun at a time of the clock."""
 
-    def __init__(self, objects: Objects, opened: Callable[[OpenObject, float], None]) -> None:
+    def __init__(
+        self, objects: Objects, opened: Callable[[Sequence[OpenObject], float], None]
+    ) -> None:
         self.objects = objects
         self.residency = objects.residency
         self.catalog = objects.catalog
@@ -72,20 +74,19 @@ class Leases:
         space = self.residency.namespaces.own(ino)
         if space is None or space.blocks is None:
             raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
-        first, found = self._next, list[int]()
+        began, first, found = time.perf_counter(), self._next, list[OpenObject]()
         if self.residency.namespaces.limited:
-            return first, found
+            return first, []
         for inode in self._inodes(space, request, who):
-            began = time.perf_counter()
             held = self.objects.lend(inode) if len(self._held) < LEASES_MAX else None
             if held is None:
                 break
             leases.add(self._next)
             self._held[self._next] = held
             self._next += 1
-            found.append(held.lent)
-            self._opened(held, began)
-        return first, found
+            found.append(held)
+        self._opened(found, began)
+        return first, [held.lent for held in found]
 
     def _inodes(self, space: Namespace, request: Request, who: Who) -> Iterator[Inode]:
         """Those of the blocks up to the first that is not there, or not for `who`.

@@ -458,22 +458,23 @@ class Operations(pyfuse3.Operations):
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:
-                self.opened(held, began)
+                self.opened([held], began)
             except KvfsError:
                 await self.objects.release(held, writable=writable)
                 raise
         return await self._handle(held, writable=writable, request=request)
 
-    def opened(self, held: OpenObject, began: float) -> None:
-        """Count an open for reading."""
+    def opened(self, opened: Sequence[OpenObject], began: float) -> None:
+        """Count opens for reading, which have taken the time since `began` together."""
         try:
-            self.attributes.used(held.inode)
+            self.attributes.used(held.inode for held in opened)
         except CatalogError as error:  # a time is no reason to refuse the bytes
-            log.debug("inode %d: its time of access stays: %s", held.inode.ino, error)
-        found_in, held.brought_from = held.brought_from or held.tier.name, ""
-        spent = time.perf_counter() - began
-        self.residency.latencies.open[found_in].observe(spent)
-        self.residency.namespaces.opened(held.inode, spent)
+            log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
+        spent = (time.perf_counter() - began) / max(1, len(opened))
+        for held in opened:
+            found_in, held.brought_from = held.brought_from or held.tier.name, ""
+            self.residency.latencies.open[found_in].observe(spent)
+            self.residency.namespaces.opened(held.inode, spent)
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:

@@ -141,13 +141,14 @@ def test_a_dead_mover_is_replaced(kv: Mounted) -> None:
 def test_a_daemon_that_stops_answering_is_replaced(mount: Mount) -> None:
     kv = mount("ram=64M,watchdog=1")
     (kv.path / "a").write_bytes(b"a")
-    kv.expect_log("has said nothing for 1")
+    kv.expect_log(r"has said nothing for [0-9.]+ s")
     kv.expect_log("was killed by SIG(ABRT|KILL)")
     daemon = kv.pid
     os.kill(daemon, signal.SIGSTOP)
-    wait_for(lambda: ") T " in Path(f"/proc/{daemon}/stat").read_text(), "it is stopped")
     assert (kv.path / "a").read_bytes() == b"a"  # waits for the next daemon
-    assert kv.status()["takeovers"] == 1
+    # Not == 1: a busy machine may keep that one from speaking for a second, too.
+    wait_for(lambda: kv.status()["takeovers"] >= 1, "another one serves")
+    assert not alive(daemon)
 
 
 def test_the_daemon_dies_while_an_unmount_writes_back(kv: Mounted) -> None:
