@@ -61,8 +61,10 @@ class Attributes:
             batch.put(inode)
         return inode
 
-    def used(self, inodes: Iterable[Inode]) -> None:
+    def used(self, inodes: Iterable[Inode]) -> list[Inode]:
         """Note accesses, as relatime does: when older than the last change, or than a minute.
+
+        Returns those whose time was. Raises CatalogError: of none.
 
         Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
         Where objects live for a time after their last use it is noted more often.
@@ -70,12 +72,12 @@ class Attributes:
         """
         now = self.tree.now()
         older = [inode for inode in inodes if self._is_old(inode, now)]
-        if not older:
-            return
-        with self.catalog.batch() as batch:
-            for inode in older:
-                inode.atime_ns = now
-                batch.put(inode)
+        if older:
+            with self.catalog.batch() as batch:
+                for inode in older:
+                    inode.atime_ns = now
+                    batch.put(inode)
+        return older
 
     def _is_old(self, inode: Inode, now: int) -> bool:
         """Whether its time of access is."""

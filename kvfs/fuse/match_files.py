@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvfs import leasing, matching
 from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
 from kvfs.core.open_order import caller
+from kvfs.core.residency import OpenObject
 from kvfs.errors import (
     InvalidError,
     NotFoundError,
@@ -118,7 +120,7 @@ class Matched(Controlled):
         super().__init__(*args, **kwargs)
         self.matches = matches
         self.matching = Matching(self.tree)
-        self.leases = Leases(self.objects, self.opened)
+        self.leases = Leases(self.objects, self._lent)
 
     def _asked(self, handle: int) -> _Asked:
         found = self.matches.open_.get(handle)
@@ -201,6 +203,11 @@ class Matched(Controlled):
         if request is not None:
             asked.answer = matching.pack_answer(await self.matching.answer(asked.ino, request))
         return len(buf)
+
+    def _lent(self, opened: Sequence[OpenObject], began: float) -> None:
+        """As with any open; but the kernel knows nothing of it, and may have the attributes."""
+        for inode in self.opened(opened, began):
+            self.kernel.changed(inode.ino)
 
     async def _lend(self, asked: _Asked, question: bytes) -> None:
         """See `kvfs.leasing`."""

@@ -76,6 +76,7 @@ class Kernel(Backings, Table, Protocol):
 
     def request(self) -> tuple[int, bool]: ...
     def requester(self) -> int: ...
+    def changed(self, ino: int) -> None: ...
     def fill(self, request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool: ...
     def resends_over(self) -> bool: ...
 
@@ -464,10 +465,14 @@ class Operations(pyfuse3.Operations):
                 raise
         return await self._handle(held, writable=writable, request=request)
 
-    def opened(self, opened: Sequence[OpenObject], began: float) -> None:
-        """Count opens for reading, which have taken the time since `began` together."""
+    def opened(self, opened: Sequence[OpenObject], began: float) -> list[Inode]:
+        """Count opens for reading, which have taken the time since `began` together.
+
+        Returns those that got another time of access.
+        """
+        used: list[Inode] = []
         try:
-            self.attributes.used(held.inode for held in opened)
+            used = self.attributes.used(held.inode for held in opened)
         except CatalogError as error:  # a time is no reason to refuse the bytes
             log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
         spent = (time.perf_counter() - began) / max(1, len(opened))
@@ -475,6 +480,7 @@ class Operations(pyfuse3.Operations):
             found_in, held.brought_from = held.brought_from or held.tier.name, ""
             self.residency.latencies.open[found_in].observe(spent)
             self.residency.namespaces.opened(held.inode, spent)
+        return used
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:

@@ -29,10 +29,11 @@ try:
 finally:
     sys.setdlopenflags(_flags)
 
-_NOTIFY = Struct(
-    "<IiQ"
-)  # struct fuse_out_header of linux/fuse.h, of a message that nobody asked for
-_INC_EPOCH = 8  # enum fuse_notify_code; Linux 6.16
+# Of linux/fuse.h: struct fuse_out_header, of a message that nobody asked for; enum
+# fuse_notify_code; struct fuse_notify_inval_inode_out.
+_NOTIFY = Struct("<IiQ")
+_INVAL_INODE, _INC_EPOCH = 2, 8  # the second since Linux 6.16
+_INODE = Struct("<Qqq")
 SLOTS, TEXT, FILE_SIZE = _passthrough.SLOTS, _passthrough.TEXT, _passthrough.FILE_SIZE
 
 
@@ -219,6 +220,18 @@ class Passthrough:
         """
         del ino
         _passthrough.gone(parent, name)
+
+    def changed(self, ino: int) -> None:
+        """Tell the kernel that an inode's attributes have changed without it. Never blocks.
+
+        What it holds of the bytes it keeps.
+        """
+        header = _NOTIFY.pack(_NOTIFY.size + _INODE.size, _INVAL_INODE, 0)
+        try:
+            os.write(self._device, header + _INODE.pack(ino, -1, 0))
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENOTCONN, errno.ENODEV}:  # it has no such
+                raise
 
     def detached(self, parent: int, name: bytes, ino: int) -> None:
         """Tell the kernel that a name is gone with all below it. It knows when this returns.

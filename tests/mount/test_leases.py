@@ -347,6 +347,24 @@ def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
     wait_for(lambda: handles(kv) == 0, "all have ended")
 
 
+def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
+    """As an open of its name does: `st_atime` is of the first use after it was written."""
+    space, keys = namespace(kv), chain(3)
+    write(space, keys)
+    kv.idle()
+    files = files_of(space, keys)
+    written = [file.stat() for file in files]
+    with borrowing(space) as client:
+        lent, _ = client.borrow(ROOT, keys[:2], BLOCK)
+        assert contents(lent) == of(keys[:2])
+    used = [file.stat().st_atime_ns for file in files]  # the kernel has had older ones
+    assert all(now > was.st_mtime_ns for now, was in zip(used[:2], written, strict=False))
+    assert used[0] == used[1]
+    assert used[2] == written[2].st_atime_ns
+    kv.kill_daemon()
+    assert [file.stat().st_atime_ns for file in files] == used
+
+
 def test_a_namespace_that_is_dropped(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     write(space, keys)

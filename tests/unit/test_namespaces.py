@@ -902,11 +902,11 @@ def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
         (inode,) = await fill(made, 1)
         assert space.use_step(ATIME_STEP) == 32 * 10**9 // USES_NOTED
         aged(made, inode, 30)
-        made.attributes.used(made.at(b"a/000"))
+        made.attributes.used([made.at(b"a/000")])
         assert time.time_ns() - made.at(b"a/000").atime_ns < 2 * 10**9
         now = time.time_ns()
         made.attributes.change(inode.ino, atime_ns=now - 3 * 10**9, mtime_ns=now - 100 * 10**9)
-        made.attributes.used(made.at(b"a/000"))
+        made.attributes.used([made.at(b"a/000")])
         assert made.at(b"a/000").atime_ns >= now, "a use is noted while it matters"
         made.tell("a", ttl_from="write")
         with pytest.raises(NotFoundError):

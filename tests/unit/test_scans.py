@@ -500,6 +500,9 @@ class Asker:
     def requester(self) -> int:
         return self.pid
 
+    def changed(self, ino: int) -> None:
+        raise AssertionError(f"inode {ino}: nothing is lent here")
+
     def bind(self, slot: Slot, *, noflush: bool) -> None:
         assert noflush
         self.direct = slot.direct

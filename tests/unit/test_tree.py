@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
+from kvfs.catalog.database import Changes
 from kvfs.core import tree as module
 from kvfs.core.attributes import ATIME_STEP, Attributes
 from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
@@ -439,16 +440,33 @@ def test_times_follow_changes(tree: Tree) -> None:
 
 def test_an_access_is_noted_as_relatime_does(tree: Tree) -> None:
     ino = fifo(tree, b"a")
-    Attributes(tree).used(tree.inode(ino))
+    Attributes(tree).used([tree.inode(ino)])
     first = tree.inode(ino).atime_ns
     assert first > tree.inode(ino).mtime_ns
-    Attributes(tree).used(tree.inode(ino))
+    Attributes(tree).used([tree.inode(ino)])
     assert tree.inode(ino).atime_ns == first
     clock = tree.now
     assert isinstance(clock, Clock)
     clock.now += 2 * ATIME_STEP
-    Attributes(tree).used(tree.inode(ino))
+    Attributes(tree).used([tree.inode(ino)])
     assert tree.inode(ino).atime_ns > first
+
+
+def test_accesses_are_noted_together(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are old enough, in one commit; none where nothing is."""
+    inodes = [tree.inode(fifo(tree, name)) for name in (b"a", b"b", b"c")]
+    attributes, commit, commits = Attributes(tree), tree.catalog.commit, list[int]()
+
+    def counted(changes: Changes, *, sync: bool) -> None:
+        commits.append(len(changes))
+        commit(changes, sync=sync)
+
+    monkeypatch.setattr(tree.catalog, "commit", counted)
+    assert attributes.used(inodes[:1]) == inodes[:1]
+    assert attributes.used(inodes) == inodes[1:]
+    assert attributes.used(inodes) == []
+    assert commits == [1, 2]
+    assert all(tree.inode(one.ino).atime_ns == one.atime_ns > one.mtime_ns for one in inodes)
 
 
 def test_extended_attributes(tree: Tree) -> None:
