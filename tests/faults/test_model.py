@@ -6,7 +6,6 @@ What SEMANTICS.md says to be different is not asked for, or allowed where it is:
 fallocate, set-id bits, O_DIRECT, the order of listings.
 """
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -40,7 +39,6 @@ from tests.semantics.syscalls import (
     AT_SYMLINK_FOLLOW,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
-    libc,
     linkat,
     renameat2,
 )
@@ -123,6 +121,7 @@ class Walk(RuleBasedStateMachine):
         self.twins.let_go()
         self.twins.compare()
         self.mounted.check_gauges()
+        self.twins.end()
 
     def both(self, what: str, call: Callable[[int, Path], Any]) -> Any:  # noqa: ANN401 (call's)
         return self.twins.both(what, call)
@@ -272,13 +271,8 @@ class Walk(RuleBasedStateMachine):
         self, mapped: tuple[Mapping, bool], offset: int, size: int, seed: int, *, sync: bool
     ) -> None:
         mapping, writable = mapped
-        if mapping not in self.twins.mappings or not writable:
-            return
-        data = content(seed, size)[: max(0, mapping.touchable() - offset)]
-        for address in mapping.addresses:
-            ctypes.memmove(address + offset, data, len(data))
-            if sync:
-                libc.msync(address, mapping.length, 4)  # MS_SYNC
+        if mapping in self.twins.mappings and writable:
+            self.twins.poke(mapping, offset, content(seed, size), sync=sync)
 
     @rule(mapped=consumes(mappings))
     def unmap(self, mapped: tuple[Mapping, bool]) -> None:

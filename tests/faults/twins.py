@@ -4,7 +4,8 @@ Contract: `Twins.both` makes one call on either side and fails if what it return
 differs; `Twins.compare` fails if anything differs that can be seen of the two trees or through the
 open descriptors. Every access is by system calls, as a program's is.
 Not compared, since file systems may differ there: inode numbers (but which names share one),
-sizes and blocks of directories, st_blocks, the order of listings, and times that no call has set.
+sizes and blocks of directories, st_blocks, the order of listings, and times that no call has set or
+that a write through a mapping may have changed: a tmpfs changes none, a disk some.
 """
 
 import ctypes
@@ -44,12 +45,13 @@ class Mapping:
     """One shared mapping on either side, which no descriptor of kvfs belongs to any more.
 
     `guard` is a descriptor of the file on disk: how far the mapping may be touched, only the size
-    of the file says.
+    of the file says. `inodes` are their numbers.
     """
 
     addresses: tuple[int, int]
     length: int
     guard: int
+    inodes: tuple[int, int]
 
     def touchable(self) -> int:
         return min(self.length, os.fstat(self.guard).st_size)
@@ -60,6 +62,10 @@ class Twins:
     roots: tuple[Path, Path]
     descriptors: list[Descriptor] = field(default_factory=list)
     mappings: list[Mapping] = field(default_factory=list)
+    # Inodes that were written through a mapping, and descriptors of those on disk, which would give
+    # their numbers to new files; kvfs uses none twice.
+    poked: set[int] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)
     began: int = field(default_factory=time.time_ns)
 
     # Calls
@@ -67,7 +73,7 @@ class Twins:
     def both(self, what: str, call: Callable[[int, Path], Any]) -> Any:  # noqa: ANN401 (call's)
         """Make the call on each side. None if it failed, on both and alike."""
         found = [_outcome(partial(call, side, self.roots[side])) for side in (KVFS, DISK)]
-        assert found[KVFS] == found[DISK], f"{what}: kvfs {found[KVFS]}, expected {found[DISK]}"
+        assert found[KVFS] == found[DISK], f"{what}: {_different(found[KVFS], found[DISK])}"
         return found[KVFS][1]
 
     def opened(
@@ -113,8 +119,20 @@ class Twins:
         if not found:
             return None
         guard = os.dup(descriptor.fds[DISK])
-        self.mappings.append(Mapping((found[KVFS], found[DISK]), length, guard))
+        kvfs, disk = (os.fstat(fd).st_ino for fd in descriptor.fds)
+        self.mappings.append(Mapping((found[KVFS], found[DISK]), length, guard, (kvfs, disk)))
         return self.mappings[-1]
+
+    def poke(self, mapping: Mapping, offset: int, data: bytes, *, sync: bool) -> None:
+        """Write through a mapping, as far as the file goes."""
+        data = data[: max(0, mapping.touchable() - offset)]
+        if mapping.inodes[DISK] not in self.poked:
+            self.kept.append(os.dup(mapping.guard))
+        self.poked.update(mapping.inodes)
+        for address in mapping.addresses:
+            ctypes.memmove(address + offset, data, len(data))
+            if sync:
+                libc.msync(address, mapping.length, 4)  # MS_SYNC
 
     def unmap(self, mapping: Mapping) -> None:
         self.mappings.remove(mapping)
@@ -128,6 +146,12 @@ class Twins:
             self.close(descriptor)
         for mapping in list(self.mappings):
             self.unmap(mapping)
+
+    def end(self) -> None:
+        """Nothing is compared any more."""
+        for fd in self.kept:
+            os.close(fd)
+        self.kept.clear()
 
     # Looking
 
@@ -193,6 +217,8 @@ class Twins:
         changed = found.st_mtime_ns
         set_by_call = changed < ANCIENT
         now = time.time_ns()
+        if found.st_ino in self.poked:
+            changed, set_by_call = 0, True
         if stat.S_ISFIFO(found.st_mode):
             changed, set_by_call = 0, True  # Linux sets it when a fifo on a disk is written to
         assert set_by_call or self.began - 10**9 < changed <= now + 10**9, (
@@ -218,16 +244,37 @@ def _xattrs(of: int | Path) -> dict[str, bytes]:
     return {name: os.getxattr(of, name) for name in os.listxattr(of) if name.startswith("user.")}
 
 
+def _different(kvfs: tuple[str, Any], expected: tuple[str, Any]) -> str:
+    if kvfs[0] == expected[0] and isinstance(kvfs[1], dict):
+        return _difference(kvfs[1], expected[1])
+    return f"kvfs {_short(kvfs)}, expected {_short(expected)}"
+
+
 def _difference(kvfs: Seen, expected: Seen) -> str:
     parts = (
-        f"{key} is {_short(kvfs.get(key))}, expected {_short(value)}"
+        f"{key} is {_short(kvfs.get(key))}, expected {_short(value)}{_where(kvfs.get(key), value)}"
         for key, value in expected.items()
         if kvfs.get(key) != value
     )
     return "; ".join(parts)
 
 
+def _where(found: object, expected: object) -> str:
+    """Where bytes, or those of two outcomes, begin to differ."""
+    if isinstance(found, tuple) and isinstance(expected, tuple):
+        return _where(found[1], expected[1])
+    if not isinstance(found, bytes) or not isinstance(expected, bytes):
+        return ""
+    at = next(
+        (at for at, pair in enumerate(zip(found, expected, strict=False)) if len(set(pair)) > 1),
+        None,
+    )
+    return f" ({len(found)} and {len(expected)} bytes, which differ from {at} on)"
+
+
 def _short(value: object) -> str:
     if isinstance(value, bytes) and len(value) > 40:
         return f"{value[:20]!r}... of {len(value)} bytes"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))})"
     return repr(value)

@@ -111,12 +111,15 @@ def test_map_shared(here: Path) -> None:
     """
     A file can be mapped `MAP_SHARED` for reading and writing. What is written through the mapping
     is read by everybody, at once or after `msync`, and is in the file after the mapping is gone,
-    even if the descriptor was closed before.
+    even if the descriptor was closed before. `st_mtime` may stay as it was: in memory the kernel
+    takes no note of such a write.
     """
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, M)
         mapped = mmap.mmap(descriptor, M)
+        os.utime(descriptor, ns=(1, 1))
     mapped[:5] = b"first"
+    assert (here / "a").stat().st_mtime_ns >= 1
     mapped.flush()
     assert (here / "a").read_bytes()[:6] == b"first\0"
     mapped[M - 4 :] = b"last"
