@@ -139,7 +139,8 @@ def test_another_node_reads_it_while_it_comes(
         assert whole(file.fileno()) == LARGE
         ended(other)
     assert path.read_bytes() == LARGE
-    assert attribute(path, "tier") == "nvme+s3"
+    # The second open may have promoted it by now.
+    assert attribute(path, "tier") in {"nvme+s3", "ram+nvme+s3"}
     assert s3_of(other)["downloads"] == 1
 
 
