@@ -93,7 +93,7 @@ class _Chain:
         self._paths = paths
         self._end = len(paths)
         self._named = 0
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
 
     def over(self, at: int) -> bool:
         """Whether block `at` can not be saved any more."""
@@ -104,7 +104,6 @@ class _Chain:
         """Block `at` will not come."""
         with self._lock:
             self._end = min(self._end, at)
-            self._lock.notify_all()
 
     def _write_temporary(self, at: int, content: Content) -> str:
         with content as data:
@@ -185,6 +184,7 @@ class InPlace(_Chain):
         super().__init__(begin, paths)
         self._made: dict[int, int] = {}  # inode numbers
         self._written: set[int] = set()
+        self._turns: dict[int, threading.Condition] = {}  # of who waits to make which block
 
     def write(self, at: int, content: Content) -> bool:
         """Raises OSError. False if one before it is not saved.
@@ -192,7 +192,9 @@ class InPlace(_Chain):
         Its memory is taken after the wait: two calls that share few buffers would wait for ever.
         """
         with self._lock:
-            self._lock.wait_for(lambda: at in {self._named, self._end} or at > self._end)
+            turn = self._turns[at] = threading.Condition(self._lock)
+            turn.wait_for(lambda: at == self._named or at >= self._end)
+            del self._turns[at]
             if at >= self._end:
                 return False
         path = self._paths[at]
@@ -217,7 +219,14 @@ class InPlace(_Chain):
         """The next one may be made."""
         with self._lock:
             self._named = at + 1
-            self._lock.notify_all()
+            if at + 1 in self._turns:
+                self._turns[at + 1].notify()
+
+    def end(self, at: int) -> None:
+        with self._lock:
+            super().end(at)
+            for turn in self._turns.values():
+                turn.notify()
 
     def close(self) -> int:
         """Unlink what follows a block that is not saved; return how many are.
