@@ -291,7 +291,7 @@ class Config:
     )
     mount_flags: tuple[str, ...] = _option(
         _MOUNT_FLAGS,
-        "ro nosuid nodev noexec noatime, for mount(2); and their opposites",
+        "written alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
         default=(),
         shown="none",
     )

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 Lent = list[tuple[int, int]]  # (descriptor, lease) of each block
 
-_NEVER = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+_NEVER = {
+    *(errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
 # s until what has ended is given back: others end with it, and who loads has better things to do.
 PAUSE = 0.002
 

@@ -14,7 +14,6 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from kvfs import leasing, matching
 from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
 from kvfs.core.open_order import caller
-from kvfs.core.residency import OpenObject
 from kvfs.errors import (
     InvalidError,
     NotFoundError,
@@ -120,7 +118,7 @@ class Matched(Controlled):
         super().__init__(*args, **kwargs)
         self.matches = matches
         self.matching = Matching(self.tree)
-        self.leases = Leases(self.objects, self._lent)
+        self.leases = Leases(self.objects, self.opened)
 
     def _asked(self, handle: int) -> _Asked:
         found = self.matches.open_.get(handle)
@@ -203,11 +201,6 @@ class Matched(Controlled):
         if request is not None:
             asked.answer = matching.pack_answer(await self.matching.answer(asked.ino, request))
         return len(buf)
-
-    def _lent(self, opened: Sequence[OpenObject], began: float) -> None:
-        """As with any open; but the kernel knows nothing of it, and may have the attributes."""
-        for inode in self.opened(opened, began):
-            self.kernel.changed(inode.ino)
 
     async def _lend(self, asked: _Asked, question: bytes) -> None:
         """See `kvfs.leasing`."""

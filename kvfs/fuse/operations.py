@@ -465,22 +465,20 @@ class Operations(pyfuse3.Operations):
                 raise
         return await self._handle(held, writable=writable, request=request)
 
-    def opened(self, opened: Sequence[OpenObject], began: float) -> list[Inode]:
-        """Count opens for reading, which have taken the time since `began` together.
-
-        Returns those that got another time of access.
-        """
-        used: list[Inode] = []
+    def opened(self, opened: Sequence[OpenObject], began: float) -> None:
+        """Count opens for reading, which have taken the time since `began` together."""
         try:
             used = self.attributes.used(held.inode for held in opened)
         except CatalogError as error:  # a time is no reason to refuse the bytes
             log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
+            used = []
+        for inode in used:  # a read would let the kernel ask for it; not each open has one
+            self.kernel.changed(inode.ino)
         spent = (time.perf_counter() - began) / max(1, len(opened))
         for held in opened:
             found_in, held.brought_from = held.brought_from or held.tier.name, ""
             self.residency.latencies.open[found_in].observe(spent)
             self.residency.namespaces.opened(held.inode, spent)
-        return used
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:

@@ -263,6 +263,19 @@ def test_elsewhere_nothing_is_asked(tmp_path: Path) -> None:
             assert torch.equal(torch.stack(list(cache.load(TOKENS).tensors)), GIVEN)
 
 
+def test_a_mount_that_is_read_only_is_asked_once(mount: Mount) -> None:
+    kv = mount("ram=256M,nvme={tmp}/nvme,nvme_size=1G")
+    with PrefixCache(kv.path / "llama", SPEC, create=True) as cache:
+        assert cache.save(TOKENS, GIVEN) == 10
+    kv.remount(f"{kv.options},ro")
+    leases = Leases(str(kv.path / "llama"))
+    assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
+    assert leases.offered is False
+    leases.close()
+    with PrefixCache(kv.path / "llama", SPEC) as cache:
+        assert torch.equal(torch.stack(list(cache.load(TOKENS).tensors)), GIVEN)
+
+
 def test_a_descriptor_is_checked_when_it_is_mapped(tmp_path: Path) -> None:
     path = tmp_path / "block"
     path.write_bytes(b"x" * 10)

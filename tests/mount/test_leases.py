@@ -365,6 +365,22 @@ def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
     assert [file.stat().st_atime_ns for file in files] == used
 
 
+def test_who_is_lent_what_was_opened_by_name(either: Mounted) -> None:
+    """The time of access that the open has set is shown, though the lease sets none."""
+    space, keys = namespace(either), chain(2)
+    write(space, keys)
+    either.idle()
+    files = files_of(space, keys)
+    for file in files:
+        os.utime(file, (1, 2))
+        assert file.stat().st_atime == 1
+        os.close(os.open(file, os.O_RDONLY))
+    with borrowing(space) as client:
+        lent, _ = client.borrow(ROOT, keys, BLOCK)
+        assert contents(lent) == of(keys)
+    assert all(file.stat().st_atime > 2 for file in files)
+
+
 def test_a_namespace_that_is_dropped(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     write(space, keys)

@@ -118,12 +118,21 @@ def test_access_time(here: Path) -> None:
     older than a minute. Evictors that sort by it find the files in the order of their use.
     """
     (here / "a").write_bytes(b"content")
-    os.utime(here / "a", ns=(HOUR, 2 * HOUR))
-    (here / "a").read_bytes()
-    first = os.stat(here / "a").st_atime_ns
-    assert first > 2 * HOUR
-    (here / "a").read_bytes()
-    assert os.stat(here / "a").st_atime_ns == first
+
+    def read() -> None:
+        (here / "a").read_bytes()
+
+    def only_open() -> None:
+        os.close(os.open(here / "a", os.O_RDONLY))
+
+    for use in (only_open, read, read, only_open):  # the second read is of what is in memory
+        os.utime(here / "a", ns=(HOUR, 2 * HOUR))
+        assert os.stat(here / "a").st_atime_ns == HOUR
+        use()
+        first = os.stat(here / "a").st_atime_ns
+        assert first > 2 * HOUR
+        use()
+        assert os.stat(here / "a").st_atime_ns == first
 
 
 def test_sizes(here: Path) -> None:

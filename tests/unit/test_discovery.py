@@ -61,6 +61,9 @@ class Requests:
         self.number += 1
         return self.number, False
 
+    def changed(self, ino: int) -> None:
+        """It has no attributes."""
+
     @staticmethod
     def requester() -> int:
         return Caller.pid

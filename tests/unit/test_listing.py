@@ -35,6 +35,9 @@ class Requests:
         self.number += 1
         return self.number, False
 
+    def changed(self, ino: int) -> None:
+        """It has no attributes."""
+
 
 class Listing:
     """What a kernel lists with several READDIRs, and the turns that others had meanwhile."""

@@ -34,6 +34,9 @@ class Requests:
         self.number += 1
         return self.number, False
 
+    def changed(self, ino: int) -> None:
+        """It has no attributes."""
+
     def bind(self, slot: object, *, noflush: bool) -> None:
         """It knows the handle."""
 

@@ -57,6 +57,8 @@ class Evict:
     def _default(self, *, drop: bool) -> str:
         if drop:
             return "s3"
+        if self.residency.nvme is None and self.residency.bucket is None:
+            raise ConfigError("the mount has neither nvme= nor s3=: drop loses what only is here")
         return "s3" if self.residency.nvme is None else "nvme"
 
     def _check(self) -> None:
