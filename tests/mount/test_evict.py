@@ -73,7 +73,7 @@ def test_nothing_is_lost_that_was_not_to_be(mount: Mount) -> None:
     files = filled(kv, "n", 2)
     one, other = files
     for arguments, why in (
-        ((one,), "has no bucket"),
+        ((one,), "has neither nvme= nor s3="),
         ((one, "--to", "nvme"), "expected a mount with"),
         ((one, "--to", "s3"), "has no bucket"),
         ((one, "--to", "nvme", "--drop"), "loses nothing"),
