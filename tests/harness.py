@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -183,6 +184,7 @@ class Mounted:
             if runtime.mount_at(path) is not None:
                 subprocess.run(["umount", "-l", path], check=True)
                 path.rmdir()
+        shutil.rmtree(runtime.runtime_dir(self.path), ignore_errors=True)
 
 
 def _files(tier: dict[str, Any]) -> tuple[int, int]:
