@@ -1,16 +1,19 @@
-"""Leases: blocks of a prefix opened by one question, their descriptors handed over by a socket.
+"""Leases: blocks of a prefix opened, or made, by one question; descriptors come by a socket.
 
 Questions are written to a namespace's `.match`, each in one call, at offset 0; little-endian:
 
     SOCKET   "KVS1", i32 descriptor of one end of a pair of Unix sockets, SOCK_SEQPACKET
     OPEN     "KVO1", u32 count n, u32 bytes of shard, u64 size, u64 number, shard, 16 bytes: the key
              before the first one, n x 16 bytes: keys
+    MAKE     "KVN1", as OPEN, with u32 mode before the shard
+    DONE     "KVD1", u32 count n, n x u64 leases
     CLOSE    "KVC1", u32 count n, n x u64 leases
 
-The write of SOCKET or CLOSE is all there is to say. OPEN is answered by one message at the other
-end of the pair, which is there when the write returns, with a descriptor for each block, read only:
+The write of SOCKET, DONE or CLOSE is all there is to say. OPEN and MAKE are answered by one message
+at the other end of the pair, which is there when the write returns, with a descriptor for each
+block, read only of what was opened:
 
-    answer   "KVO1", u32 blocks m, u64 number of the question, u64 lease of the first one
+    answer   as the question, u32 blocks m, u64 number of the question, u64 lease of the first one
 
 Who did not come to take an answer finds it before the next one: its number says so, and that what
 came with it is to be closed and given back.
@@ -19,6 +22,14 @@ with CLOSE, or with the descriptor of `.match` by which it was asked for. Leases
 on from the first. The blocks are the first m of those asked for, of `size` bytes each, that are in
 RAM and complete and that whoever opened `.match` may read, as owner, by the group, or as anybody;
 what comes after them is to be opened by name, and so is all where a namespace has limits.
+
+MAKE makes blocks with nothing in them, whose names are there at once: the first m of those asked
+for that are not there yet, for which RAM has room now, and that whoever opened `.match` may make,
+by the mode bits. `mode` is theirs, as of open(2) and with the umask already taken off. A block is
+written through its descriptor, that is closed, and DONE says so: what has its size then is sealed.
+What has not, or whose lease ends without DONE, goes. ESTALE at DONE: not all that it names have
+been sealed. Where a mount has a bucket, or gives names at the close, nothing is made in this way.
+
 ESTALE is a question that has no socket, or one that takes no more: SOCKET is to be said again. So
 it is after a takeover, which leases do not outlive, though descriptors do. EINVAL is no question;
 EOPNOTSUPP says that this mount lends nothing.
@@ -34,11 +45,13 @@ from typing import NamedTuple
 from kvfs.errors import InvalidError
 from kvfs.prefix import KEY_BYTES, check_key, check_shard
 
-SOCKET, OPEN, CLOSE = b"KVS1", b"KVO1", b"KVC1"
+SOCKET, OPEN, CLOSE, MAKE, DONE = b"KVS1", b"KVO1", b"KVC1", b"KVN1", b"KVD1"
 BLOCKS_MAX = 64  # of a question; the kernel hands over 253 descriptors in a message (SCM_MAX_FD)
-CLOSED_MAX = 4096
+CLOSED_MAX = 4096  # leases that a question ends
+MODE_MAX = 0o777
 _SOCKET = struct.Struct("<4si")
 _OPEN = struct.Struct("<4sIIQQ")
+_MAKE = struct.Struct("<4sIIQQI")
 _CLOSE = struct.Struct("<4sI")
 _ANSWER = struct.Struct("<4sIQQ")
 ANSWER_SIZE = _ANSWER.size
@@ -47,7 +60,7 @@ ANSWER_SIZE = _ANSWER.size
 class Request(NamedTuple):
     """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one.
 
-    number: comes back with the answer.
+    number: comes back with the answer. mode: of blocks that are to be made; -1: to be opened.
     """
 
     parent: bytes
@@ -55,6 +68,7 @@ class Request(NamedTuple):
     shard: str
     size: int
     number: int = 0
+    mode: int = -1
 
 
 class Answer(NamedTuple):
@@ -67,7 +81,7 @@ class Answer(NamedTuple):
 
 def is_question(data: bytes) -> bool:
     """Whether it is one of these, or means to be."""
-    return data[:4] in {SOCKET, OPEN, CLOSE}
+    return data[:4] in {SOCKET, OPEN, CLOSE, MAKE, DONE}
 
 
 def pack_socket(number: int) -> bytes:
@@ -86,8 +100,8 @@ def unpack_socket(data: bytes) -> int:
     return number
 
 
-def pack_open(request: Request) -> bytes:
-    """Return the question OPEN. Raises ValueError."""
+def pack_request(request: Request) -> bytes:
+    """Return the question OPEN or MAKE. Raises ValueError."""
     check_key(request.parent, "parent")
     if len(request.keys) > BLOCKS_MAX:
         raise ValueError(f"{len(request.keys)} keys, at most {BLOCKS_MAX} in a question")
@@ -95,54 +109,60 @@ def pack_open(request: Request) -> bytes:
     if len(joined) != KEY_BYTES * len(request.keys):
         raise ValueError(f"keys: expected {KEY_BYTES} bytes each")
     shard = check_shard(request.shard).encode() if request.shard else b""
-    header = _OPEN.pack(OPEN, len(request.keys), len(shard), request.size, request.number)
+    about = (len(request.keys), len(shard), request.size, request.number)
+    make = request.mode >= 0
+    header = _MAKE.pack(MAKE, *about, request.mode) if make else _OPEN.pack(OPEN, *about)
     return header + shard + request.parent + joined
 
 
-def unpack_open(data: bytes) -> Request:
-    """Raises InvalidError."""
-    if len(data) < _OPEN.size:
-        raise InvalidError(f"request of {len(data)} bytes, expected {_OPEN.size} at least")
-    _, count, named, size, number = _OPEN.unpack_from(data)
-    at = _OPEN.size + named
+def unpack_request(data: bytes) -> Request:
+    """Of the question OPEN or MAKE. Raises InvalidError."""
+    header = _MAKE if data.startswith(MAKE) else _OPEN
+    if len(data) < header.size:
+        raise InvalidError(f"request of {len(data)} bytes, expected {header.size} at least")
+    _, count, named, size, number, *modes = header.unpack_from(data)
+    at = header.size + named
     if count > BLOCKS_MAX:
         raise InvalidError(f"{count} keys, at most {BLOCKS_MAX} in a question")
     if len(data) != at + KEY_BYTES * (1 + count):
         expected = at + KEY_BYTES * (1 + count)
         raise InvalidError(f"request of {len(data)} bytes, expected {expected}")
     try:
-        shard = data[_OPEN.size : at].decode("ascii")
+        shard = data[header.size : at].decode("ascii")
         if named:
             check_shard(shard)
     except ValueError as error:
         raise InvalidError(f"shard: {error}") from None
     parent, *keys = (data[start : start + KEY_BYTES] for start in range(at, len(data), KEY_BYTES))
-    return Request(parent, keys, shard, size, number)
+    mode = modes[0] if modes else -1
+    if mode > MODE_MAX:
+        raise InvalidError(f"mode {mode:#o}, expected at most {MODE_MAX:#o}")
+    return Request(parent, keys, shard, size, number, mode)
 
 
-def pack_close(leases: Sequence[int]) -> bytes:
-    """Return the question CLOSE. Raises ValueError."""
+def pack_close(leases: Sequence[int], question: bytes = CLOSE) -> bytes:
+    """Return the question CLOSE, or DONE. Raises ValueError."""
     if len(leases) > CLOSED_MAX:
         raise ValueError(f"{len(leases)} leases, at most {CLOSED_MAX} in a question")
-    return _CLOSE.pack(CLOSE, len(leases)) + struct.pack(f"<{len(leases)}Q", *leases)
+    return _CLOSE.pack(question, len(leases)) + struct.pack(f"<{len(leases)}Q", *leases)
 
 
 def unpack_close(data: bytes) -> tuple[int, ...]:
-    """Raises InvalidError."""
+    """Of the question CLOSE or DONE. Raises InvalidError."""
     count = _CLOSE.unpack_from(data)[1] if len(data) >= _CLOSE.size else 0
     if count > CLOSED_MAX or len(data) != _CLOSE.size + 8 * count:
         raise InvalidError(f"{count} leases in a request of {len(data)} bytes")
     return struct.unpack_from(f"<{count}Q", data, _CLOSE.size)
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_answer(answer: Answer, question: bytes = OPEN) -> bytes:
     """Return what comes with so many descriptors."""
-    return _ANSWER.pack(OPEN, answer.blocks, answer.number, answer.first)
+    return _ANSWER.pack(question, answer.blocks, answer.number, answer.first)
 
 
 def unpack_answer(data: bytes) -> Answer:
     """Raises ValueError for what is none."""
-    if len(data) != _ANSWER.size or data[:4] != OPEN:
+    if len(data) != _ANSWER.size or data[:4] not in {OPEN, MAKE}:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {OPEN!r}")
     _, blocks, number, first = _ANSWER.unpack(data)
     return Answer(number, blocks, first)

@@ -28,11 +28,23 @@ class Borrower:
         self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = ""
     ) -> tuple[list[int], list[int]]:
         """(descriptors, leases)."""
-        self.say(leasing.pack_open(leasing.Request(parent, list(keys), shard, size)))
+        return self._ask(leasing.Request(parent, list(keys), shard, size))
+
+    def make(
+        self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = "", mode: int = 0o644
+    ) -> tuple[list[int], list[int]]:
+        """(descriptors, leases), to be written."""
+        return self._ask(leasing.Request(parent, list(keys), shard, size, mode=mode))
+
+    def _ask(self, request: leasing.Request) -> tuple[list[int], list[int]]:
+        self.say(leasing.pack_request(request))
         answer, found, _, _ = socket.recv_fds(self.ours, 4096, leasing.BLOCKS_MAX)
         _, count, first = leasing.unpack_answer(answer)
         assert count == len(found)
         return list(found), list(range(first, first + count))
+
+    def done(self, leases: Sequence[int]) -> None:
+        self.say(leasing.pack_close(leases, leasing.DONE))
 
     def give_back(self, leases: Sequence[int]) -> None:
         self.say(leasing.pack_close(leases))

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kvfs import prefix
 from kvfs.client import files, memory, waiting
 from kvfs.client.arguments import (
     Blocks,
@@ -31,9 +30,10 @@ from kvfs.client.chain import Chain
 from kvfs.client.device import Cuda, Done, Host
 from kvfs.client.leases import Leases
 from kvfs.client.load import map_chain, open_chain, read_chain
+from kvfs.client.made import Made
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
-from kvfs.client.save import save_chain
+from kvfs.client.save import paths_of, save_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
@@ -261,7 +261,8 @@ class PrefixCache:
         keys = self.spec.keys(tokens)
         found = self._match(self.spec.root, keys, self.spec.shard_names).blocks
         chains = [
-            self._paths(self.spec.root, keys[:found], shard) for shard in self.spec.shard_names
+            paths_of(self.path, self.spec.root, keys[:found], shard)
+            for shard in self.spec.shard_names
         ]
         for count, paths in enumerate(zip(*chains, strict=True)):
             try:
@@ -412,15 +413,16 @@ class PrefixCache:
                     return transfer.content(block, after)
                 return memory.content(block)
 
+            above, rest = keys[cached - 1] if cached else parent, keys[cached:]
             return cached + save_chain(
                 self.path,
-                keys[cached - 1] if cached else parent,
-                keys[cached:],
+                above,
+                rest,
                 shard,
                 content,
                 parent_cached=cached > 0 or parent == self.spec.root,
                 closed=self._closed_prefixes,
-                in_place=self._in_place(),
+                made=self._made(above, rest, shard) if self._in_place() else None,
                 threads=self._threads,
                 stats=self.stats,
             )
@@ -431,6 +433,10 @@ class PrefixCache:
         """Whether the directory is of a mount on this machine, where files may grow to blocks."""
         local = self._closed_prefixes and self._question.offered
         return local and names_at_once(self.path)
+
+    def _made(self, parent: bytes, keys: list[bytes], shard: str) -> Made:
+        paths = paths_of(self.path, parent, keys, shard)
+        return Made(parent, keys, paths, shard, self.spec.stored_bytes, self._leases)
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
         """The way to a device, after what the caller's stream does now; None if it is straight."""
@@ -445,13 +451,6 @@ class PrefixCache:
 
     def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> Chain:
         return Chain(self.path, parent, keys, shard, self.spec.stored_bytes, self._leases)
-
-    def _paths(self, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
-        parents = (parent, *keys)
-        return [
-            f"{self.path}/{prefix.path(above, key, shard)}"
-            for above, key in zip(parents, keys, strict=False)
-        ]
 
     def _own_shard(self) -> str:
         self._check_open()

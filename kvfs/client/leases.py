@@ -1,8 +1,9 @@
-"""Blocks that the mount opens many at a time: one question, and their descriptors come by a socket.
+"""Blocks that the mount opens or makes many at a time: one question, descriptors by a socket.
 
 Contract: `ask` has descriptors of as many blocks as the mount lends, from the first on, be it none:
-what it does not lend is opened by name. Each is a lease until it is given back: as long, what it
-reads is there and is counted, as with a file that is open. What the mount can not answer (another
+what it does not lend is opened, or made, by name. Each is a lease until it is given back: as long,
+what it reads is there and is counted, as with a file that is open; what was made is sealed when it
+is `done`, and gone when it is given back instead. What the mount can not answer (another
 file system, a server of NFS, an older kvfs) is asked once, and then no more; what it does not
 answer any more, once for each load. Never raises OSError.
 All questions are asked by one thread, which no signal handler breaks into. To give back is to put
@@ -43,17 +44,23 @@ class _Question(NamedTuple):
 
 class _Ended(NamedTuple):
     leases: tuple[int, ...]
+    told: SimpleQueue[None] | None = None  # at once, and then this one is told
+
+
+class _Done(NamedTuple):
+    lease: int
+    answer: Callable[[bool], None]
 
 
 # What there is to do; to close is a queue that is told when it is done, and None that nobody asks.
-_Work = SimpleQueue["_Question | _Ended | SimpleQueue[None] | None"]
+_Work = SimpleQueue["_Question | _Done | _Ended | SimpleQueue[None] | None"]
 
 
 class Leases:
     """Of one directory. Any number of threads."""
 
     def __init__(self, directory: str) -> None:
-        self._lender = _Lender(f"{directory}/{matching.NAME}")
+        self._lender = _Lender(directory)
         self._work: _Work = SimpleQueue()
         self._starting = threading.Lock()
         self._begun = False
@@ -63,6 +70,11 @@ class Leases:
     def offered(self) -> bool:
         """Until it turns out not to be."""
         return self._lender.offered
+
+    @property
+    def makes(self) -> bool:
+        """The same for blocks that are to be made."""
+        return self._lender.offered and self._lender.makes
 
     def ask(self, request: leasing.Request, answer: Callable[[Lent], None]) -> None:
         """`answer` gets what is lent of it, in a thread in which it must not wait."""
@@ -74,10 +86,21 @@ class Leases:
                 self._begun = True
         self._work.put(_Question(request, answer))
 
+    def done(self, lease: int, answer: Callable[[bool], None]) -> None:
+        """What it made is written; `answer` gets whether it is sealed, and all others of then."""
+        self._work.put(_Done(lease, answer))
+
     def give_back(self, leases: Iterable[int]) -> None:
         """They end soon."""
         if some := tuple(leases):
             self._work.put(_Ended(some))
+
+    def drop(self, leases: Iterable[int]) -> None:
+        """They have ended when this returns: what they made and did not write is gone."""
+        if some := tuple(leases):
+            told: SimpleQueue[None] = SimpleQueue()
+            self._work.put(_Ended(some, told))
+            told.get()
 
     def close(self) -> None:
         """No more questions are answered; what is lent is kept until it is given back."""
@@ -92,8 +115,12 @@ class Leases:
 def _serve(lender: "_Lender", work: _Work) -> None:
     """Until nobody can ask any more, and all that was lent has been given back."""
     ended: list[int] = []
+    done: list[_Done] = []
     dropped = False
     while lender.held or not dropped:
+        if done and work.empty():  # what was done meanwhile goes with it
+            _finish(lender, done)
+            done = []
         try:
             one = work.get(timeout=PAUSE if ended else None)
         except Empty:
@@ -106,9 +133,17 @@ def _serve(lender: "_Lender", work: _Work) -> None:
                 found = lender.ask(one.request)
             finally:  # somebody waits for it
                 one.answer(found)
+        elif isinstance(one, _Done):
+            done.append(one)
         elif isinstance(one, _Ended):
             ended.extend(one.leases)
+            if one.told is not None:
+                lender.give_back(ended)
+                ended = []
+                one.told.put(None)
         else:
+            _finish(lender, done)
+            done = []
             lender.close(ended)
             ended = []
             if one is None:
@@ -118,15 +153,26 @@ def _serve(lender: "_Lender", work: _Work) -> None:
     lender.let_go()
 
 
+def _finish(lender: "_Lender", done: list[_Done]) -> None:
+    sealed = False
+    try:
+        sealed = not done or lender.done([one.lease for one in done])
+    finally:  # somebody waits for it
+        for one in done:
+            one.answer(sealed)
+
+
 class _Lender:
     """The mount's side of it, as the one thread that asks sees it."""
 
-    def __init__(self, path: str) -> None:
-        self.offered = True
+    def __init__(self, directory: str) -> None:
+        self.offered = self.makes = True
         self._closed = False
         self.held: set[int] = set()
-        self._path = path
+        self._directory = directory
+        self._path = f"{directory}/{matching.NAME}"
         self._fd = -1
+        self._inode = 0  # of the directory that it is of
         self._peers: tuple[socket.socket, socket.socket] | None = None
         self._asked = 0
 
@@ -138,6 +184,9 @@ class _Lender:
             return self._ask(request._replace(number=self._asked))
         except OSError as error:
             log.debug("%s lends nothing: %s", self._path, error)
+            if request.mode >= 0 and error.errno == errno.EINVAL:  # an older kvfs
+                self.makes = False
+                return []
             self.offered = error.errno not in _NEVER
             self.let_go()
             return []
@@ -160,6 +209,20 @@ class _Lender:
         if self._closed and not self.held:
             self.let_go()
 
+    def done(self, leases: list[int]) -> bool:
+        """Whether all are sealed."""
+        self.held.difference_update(leases)
+        try:
+            for start in range(0, len(leases), leasing.CLOSED_MAX):
+                some = leases[start : start + leasing.CLOSED_MAX]
+                os.pwrite(self._fd, leasing.pack_close(some, leasing.DONE), 0)
+        except OSError as error:
+            log.debug("%s: %s", self._path, error)
+            if error.errno != errno.ESTALE:
+                self.let_go()
+            return False
+        return True
+
     def let_go(self) -> None:
         """Of the mount, which ends all leases."""
         fd, self._fd, peers, self._peers = self._fd, -1, self._peers, None
@@ -171,8 +234,12 @@ class _Lender:
             peer.close()
 
     def _ask(self, request: leasing.Request) -> Lent:
-        question = leasing.pack_open(request)
+        question = leasing.pack_request(request)
+        inode = os.stat(self._directory).st_ino  # 2 us: the kernel knows
+        if self._inode != inode:  # it has been renamed, and this is another
+            self.let_go()
         if self._fd < 0:
+            self._inode = inode
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         if self._peers is None:
             self._offer()

@@ -6,7 +6,8 @@ parent, because those of the others are not there yet: a kvfs namespace with `pr
 with its block, on any other file system it is made here.
 `InPlace`: a block has it from the beginning, and is none before it has its size, which is when its
 last byte is there: a file grows with what is written. That needs a mount of this machine: servers
-of NFS may carry out the last write first. It saves a rename and four questions of the kernel's.
+of NFS may carry out the last write first. It saves a rename and four questions of the kernel's. The
+mount itself may make them, many at a time (`kvfs.client.made`), which saves the others.
 An OSError ends the chain, and so does a block that its storage can not hold: that block and all
 after it are not saved, their files are gone. Not for what is cached already, nor for where tensors
 are.
@@ -21,6 +22,7 @@ from itertools import count
 
 from kvfs import prefix
 from kvfs.client import files
+from kvfs.client.made import Made
 from kvfs.client.memory import Runs
 from kvfs.client.stats import Stats
 from kvfs.client.storage import UnstorableError
@@ -39,29 +41,27 @@ def save_chain(
     *,
     parent_cached: bool,
     closed: bool,
-    in_place: bool,
+    made: Made | None,
     threads: Threads,
     stats: Stats,
 ) -> int:
     """Return how many of `keys`, from the first, have been saved.
 
     content(i): the bytes of block i while it is written. parent_cached: the parent is there, or is
-    a root. closed: the file system itself makes directories. in_place: as a mount of this machine.
+    a root. closed: the file system itself makes directories. made: of a mount of this machine.
     """
-    parents = (parent, *keys)
-    paths = [
-        f"{directory}/{prefix.path(above, key, shard)}"
-        for above, key in zip(parents, keys, strict=False)
-    ]
+    paths = paths_of(directory, parent, keys, shard)
     begin = f"{directory}/{parent.hex()}"
     chain = (
-        InPlace(begin, paths)
-        if in_place
+        InPlace(begin, paths, made)
+        if made is not None
         else Renamed(begin, paths, [] if closed else [f"{directory}/{key.hex()}" for key in keys])
     )
     if parent_cached and not os.path.isdir(begin):
         with contextlib.suppress(OSError):  # said by the first write
             os.mkdir(begin)
+    if made is not None:
+        made.begin()
 
     def write(at: int) -> bool:
         if chain.over(at):
@@ -83,6 +83,15 @@ def save_chain(
         saved = chain.close()
     stats.add(blocks_saved=saved, blocks_unsaved=len(keys) - saved)
     return saved
+
+
+def paths_of(directory: str, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
+    """Of the blocks of a chain."""
+    parents = (parent, *keys)
+    return [
+        f"{directory}/{prefix.path(above, key, shard)}"
+        for above, key in zip(parents, keys, strict=False)
+    ]
 
 
 class _Chain:
@@ -180,9 +189,10 @@ class Renamed(_Chain):
 class InPlace(_Chain):
     """One thread at a time makes a file, in order; they are written side by side."""
 
-    def __init__(self, begin: str, paths: Sequence[str]) -> None:
+    def __init__(self, begin: str, paths: Sequence[str], made: Made) -> None:
         super().__init__(begin, paths)
-        self._made: dict[int, int] = {}  # inode numbers
+        self._made = made
+        self._created: dict[int, int] = {}  # inode numbers
         self._written: set[int] = set()
         self._turns: dict[int, threading.Condition] = {}  # of who waits to make which block
 
@@ -191,7 +201,17 @@ class InPlace(_Chain):
 
         Its memory is taken after the wait: two calls that share few buffers would wait for ever.
         """
+        fd = self._made.take(at)
+        if fd >= 0:
+            with files.closing(fd):
+                if self.over(at):
+                    return False
+                with content as data:
+                    files.write_all(fd, data, self._paths[at])
+            self._made.written(at)
+            return True
         with self._lock:
+            self._named = max(self._named, self._made.count)
             turn = self._turns[at] = threading.Condition(self._lock)
             turn.wait_for(lambda: at == self._named or at >= self._end)
             del self._turns[at]
@@ -207,7 +227,7 @@ class InPlace(_Chain):
             self._is_there(at)
         else:
             with files.closing(fd):
-                self._made[at] = os.fstat(fd).st_ino  # asks nobody: the CREATE has said it
+                self._created[at] = os.fstat(fd).st_ino  # asks nobody: the CREATE has said it
                 self._is_there(at)
                 with content as data:
                     files.write_all(fd, data, path)
@@ -233,8 +253,10 @@ class InPlace(_Chain):
 
         Not what another one has put in its place since.
         """
+        self._made.end()
+        self._written |= self._made.sealed
         saved = next(at for at in count() if at not in self._written)
-        for at, inode in sorted(self._made.items(), reverse=True):
+        for at, inode in sorted(self._created.items(), reverse=True):
             if at >= saved and files.is_inode(self._paths[at], inode):
                 files.discard(self._paths[at])
         return saved

@@ -64,12 +64,16 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def open(self, ino: int, request: Request, who: Who, leases: set[int]) -> tuple[int, list[int]]:
+    def numbers(self, count: int) -> int:
+        """The first of so many that follow each other, and that no lease has had."""
+        self._next += count
+        return self._next - count
+
+    def open(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
         """(the first one's number, descriptors): as many blocks as can be had in this way.
 
-        Their numbers, which follow each other, are added to `leases`. The descriptors are the
-        objects' own, to be handed over before anything is awaited. Raises StaleError if the
-        directory is no namespace of blocks.
+        Their numbers follow each other. The descriptors are the objects' own, to be handed over
+        before anything is awaited. Raises StaleError if the directory is no namespace of blocks.
         """
         space = self.residency.namespaces.own(ino)
         if space is None or space.blocks is None:
@@ -81,7 +85,6 @@ class Leases:
             held = self.objects.lend(inode) if len(self._held) < LEASES_MAX else None
             if held is None:
                 break
-            leases.add(self._next)
             self._held[self._next] = held
             self._next += 1
             found.append(held)

@@ -74,6 +74,13 @@ class Mappings:
             await trio.sleep(PERIOD)
         return self.shared(held)
 
+    def may_be_written(self, held: OpenObject) -> bool:
+        """Whether a descriptor that was lent to write it may be left, or a mapping of it.
+
+        A process has let go of one when its close(2) returns. With readers it is not told.
+        """
+        return not self._alone(held) or self.shared(held)
+
     @staticmethod
     def _alone(held: OpenObject) -> bool:
         return held.writers == 1 and not held.readers

@@ -326,12 +326,40 @@ class Objects:
     async def _create(
         self, parent: int, name: bytes, make: Callable[[], Inode], *, at_once: bool
     ) -> OpenObject:
-        catalog, residency = self.catalog, self.residency
-        ino = catalog.next_id()
-        namespace = residency.namespaces.of(self._directory(parent))
+        namespace = self.residency.namespaces.of(self._directory(parent))
         late = namespace.settings.publish == "close" and not at_once
         publish = (parent, name) if late else None
-        tier, reserved = await self.placement.choose(parent, name, namespace)
+        room = await self.placement.choose(parent, name, namespace)
+        expected = self.placement.expect(parent, name) or 0
+        return await self._begin(parent, name, make, room, expected, publish=publish)
+
+    async def create_at_once(
+        self, parent: int, name: bytes, make: Callable[[], Inode], size: int
+    ) -> OpenObject | None:
+        """The same in RAM, for a file of so many bytes, if it has room now; else None.
+
+        Without a turn of the loop. Raises TierError and what `make` raises.
+        """
+        with self.residency.prefixes.entering(parent):
+            namespace = self.residency.namespaces.of(self._directory(parent))
+            room = self.placement.choose_at_once(namespace, size)
+            return None if room is None else await self._begin(parent, name, make, room, size)
+
+    async def _begin(
+        self,
+        parent: int,
+        name: bytes,
+        make: Callable[[], Inode],
+        room: tuple[Tier, int],
+        expected: int,
+        *,
+        publish: tuple[int, bytes] | None = None,
+    ) -> OpenObject:
+        """room: a tier, and the bytes that are reserved there; given back if this raises."""
+        catalog, residency = self.catalog, self.residency
+        namespace = residency.namespaces.of(self._directory(parent))
+        ino = catalog.next_id()
+        tier, reserved = room
         try:
             try:
                 fd = await self._make(tier, ino, 1)
@@ -370,7 +398,7 @@ class Objects:
         held = OpenObject(
             inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
         )
-        held.expected = self.placement.expect(parent, name) or 0
+        held.expected = expected
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
@@ -500,6 +528,13 @@ class Objects:
         finally:
             await self.release(held, writable=writable)
 
+    async def close_lent(self, held: OpenObject) -> None:
+        """The same for a writer who had a descriptor of the file itself."""
+        try:
+            self.flush(held, writable=True)
+        finally:
+            await self._release(held, writable=True, left=self.mappings.may_be_written(held))
+
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
         """What a failed call on a backing file means. Only a tier's own failure is logged."""
@@ -577,8 +612,13 @@ class Objects:
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
-        another = held.mapped
-        if writable and held.backing_id and (another or await self.mappings.outlives(held)):
+        left = writable and held.backing_id > 0 and await self.mappings.outlives(held)
+        await self._release(held, writable=writable, left=left)
+
+    async def _release(self, held: OpenObject, *, writable: bool, left: bool) -> None:
+        """left: somebody has it mapped, or open in another way: he stays a writer."""
+        another = writable and held.mapped
+        if another or left:
             self.mappings.keep(held)
             if not another:
                 return

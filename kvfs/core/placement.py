@@ -89,6 +89,21 @@ class Placement:
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
 
+    def choose_at_once(self, namespace: Namespace, size: int) -> tuple[Tier, int] | None:
+        """RAM for a file of so many bytes, reserved; None where that is not to be had now."""
+        ram, bucket = self.ram, self.residency.bucket
+        if ram is None or ram.health.down or not namespace.takes(ram):
+            return None
+        if bucket and namespace.takes(bucket) and self.residency.dirty.full:
+            return None
+        try:
+            if not self.quota.keep(namespace, size, objects=1):
+                return None
+        except QuotaError:
+            return None
+        wanted = Tier.cost(-(-size // 4096) * 8)
+        return (ram, wanted) if self.room.reserve(ram, wanted) else None
+
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
     ) -> None:

@@ -3,7 +3,7 @@
 Contract: called once, before anything is served; all is done in one step of the loop. The handles
 say what is open, the catalog what that is: an inode that is marked unfinished and has no handle was
 left by a writer whose request is not answered yet (it comes again) or who is dead. It is sealed as
-it is, as when a process dies on a local disk.
+it is, as when a process dies on a local disk; if it was lent (`saves`), when its writer closes it.
 Not for what a machine's death leaves: that is `recovery`'s.
 """
 
@@ -210,6 +210,10 @@ def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:
     except KvfsError as error:
         log.error("inode %d was being made, and has no file: %s", inode.ino, error)
         residency.drop(inode, "unfinished")
+        return
+    if tier.shared(fd):  # somebody was lent it to write, and still has the descriptor
+        os.close(fd)
+        _watch(objects, inode)
         return
     held = OpenObject(inode, tier, fd, writable=False, writers=1)
     objects.flush(held, writable=True)

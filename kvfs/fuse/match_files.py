@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvfs import leasing, matching
 from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
 from kvfs.core.open_order import caller
+from kvfs.core.saves import Saves
 from kvfs.errors import (
     InvalidError,
     NotFoundError,
@@ -54,6 +56,7 @@ class _Asked:
         self.answer: bytes | None = None
         self.peer: socket.socket | None = None
         self.leases: set[int] = set()
+        self.released = False
 
 
 class MatchFiles:
@@ -87,6 +90,7 @@ class MatchFiles:
         if asked is None:
             return set()
         (self.directory / str(handle)).unlink(missing_ok=True)
+        asked.released = True
         if asked.peer is not None:
             asked.peer.close()
         return asked.leases
@@ -119,6 +123,7 @@ class Matched(Controlled):
         self.matches = matches
         self.matching = Matching(self.tree)
         self.leases = Leases(self.objects, self.opened)
+        self.saves = Saves(self.tree, self.objects, self.leases.numbers, self.kernel.changed)
 
     def _asked(self, handle: int) -> _Asked:
         found = self.matches.open_.get(handle)
@@ -204,24 +209,20 @@ class Matched(Controlled):
 
     async def _lend(self, asked: _Asked, question: bytes) -> None:
         """See `kvfs.leasing`."""
-        if question.startswith(leasing.OPEN):
-            if asked.peer is None:
-                raise StaleError("blocks are to be lent, and there is no socket to hand them over")
-            caller.set(self.kernel.requester())
-            request = leasing.unpack_open(question)
-            first, blocks = self.leases.open(asked.ino, request, asked.who, asked.leases)
-            answer = leasing.Answer(request.number, len(blocks), first)
-            try:
-                handover.send(asked.peer, leasing.pack_answer(answer), blocks)
-            except OSError as error:
-                leases = range(first, first + len(blocks))
-                asked.leases.difference_update(leases)
-                await self.leases.close(leases)
-                raise StaleError(f"nothing can be handed over: {error}") from None
-        elif question.startswith(leasing.CLOSE):
-            ended = asked.leases.intersection(leasing.unpack_close(question))
-            asked.leases -= ended
+        if question.startswith((leasing.OPEN, leasing.MAKE)):
+            await self._hand_over(asked, leasing.unpack_request(question))
+        elif question.startswith(leasing.DONE):
+            named = leasing.unpack_close(question)
+            ended = [lease for lease in named if lease in asked.leases]
+            asked.leases.difference_update(ended)
+            sealed = await self.saves.done(ended)
             await self.leases.close(ended)
+            if not sealed or len(ended) < len(named):
+                raise StaleError(f"not all of {len(named)} blocks could be sealed")
+        elif question.startswith(leasing.CLOSE):
+            ended = [one for one in leasing.unpack_close(question) if one in asked.leases]
+            asked.leases.difference_update(ended)
+            await self._end(ended)
         else:
             number = leasing.unpack_socket(question)
             if self.residency.ram is None or not self.residency.ram.lends:
@@ -235,6 +236,36 @@ class Matched(Controlled):
             if asked.peer is not None:
                 asked.peer.close()
             asked.peer = peer
+
+    async def _hand_over(self, asked: _Asked, request: leasing.Request) -> None:
+        if asked.peer is None:
+            raise StaleError("blocks are to be lent, and there is no socket to hand them over")
+        caller.set(self.kernel.requester())
+        made: list[int] = []
+        if request.mode < 0:
+            question = leasing.OPEN
+            first, blocks = self.leases.open(asked.ino, request, asked.who)
+        else:
+            question = leasing.MAKE
+            first, made = await self.saves.make(asked.ino, request, asked.who)
+            blocks = made
+        leases = range(first, first + len(blocks))
+        answer = leasing.Answer(request.number, len(blocks), first)
+        try:
+            if asked.released or asked.peer is None:
+                raise OSError(errno.EBADF, "who asked has gone")
+            handover.send(asked.peer, leasing.pack_answer(answer, question), blocks)
+            asked.leases.update(leases)
+        except OSError as error:
+            await self._end(leases)
+            raise StaleError(f"nothing can be handed over: {error}") from None
+        finally:
+            for fd in made:
+                os.close(fd)
+
+    async def _end(self, leases: Iterable[int]) -> None:
+        await self.leases.close(leases)
+        await self.saves.close(leases)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         if fh < FIRST:
@@ -252,4 +283,4 @@ class Matched(Controlled):
         if fh < FIRST:
             await super().release(fh)
             return
-        await self.leases.close(self.matches.release(fh))
+        await self._end(self.matches.release(fh))

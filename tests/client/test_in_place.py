@@ -17,7 +17,9 @@ import torch
 
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, memory
-from kvfs.client.save import InPlace, _Chain, save_chain
+from kvfs.client.leases import Leases
+from kvfs.client.made import Made
+from kvfs.client.save import InPlace, _Chain, paths_of, save_chain
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads, _Turn
 from tests.client.prompts import SPEC, TOKENS, block_of, blocks_of
@@ -44,13 +46,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def made_in(folder: Path) -> Made:
+    """The mount is asked to make them; where there is none they are made by name."""
+    paths = paths_of(str(folder), SPEC.root, KEYS, "")
+    return Made(SPEC.root, KEYS, paths, "", SPEC.stored_bytes, Leases(str(folder)))
+
+
 def save(folder: Path, threads: Threads, content: Callable[[int], Any] | None = None) -> int:
     return save_chain(
         *(str(folder), SPEC.root, KEYS, ""),
         content or (lambda at: memory.content(GIVEN[at])),
         parent_cached=True,
         closed=True,
-        in_place=True,
+        made=made_in(folder),
         threads=threads,
         stats=Stats(),
     )
@@ -115,7 +123,7 @@ def test_an_exception_of_the_content_is_raised_when_all_is_removed(
 
 def test_files_are_made_in_order(folder: Path) -> None:
     """However late who writes the first comes."""
-    chain = InPlace(str(folder), [str(folder / path) for path in PATHS])
+    chain = InPlace(str(folder), [str(folder / path) for path in PATHS], made_in(folder))
     last_first = [*range(9, -1, -1)]
     with ThreadPoolExecutor(10) as pool:
         done = {
@@ -168,7 +176,7 @@ def test_an_interrupt_anywhere_ends_it(
 
 
 def test_who_waits_for_one_that_does_not_come_ends(folder: Path) -> None:
-    chain = InPlace(str(folder), [str(folder / path) for path in PATHS])
+    chain = InPlace(str(folder), [str(folder / path) for path in PATHS], made_in(folder))
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(chain.write, at, memory.content(GIVEN[at])) for at in (3, 5, 9)]
         chain.end(1)
@@ -302,6 +310,7 @@ def test_a_writer_that_is_killed(kv: Mounted, number: int) -> None:
         wait_for(path.exists, "the file is made")
         writer.send_signal(signal.SIGKILL)
         assert writer.wait() == -signal.SIGKILL
+    wait_for(lambda: not kv.status()["writers"], "the mount has seen it end")
     with PrefixCache(folder, LARGE) as cache:
         match = cache.match(TOKENS).blocks
         loaded = cache.load(TOKENS).tensors

@@ -160,7 +160,7 @@ def test_what_is_lent_stays_as_long_as_the_lease(mount: Mount) -> None:
         paths[3].unlink()
         assert contents(lent) == of(keys), "also what has no name any more"
         client.give_back([*leases, *leases, 1, 1 << 63])
-        assert handles(kv) == 0
+        wait_for(lambda: handles(kv) == 0, "and those who wrote have closed theirs")
         for salt in range(20, 40):
             write(space, chain(1, salt=salt))
         assert not any(path.exists() for path in paths)
@@ -309,7 +309,7 @@ def test_questions_that_are_none(kv: Mounted) -> None:
     write(space, keys)
     kv.idle()
     client = Borrower(space, offer=False)
-    question = leasing.pack_open(leasing.Request(ROOT, keys, "", BLOCK))
+    question = leasing.pack_request(leasing.Request(ROOT, keys, "", BLOCK))
     with refused(errno.ESTALE):
         client.say(question)
     internet = socket.socket()
@@ -333,7 +333,7 @@ def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(8)
     write(space, keys)
     kv.idle()
-    question = leasing.pack_open(leasing.Request(ROOT, keys, "", BLOCK))
+    question = leasing.pack_request(leasing.Request(ROOT, keys, "", BLOCK))
     with borrowing(space) as client:
         told = 0
         with suppress(OSError):
@@ -353,14 +353,15 @@ def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
     write(space, keys)
     kv.idle()
     files = files_of(space, keys)
-    written = [file.stat() for file in files]
+    for file in files:  # else `st_mtime` may be of a clock tick before they were made
+        os.utime(file, ns=(1, 2))
+        assert file.stat().st_atime_ns == 1
     with borrowing(space) as client:
         lent, _ = client.borrow(ROOT, keys[:2], BLOCK)
         assert contents(lent) == of(keys[:2])
     used = [file.stat().st_atime_ns for file in files]  # the kernel has had older ones
-    assert all(now > was.st_mtime_ns for now, was in zip(used[:2], written, strict=False))
-    assert used[0] == used[1]
-    assert used[2] == written[2].st_atime_ns
+    assert used[0] == used[1] > 2
+    assert used[2] == 1
     kv.kill_daemon()
     assert [file.stat().st_atime_ns for file in files] == used
 

@@ -203,6 +203,46 @@ def test_blocks_are_lent(shared: Mounted) -> None:
     request(shared.path, "ns_drop", name=space.name)
 
 
+def test_blocks_are_made(shared: Mounted) -> None:
+    """
+    It makes blocks in RAM in the same way, for who may make them by name, each after the one
+    before it. Such a file has its name and is being written, by a descriptor of the tier's; its
+    writer says when it is done. What has the size then that was asked for is sealed; what has not,
+    or whose lease ends before that, goes. Whoever still has it open to write, or mapped, writes it
+    until that is gone. What is there already, has no room in RAM at once or is of a mount with a
+    bucket is made by name.
+    """
+    status = shared.status()["tiers"]
+    space, keys = namespace(shared), chain(3)
+    paths = [space / prefix.path(above, key) for above, key in pairwise([ROOT, *keys])]
+    if "ram" not in status or "s3" in status:
+        client = Borrower(space, offer="ram" in status)
+        if "ram" in status:
+            assert client.make(ROOT, keys, BLOCK) == ([], [])
+        client.close()
+        request(shared.path, "ns_drop", name=space.name)
+        return
+    client = Borrower(space)
+    made, leases = client.make(ROOT, keys, BLOCK)
+    assert len(made) == 3
+    assert all(path.stat().st_size == 0 for path in paths)
+    for descriptor, key in zip(made, keys, strict=True):
+        os.pwrite(descriptor, key * (BLOCK // len(key)), 0)
+    assert ask(space, keys).blocks == 0
+    os.close(made[0])
+    client.done(leases[:2])
+    assert shared.status()["writers"] == 2, "the second is open"
+    os.close(made[1])
+    wait_for(lambda: shared.status()["writers"] == 1, "it is closed")
+    assert ask(space, keys).blocks == 2
+    assert client.make(ROOT, keys, BLOCK) == ([], [])
+    client.close()
+    os.close(made[2])
+    wait_for(lambda: not paths[2].exists(), "nobody has said that it is done")
+    for path, key in zip(paths[:2], keys, strict=False):
+        assert path.read_bytes() == key * (BLOCK // len(key))
+
+
 def test_match(space: Path) -> None:
     """
     `.match` in the directory of such a namespace, which is not listed, answers how many blocks of a

@@ -45,9 +45,11 @@ def test_a_shard_is_read_as_it_was_written(key: bytes, shard: str) -> None:
 
 KEYS = [bytes([at]) * 16 for at in range(1, 5)]
 QUESTIONS = (
-    leasing.pack_open(leasing.Request(KEYS[0], KEYS[1:], "tp1-pp0", 8 << 20)),
-    leasing.pack_open(leasing.Request(KEYS[0], [], "", 0)),
+    leasing.pack_request(leasing.Request(KEYS[0], KEYS[1:], "tp1-pp0", 8 << 20)),
+    leasing.pack_request(leasing.Request(KEYS[0], [], "", 0)),
+    leasing.pack_request(leasing.Request(KEYS[0], KEYS[1:], "", 8 << 20, mode=0o644)),
     leasing.pack_close([1, 2, 1 << 63]),
+    leasing.pack_close([1, 2], leasing.DONE),
     leasing.pack_socket(7),
     matching.pack_request(KEYS[0], KEYS[1:], ["0", "1"], details=True),
 )
@@ -57,7 +59,7 @@ QUESTIONS = (
 @given(spoiled_bytes(QUESTIONS))
 def test_what_is_read_of_a_question_is_what_it_asks(data: bytes) -> None:
     written_again: tuple[Callable[[], bytes], ...] = (
-        lambda: leasing.pack_open(leasing.unpack_open(data)),
+        lambda: leasing.pack_request(leasing.unpack_request(data)),
         lambda: leasing.pack_close(leasing.unpack_close(data)),
         lambda: leasing.pack_socket(leasing.unpack_socket(data)),
     )

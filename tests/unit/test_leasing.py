@@ -23,26 +23,35 @@ NUMBERS = st.integers(0, (1 << 64) - 1)
     st.from_regex(r"([0-9A-Za-z_-]{1,32})?", fullmatch=True).filter(lambda text: text != "tmp"),
     NUMBERS,
     NUMBERS,
+    st.integers(-1, 0o777),
 )
-def test_what_is_asked_is_read_back(keys: list[bytes], shard: str, size: int, number: int) -> None:
-    request = Request(ROOT, keys, shard, size, number)
-    packed = leasing.pack_open(request)
+def test_what_is_asked_is_read_back(
+    keys: list[bytes], shard: str, size: int, number: int, mode: int
+) -> None:
+    request = Request(ROOT, keys, shard, size, number, mode)
+    packed = leasing.pack_request(request)
     assert leasing.is_question(packed)
-    assert leasing.unpack_open(packed) == request
+    assert leasing.unpack_request(packed) == request
 
 
 @given(st.lists(NUMBERS, max_size=100), st.integers(0, (1 << 31) - 1), st.integers(0, 64), NUMBERS)
 def test_the_others_are_read_back(leases: list[int], number: int, blocks: int, first: int) -> None:
-    assert leasing.unpack_close(leasing.pack_close(leases)) == tuple(leases)
+    for question in (leasing.CLOSE, leasing.DONE):
+        packed = leasing.pack_close(leases, question)
+        assert leasing.is_question(packed)
+        assert leasing.unpack_close(packed) == tuple(leases)
     assert leasing.unpack_socket(leasing.pack_socket(number)) == number
     answer = leasing.Answer(number, blocks, first)
-    assert leasing.unpack_answer(leasing.pack_answer(answer)) == answer
+    for question in (leasing.OPEN, leasing.MAKE):
+        assert leasing.unpack_answer(leasing.pack_answer(answer, question)) == answer
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_question_or_refused(data: bytes) -> None:
     for magic, unpack in (
-        (leasing.OPEN, leasing.unpack_open),
+        (leasing.OPEN, leasing.unpack_request),
+        (leasing.MAKE, leasing.unpack_request),
+        (leasing.DONE, leasing.unpack_close),
         (leasing.CLOSE, leasing.unpack_close),
         (leasing.SOCKET, leasing.unpack_socket),
     ):
@@ -58,20 +67,25 @@ def test_any_bytes_are_a_question_or_refused(data: bytes) -> None:
     [
         (b"KVO1", "request of 4 bytes, expected 28 at least"),
         (struct.pack("<4sIIQQ", b"KVO1", 65, 0, 0, 0), "65 keys, at most 64 in a question"),
-        (leasing.pack_open(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 59 bytes, expected 60"),
+        (leasing.pack_request(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 59 bytes, expected 60"),
+        (leasing.MAKE, "request of 4 bytes, expected 32 at least"),
+        (
+            leasing.pack_request(Request(ROOT, [], "", 1, 0, 0o1000)),
+            "mode 0o1000, expected",
+        ),
         (struct.pack("<4sIIQQ", b"KVO1", 0, 1, 0, 0) + b"/" + ROOT, "shard: shard='/'"),
         (struct.pack("<4sIIQQ", b"KVO1", 0, 1, 0, 0) + b"\xff" + ROOT, "shard: 'ascii' codec"),
     ],
 )
 def test_questions_that_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        leasing.unpack_open(data)
+        leasing.unpack_request(data)
     assert words in str(caught.value)
 
 
 def test_too_much_to_be_asked() -> None:
     with pytest.raises(ValueError, match="65 keys, at most 64 in a question"):
-        leasing.pack_open(Request(ROOT, KEYS, "", 1))
+        leasing.pack_request(Request(ROOT, KEYS, "", 1))
     with pytest.raises(ValueError, match="4097 leases, at most 4096"):
         leasing.pack_close(range(4097))
     with pytest.raises(InvalidError, match="descriptor -1, expected at least 0"):
@@ -89,8 +103,11 @@ def test_the_examples_of_the_specification() -> None:
     parent, *keys = map(bytes.fromhex, [asked["parent"], *asked["keys"]])
     for packed in (
         leasing.pack_socket(7),
-        leasing.pack_open(Request(parent, keys, "", 8 << 20, 1)),
+        leasing.pack_request(Request(parent, keys, "", 8 << 20, 1)),
         leasing.pack_answer(leasing.Answer(1, 2, 7)),
         leasing.pack_close([7, 8]),
+        leasing.pack_request(Request(parent, keys, "", 8 << 20, 2, 0o644)),
+        leasing.pack_answer(leasing.Answer(2, 2, 9), leasing.MAKE),
+        leasing.pack_close([9, 10], leasing.DONE),
     ):
         assert f"text{packed.hex()}" in written
