@@ -90,7 +90,11 @@ class Placement:
         )
 
     def choose_at_once(self, namespace: Namespace, size: int) -> tuple[Tier, int] | None:
-        """RAM for a file of so many bytes, reserved; None where that is not to be had now."""
+        """RAM for a file of so many bytes, reserved; None where that is not to be had now.
+
+        Half of RAM at most is set aside then: such files are made before they are needed, and what
+        is set aside for them is missing to who writes now.
+        """
         ram, bucket = self.ram, self.residency.bucket
         if ram is None or ram.health.down or not namespace.takes(ram):
             return None
@@ -102,7 +106,9 @@ class Placement:
         except QuotaError:
             return None
         wanted = Tier.cost(-(-size // 4096) * 8)
-        return (ram, wanted) if self.room.reserve(ram, wanted) else None
+        if ram.reserved + wanted > ram.capacity // 2 or not self.room.reserve(ram, wanted):
+            return None
+        return ram, wanted
 
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
