@@ -357,10 +357,10 @@ class Objects:
     ) -> OpenObject:
         """room: a tier, and the bytes that are reserved there; given back if this raises."""
         catalog, residency = self.catalog, self.residency
-        namespace = residency.namespaces.of(self._directory(parent))
-        ino = catalog.next_id()
         tier, reserved = room
         try:
+            namespace = residency.namespaces.of(self._directory(parent))
+            ino = catalog.next_id()
             try:
                 fd = await self._make(tier, ino, 1)
             except (TierError, NoSpaceError):
