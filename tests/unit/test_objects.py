@@ -711,3 +711,27 @@ def test_blocks_that_the_disk_allocates_after_the_seal_are_in_the_record(
         assert sum(tier.used for tier in made.tiers) == 0
 
     run(case)
+
+
+def test_a_directory_that_goes_while_room_is_made(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was reserved for the new file is given back."""
+
+    async def scenario() -> None:
+        before = [tier.reserved for tier in made.residency.tiers]
+        folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
+        choose = made.objects.placement.choose
+
+        async def meanwhile(*given: object, **named: object) -> tuple[Tier, int]:
+            found = await choose(*given, **named)  # type: ignore[arg-type]
+            made.tree.rmdir(ROOT_INO, b"folder")
+            made.residency.purge(folder.ino)
+            return found
+
+        monkeypatch.setattr(made.objects.placement, "choose", meanwhile)
+        with pytest.raises(StaleError):
+            await made.objects.create(folder.ino, b"a", lambda: folder)
+        assert [tier.reserved for tier in made.residency.tiers] == before
+
+    trio.run(scenario)
