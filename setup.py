@@ -22,6 +22,7 @@ REQUIRES = [
     "blosc>=1.11.4",
     "boto3>=1.36",
     "click>=8.2",
+    "msgpack>=1.1",
     "prometheus_client>=0.21",
     "pyfuse3==3.5.*",
     "rich>=13",

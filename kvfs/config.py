@@ -32,7 +32,7 @@ from kvfs.parsing import (
 )
 from kvfs.preflight import SMALLEST_TIER
 from kvfs.s3.place import Place
-from kvfs.units import MIB, format_size, parse_size
+from kvfs.units import MIB, format_duration, format_size, parse_duration, parse_size
 
 _RAM_SHARE = 0.25
 
@@ -73,12 +73,30 @@ def _size_or_share_text(value: float) -> str:
     return format_size(value) if isinstance(value, int) else f"{round(value * 100)}%"
 
 
+def _period(text: str) -> int:
+    """Seconds; 0 for off."""
+    if text in {"off", "0"}:
+        return 0
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0
+    if not seconds:
+        raise ValueError("a duration such as 12h or 7d, of 100 years at most, or off")
+    return seconds
+
+
+def _period_text(seconds: int) -> str:
+    return format_duration(seconds) if seconds else "off"
+
+
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
 _BUCKET = Kind("URL", lambda text: str(Place.parse(text)))
 _DIRTY = Kind("size or share", _size_or_share, _size_or_share_text)
 _ADDRESS = Kind("address", lambda text: str(Address.parse(text)))
 _ENDPOINT = Kind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
+_PERIOD = Kind("duration", _period, _period_text)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
@@ -214,6 +232,12 @@ class Config:
         default=2,
         hot=True,
     )
+    verify_after: int = _option(
+        _PERIOD,
+        "time after which an open compares a copy on NVMe with its digest again; off: never",
+        default=86400,
+        hot=True,
+    )
     reclaimable: int = _option(
         count(1, 90, "percent", suffix="%"),
         "share of the RAM tier kept free or already copied to NVMe",
@@ -236,6 +260,12 @@ class Config:
         SIZE,
         "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
         default=0,
+        hot=True,
+    )
+    scrub: int = _option(
+        _PERIOD,
+        "how long a pass takes that reads all copies and looks for silent rot; off: none",
+        default=7 * 86400,
         hot=True,
     )
     entry_timeout: float = _option(
@@ -415,7 +445,7 @@ class Config:
         """
         try:
             return cls._from_values(json.loads(text), text)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"a configuration {text[:80]!r} makes no sense: {error}") from None
 
     @classmethod
@@ -432,7 +462,22 @@ class Config:
             values[name] = None if values[name] is None else Path(values[name])
         for name in {"mount_flags", "fitted"} & values.keys():
             values[name] = tuple(values[name])
-        return cls(**values)
+        config = cls(**values)
+        config._expect_written()
+        return config
+
+    def _expect_written(self) -> None:
+        """Raises an error for a value that no option can have."""
+        if not self.mountpoint.is_absolute() or not set(self.mount_flags) <= _FLAGS.keys():
+            raise ValueError(f"mountpoint {self.mountpoint}, flags {self.mount_flags}")
+        for item in _options():
+            given, kind = getattr(self, item.name), item.metadata["kind"]
+            if given is None or given == item.default or (item.name == "ram" and not given):
+                continue
+            if kind.parse(kind.text(given)) != given or isinstance(given, str) != isinstance(
+                kind.parse(kind.text(given)), str
+            ):
+                raise ValueError(f"{item.name} {given!r}")
 
 
 def bucket_place(options: str, s3: str | None = None) -> Place | None:

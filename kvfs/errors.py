@@ -65,7 +65,11 @@ class TooManyLinksError(KvfsError):
 
 
 class TooManyOpenError(KvfsError):
-    """All handle slots are taken."""
+    """All handle slots, or all of something else that the users of a mount share, are taken."""
+
+
+class UserLimitError(KvfsError):
+    """One user has his part of what all users of a mount share."""
 
 
 class InvalidError(KvfsError):

@@ -21,7 +21,7 @@ from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.dirty import FACT
 from kvfs.core.residency import Residency
-from kvfs.core.sessions import Past, past_sessions
+from kvfs.core.sessions import NUMBER, Past, past_sessions
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
@@ -150,9 +150,9 @@ def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
 
 def _memory(identity: str, epoch: str) -> RamTier | None:
     """The RAM tier, if its daemon was killed and the machine has not gone down since."""
-    if not epoch.isdigit():
+    if not NUMBER.fullmatch(epoch):
         return None
-    root = runtime.ram_root() / identity
+    root = runtime.ram_path(identity)
     try:
         return RamTier(root, 0, identity=identity, epoch=int(epoch), huge=None)
     except ConfigError:

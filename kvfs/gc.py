@@ -100,6 +100,11 @@ def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple
             nvme.say_who(f"process {os.getpid()}, kvfs gc")
             catalog = Catalog(target / "catalog", read_only=True)
             try:
+                if catalog.recovered.taken or catalog.doubt:
+                    raise ConfigError(
+                        f"catalog {catalog.path} lacks its newest changes, so nobody can tell what "
+                        f"it means: run kvfs fsck --repair {target} first"
+                    )
                 yield _of_catalog(nvme, catalog, options)
             finally:
                 catalog.close()

@@ -21,14 +21,16 @@ A lease is what an open descriptor of the mount is: nothing takes the block's me
 with CLOSE, or with the descriptor of `.match` by which it was asked for. Leases of one answer count
 on from the first. The blocks are the first m of those asked for, of `size` bytes each, that are in
 RAM and complete and that whoever opened `.match` may read, as owner, by the group, or as anybody;
-what comes after them is to be opened by name, and so is all where a namespace has limits.
+what comes after them is to be opened by name, and so is all where a namespace has limits. One user
+has at most half of the leases that others leave of 65,536; what is beyond is opened by name too.
 
 MAKE makes blocks with nothing in them, whose names are there at once: the first m of those asked
 for that are not there yet, for which RAM has room now, and that whoever opened `.match` may make,
 by the mode bits. `mode` is theirs, as of open(2) and with the umask already taken off. A block is
 written through its descriptor, that is closed, and DONE says so: what has its size then is sealed.
-What has not, or whose lease ends without DONE, goes. ESTALE at DONE: not all that it names have
-been sealed. Where a mount has a bucket, or gives names at the close, nothing is made in this way.
+What has not, or whose lease ends without DONE, goes; what grows beyond its size goes at once.
+ESTALE at DONE: not all that it names have been sealed. Where a mount has a bucket, or gives names
+at the close, nothing is made in this way.
 
 ESTALE is a question that has no socket, or one that takes no more: SOCKET is to be said again. So
 it is after a takeover, which leases do not outlive, though descriptors do. EINVAL is no question;

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvfs import kept
 from kvfs.errors import ConfigError
 
 FSTYPE = "fuse.kvfs"
@@ -161,7 +162,7 @@ def machine() -> str:
     Containers of one image may share the id, and those of one host its name.
     """
     try:
-        number = Path("/etc/machine-id").read_text().strip()
+        number = Path("/etc/machine-id").read_text(errors="replace").strip()
     except OSError:
         number = ""
     return f"{number}:{platform.node()}"
@@ -177,6 +178,11 @@ def log_path(mountpoint: Path) -> Path:
 def ram_root() -> Path:
     """Return the parent directory of RAM tiers: each a tmpfs of its own, or shared without root."""
     return Path("/run/kvfs-ram" if os.geteuid() == 0 else f"/dev/shm/kvfs-{os.geteuid()}")  # noqa: S108 - see make_private
+
+
+def ram_path(identity: str) -> Path:
+    """Return where the RAM tier of this identity is. Raises ConfigError if that is no name."""
+    return kept.inside(ram_root(), identity)
 
 
 def make_private(directory: Path) -> Path:

@@ -8,8 +8,9 @@ import stat
 import struct
 
 from kvfs.catalog import keys
-from kvfs.catalog.inode import Inode
+from kvfs.catalog.inode import SPARSE_LENGTH, Inode
 from kvfs.catalog.keys import (
+    CONTESTED,
     COOKIES,
     DELETED,
     DROPPED,
@@ -45,7 +46,7 @@ def inode(key: bytes, record: bytes) -> Inode | None:
         return None
     try:
         found = Inode.unpack(ino, record)
-        good = found.pack() == record and len(found.digest) in {0, 16}
+        good = found.pack() == record and len(found.digest) in {0, 16, SPARSE_LENGTH}
         if found.packed is not None:
             smaller = found.packed.size < found.size and found.digest != b""
             good = good and found.sealed and found.on_nvme and smaller
@@ -121,6 +122,7 @@ def xattr(key: bytes) -> tuple[int, bytes] | None:
 
 
 __all__ = [
+    "CONTESTED",
     "COOKIES",
     "DELETED",
     "DROPPED",

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvfs.catalog import keys
-from kvfs.catalog.database import Changes
 from kvfs.catalog.inode import Inode
+from kvfs.catalog.journal import Changes
 from kvfs.catalog.keys import Dentry
 from kvfs.errors import CatalogError
 
@@ -47,7 +47,9 @@ class Batch:
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
-        if inode.packed is not None:
+        if inode.digest and inode.sparse:
+            self._be_of_format(keys.HOLED)
+        elif inode.packed is not None:
             self._be_of_format(keys.PACKED)
         elif inode.in_bucket:
             self._be_of_format(keys.BUCKETED)
@@ -134,7 +136,7 @@ class Batch:
         self._changes.append((keys.FACTS + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """One of the kinds that belong to a number: n, r, t, p, l, e; of a bucket s, u, z."""
+        """One of the kinds that belong to a number: n, r, t, p, l, e; of a bucket s, u, z, k."""
         self._be_of_format(keys.BUCKETED if kind in keys.BUCKET_KINDS else keys.PLACED)
         self._changes.append((kind + keys.number_key(ino), value))
 

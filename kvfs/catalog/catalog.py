@@ -2,13 +2,15 @@
 
 Contract: every change of state is one `Batch`, atomic towards the death of the process. Inode
 numbers and directory cookies come from one counter that never goes back, not even after a power
-loss. What is asked for is answered from the database at once (`database` says what that waits for).
-Not for policy, nor for backing files. The format of keys and values: `keys`, `inode`.
+loss, nor where its newest changes are lost (`doubt`). What is asked for is answered from the
+database at once (`database` says what that waits for). Not for policy, nor for backing files. The
+format of keys and values: `keys`, `inode`.
 """
 
 import logging
 import re
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,8 +18,9 @@ from kvfs import failpoints
 from kvfs.catalog import keys
 from kvfs.catalog.answers import Answers
 from kvfs.catalog.batch import Batch
-from kvfs.catalog.database import Changes, Database
+from kvfs.catalog.database import Database, Recovered
 from kvfs.catalog.inode import Inode
+from kvfs.catalog.journal import Changes
 from kvfs.catalog.keys import Dentry
 from kvfs.errors import CatalogError, ConfigError
 
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 _NUMBER = re.compile(r"[0-9]{1,19}")
 IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
+DOUBT = "doubt"  # a fact: since when changes are missing, which nobody could restore
 
 
 class Catalog:
@@ -41,17 +45,22 @@ class Catalog:
         # Adds to a batch what follows from its names, before it commits. It may raise.
         self.settle: Callable[[Batch], None] = lambda _: None
         try:
-            self._check_format()
+            self._check_format(read_only=read_only)
             self._next_id = self._reserved = self._first_free(first_id)
+            self.doubt = self.fact(DOUBT) or ""  # what may be missing; "": nothing
+            self._doubt(read_only=read_only)
         except BaseException:
             self.database.discard()
             raise
 
-    def _check_format(self) -> None:
+    def _check_format(self, *, read_only: bool = False) -> None:
         found = self.fact("format")
-        if found is None:
+        self._had_format = found is not None
+        if found is None and not read_only:
             with self.batch() as batch:
                 batch.set_fact("format", str(keys.FORMAT))
+        elif found is None:
+            log.debug("catalog %s: nothing but its journal has its format", self.path)
         elif not _NUMBER.fullmatch(found) or int(found) > keys.FORMAT:
             raise ConfigError(
                 f"catalog {self.path} has format {found}, this kvfs reads up to {keys.FORMAT}: "
@@ -67,6 +76,50 @@ class Catalog:
                 "changed; restore it, or remove the whole NVMe directory to begin anew"
             )
         return int(found or first_id)
+
+    def _doubt(self, *, read_only: bool) -> None:
+        """Remember, and say, that changes are missing which the journal lacks as well."""
+        found = self.database.recovered
+        ended = self.fact("clean") == self.fact("session")
+        emptied = not (self._had_format or self.database.fresh)
+        gone = found.no_journal and (emptied or (found.number > 0 and not ended))
+        if found.unreached:
+            log.warning(
+                "catalog %s: %d changes or more did not reach the disk before the machine went "
+                "down: their objects are misses",
+                *(self.path, found.unreached),
+            )
+        if gone:
+            self.doubt = f"its journal is gone: changes after change {found.number} may be missing"
+        elif found.lost:
+            self.doubt = (
+                f"its log ends too early, and its journal, too: {found.lost} changes or more are "
+                f"missing after change {found.number + found.taken}"
+            )
+        if self.doubt:
+            log.error(
+                "catalog %s: %s: names may be missing; files that have none stay where they are "
+                "until kvfs fsck --repair",
+                *(self.path, self.doubt),
+            )
+        if not read_only and (gone or found.lost):
+            with self.batch() as batch:
+                batch.set_fact(DOUBT, self.doubt)
+                batch.sync = True
+            # No catalog gives out more than one number in each microsecond of its life.
+            self.count_from(max(self._next_id, time.time_ns() // 1000))
+
+    def believe(self) -> None:
+        """What is missing is not to be had any more."""
+        with self.batch() as batch:
+            batch.set_fact(DOUBT, "")
+            batch.sync = True
+        self.doubt = ""
+
+    @property
+    def recovered(self) -> Recovered:
+        """What the last opening found missing in the log."""
+        return self.database.recovered
 
     def close(self) -> None:
         """Sync and close. What was committed before survives a power loss after.

@@ -7,11 +7,13 @@ holds those, and `Inode.links` only says which dentries there are.
 Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
 pairs of (parent, cookie), then the rest: `target`. Format 1 knew no places: what it
 wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag. Format
-4 has another one, and if it is set `_PACKED` and a codec's name before the links.
+4 has another one, and if it is set `_PACKED` and a codec's name before the links. Format 5 has
+digests of sparse files, whose length says so: the record has their last 16 bytes.
 """
 
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from struct import Struct
 from typing import NamedTuple
 
@@ -23,6 +25,10 @@ _PLACE = Struct("<QQQI")
 _PAIR = Struct("<QQ")
 _PACKED = Struct("<QQ16sB")
 _SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
+
+SPARSE = b"s"  # before the 16 bytes of a digest of what is not zeros only: `movement/hashing.py`
+SPARSE_LENGTH = 17
+SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
 
 
 class PackedCopy(NamedTuple):
@@ -62,7 +68,7 @@ class Inode:
     ram_epoch: int = 0  # the life of the RAM tier that holds a copy; 0: no copy there
     sealed: bool = False  # False: being written, or torn by a crash
     on_nvme: bool = False
-    digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it
+    digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it; see `sparse`
     # (parent inode, cookie) of each dentry. A directory has one, whose parent is its `..`; an
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
@@ -86,6 +92,24 @@ class Inode:
         return stat.S_ISREG(self.mode)
 
     @property
+    def mostly_holes(self) -> bool:
+        """Whether less than half of it is data."""
+        return self.size > SPARSE_LEAST and self.blocks * 512 < self.size // 2
+
+    @property
+    def sparse(self) -> bool:
+        """Whether its digest is, or is to be, of what is not zeros: SPARSE and its xxh3-128.
+
+        A digest that was computed stays of its kind, whatever copies take since.
+        """
+        return len(self.digest) == SPARSE_LENGTH if self.digest else self.mostly_holes
+
+    @property
+    def data(self) -> int:
+        """Bytes of it that are not in holes, as far as is known."""
+        return min(self.size, self.blocks * 512)
+
+    @property
     def nlink(self) -> int:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
 
@@ -101,7 +125,7 @@ class Inode:
 
     def copy(self) -> "Inode":
         """The record as it is now, whatever becomes of this one."""
-        return replace(self)
+        return Inode(*_ALL(self))  # 1.3 us; dataclasses.replace takes 9
 
     def take(self, other: "Inode") -> None:
         """Become equal to another record of the same inode."""
@@ -132,7 +156,7 @@ class Inode:
             | (_IN_BUCKET if self.in_bucket else 0)
             | (_IS_PACKED if self.packed is not None else 0),
             len(self.digest),
-            self.digest,
+            self.digest[-16:],
             len(self.links),
         )
         if placed:
@@ -162,7 +186,7 @@ class Inode:
             *fields,  # type: ignore[call-arg]  # as many as the format says
             bool(flags & _SEALED),
             bool(flags & _ON_NVME),
-            digest if digest_length else b"",
+            _digest(digest_length, digest),
             tuple(_PAIR.iter_unpack(record[start:end])),
             record[end:],
             *place,
@@ -171,3 +195,12 @@ class Inode:
         found.in_bucket = bool(flags & _IN_BUCKET)
         found.packed = packed
         return found
+
+
+_ALL = attrgetter(*Inode.__slots__)
+
+
+def _digest(length: int, digest: bytes) -> bytes:
+    if length == SPARSE_LENGTH:
+        return SPARSE + digest
+    return digest if length else b""

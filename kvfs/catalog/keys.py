@@ -14,30 +14,34 @@ Keys (integers big endian, so that they sort):
   r ino              a tree that was dropped, everything below this directory: the name it had
   t ino              a tree that is to be accounted to the namespace of this directory
   e ino              a block's directory whose block is gone: it goes, with all below it
-  p ino              a file without a name yet: the directory, and the name it gets when closed
+  p ino              a file without a name yet: the directory, and the name it gets when closed;
+                     directory 0: it was cut off, and the class of the error that says why
   l model            engine and model, as names of files say them
   s ino              what the bucket has of it, and where (Stored): perhaps an older version
   u ino              sealed, and not yet in the bucket as it is: when that was, ns
+  k ino              not in the bucket, since another node has its name there: since when, ns
   z number           a key that is to be deleted from the bucket; if a zero and an attempt follow,
                      what that has made there, of which nobody knows whether it has
   q index            a request that was carried out (answers.py)
-  m name             facts about the whole: format, counter, session, ...
+  m name             facts about the whole: format, counter, session, changes (journal), ...
 """
 
 from struct import Struct
 from typing import NamedTuple
 
-# 1 had no places in inodes, 2 no bucket, 3 no packed copies; all are read, and become what is first
-# written to them.
-FORMAT = 4
-PLACED, BUCKETED, PACKED = 2, 3, 4  # the formats that brought those
+# 1 had no places in inodes, 2 no bucket, 3 no packed copies, 4 no digests of sparse files; all are
+# read, and become what is first written to them.
+FORMAT = 5
+PLACED, BUCKETED, PACKED, HOLED = 2, 3, 4, 5  # the formats that brought those
 
 INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
 SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
 STORED, UNSTORED, DELETED = b"s", b"u", b"z"
+CONTESTED = b"k"  # says nothing of what is in a bucket: of no kind of those
 BUCKET_KINDS = (STORED, UNSTORED, DELETED)
 GOING = b"e"
 ANSWERS, FACTS = b"q", b"m"
+CHANGES = FACTS + b"changes"  # the number of the last change, which each change writes
 
 U64 = Struct(">Q")
 TWO = Struct(">QQ")

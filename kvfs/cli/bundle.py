@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvfs import __version__, runtime
+from kvfs import __version__, kept, runtime
 from kvfs.cli.masks import Masks, scrub
+from kvfs.config import Config
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
 
@@ -127,8 +128,7 @@ def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
     yield "namespaces.json", shown(status.pop("namespaces"))
     yield "status.json", shown(status)
     yield "events.json", _had(lambda: shown(request(mountpoint, "events")["events"]))
-    log = _log_of(mountpoint)
-    text = _had(lambda: _end_of(log))
+    text = _had(lambda: _end_of(_log_of(mountpoint)))
     yield "log.txt", masks.text(text) if masks else text
     for what, pid in (("daemon", status["daemon_pid"]), ("keeper", status["keeper_pid"])):
         for name in OF_PROCESS:
@@ -140,8 +140,8 @@ def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
 
 
 def _log_of(mountpoint: Path) -> Path:
-    given = json.loads((runtime.runtime_dir(mountpoint) / "config").read_text()).get("log")
-    return Path(given) if given else runtime.log_path(mountpoint)
+    text = kept.read(runtime.runtime_dir(mountpoint) / "config", "its options", "mount it anew")
+    return (Config.from_json(text).log if text else None) or runtime.log_path(mountpoint)
 
 
 def _count(directory: Path) -> str:

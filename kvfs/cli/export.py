@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.cli import mountpoint_argument, printable
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError
@@ -172,7 +172,11 @@ def _give(text: str, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        if output.is_file() and output.stat().st_size and not is_ours(output.read_bytes()):
+        found = b""
+        if output.is_file():
+            with output.open("rb") as file:
+                found = file.read(kept.LIMIT)  # more than any server is told
+        if found and not is_ours(found):
             raise ConfigError(
                 f"--output {output} is there already, and not by kvfs export: give another file, "
                 "or take it away first"

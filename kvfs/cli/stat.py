@@ -91,6 +91,8 @@ def _copy(tier: dict[str, Any]) -> str:
 def _dirty(dirty: dict[str, Any]) -> str:
     if dirty["s3"] == "conflict":
         return "no: another file has its name in s3"
+    if dirty["s3"] == "holes":
+        return "no: it is mostly holes, and s3 has every byte of an object"
     if dirty["s3"] == "yes":
         due = f", due {_when(dirty['due'])}" if dirty["due"] else ""
         return f"yes{due}"

@@ -1,6 +1,7 @@
 """`kvfs status`: what a mount holds, what is on, and why what is off is off."""
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def _show(status: dict[str, Any]) -> None:
     console = screen()
     spaces = status["namespaces"]
     facts = [*_facts(status), *_bucket(status["tiers"]), *_compression(status["tiers"])]
+    facts += _scrub(status.get("scrub"))  # a daemon of before has none
     console.print(pairs(facts), _tiers(status["tiers"]), table(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name, str(n)) for name, n in _counted(status)))
@@ -51,6 +53,11 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
     for option, state in status.get("shown", {}).items():  # a daemon of before has none
         told = f"at {status['options'][option]}" if state["on"] else f"off now: {state['why']}"
         facts.append((option, told))
+    catalog = status.get("catalog", {"doubt": "", "journal": ""})  # a daemon of before has none
+    if catalog["doubt"]:
+        facts.append(("catalog", f"{catalog['doubt']}: kvfs fsck --repair"))
+    if catalog["journal"]:
+        facts.append(("journal", f"not written: {catalog['journal']}"))
     census = "" if status["census_done"] else " (still counting)"
     facts.append(("objects", f"{status['objects']}{census}"))
     if status["without_bucket"]:
@@ -76,6 +83,8 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         waits += f" of at most {human(bucket['dirty_most_bytes'])}"
         waits += f", the oldest for {duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
+    if bucket.get("in_conflict"):  # a daemon of before has none
+        yield "only here", f"{bucket['in_conflict']} objects, whose names others have in s3"
     done = (
         "uploads",
         "downloads",
@@ -113,6 +122,34 @@ def _compressed(counted: dict[str, Any]) -> str:
         f"{counted['not_compressed']} as they are; {counted['decompressed']} decompressed; "
         f"{there:.1f} s + {back:.1f} s of processor time"
     )
+
+
+def _scrub(scrub: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """How far a pass is, and what the last one found."""
+    if scrub is None:
+        return
+    current, last = scrub["pass"], scrub["last"]
+    state = scrub["state"] + (f": {scrub['why']}" if scrub["why"] else "")
+    if scrub["state"] != "off":
+        state += f", a pass takes {duration(scrub['period_s'])}"
+    if current is not None:
+        state += f", {scrub['progress']:.1%} of {human(current['total_bytes'])}"
+        state += f" since {_moment(current['began'])}: {_found(current)}"
+    yield "scrubber", state
+    if last is not None:
+        took = duration(last["seconds"])
+        yield "last pass", f"{_moment(last['ended'])}, took {took}: {_found(last)}"
+
+
+def _found(one: dict[str, Any]) -> str:
+    return (
+        f"{one['objects']} copies of {human(one['bytes'])} verified, {one['rotten']} rotten, "
+        f"{one['unread']} unread, {one['without_digest']} without digest"
+    )
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:

@@ -1,7 +1,9 @@
 """`kvfs umount`: save what only RAM holds, unmount, and wait until the daemon is gone.
 
 What cannot be saved is no reason to lose it silently: the command stops and says so, unless told
-`--now`. Keeper and daemon are waited for because the next mount needs their locks.
+`--now`. What is larger than any file of NVMe's file system is said, and lost: any user can make
+such a file, which must not hold up everybody's unmount. Keeper and daemon are waited for because
+the next mount needs their locks.
 """
 
 import os
@@ -17,20 +19,21 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from kvfs import runtime
 from kvfs.cli import mountpoint_argument, users
 from kvfs.control import request
-from kvfs.errors import ControlError, KvfsError
+from kvfs.errors import ConfigError, ControlError, KvfsError
 
 POLL_S = 0.2
 STALLED_S = 60.0  # no NVMe device needs that long for one object; a guess, not a measurement
 EXIT_S = 60.0
+NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
 
 
 @click.command
 @mountpoint_argument
-@click.option("--now", is_flag=True, help="Do not copy objects that only RAM holds to NVMe first.")
+@click.option("--now", is_flag=True, help="Lose what only RAM holds; ends within 5 s.")
 @click.option("--lazy", is_flag=True, help="Detach now; the daemon ends with the last open file.")
 def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """Unmount the kvfs at MOUNTPOINT, after saving to NVMe what only RAM holds."""
-    runtime.kvfs_mount(mountpoint)
+    mounted = _is_mounted(mountpoint, now=now)
     keeper = _keeper(mountpoint)
     try:
         if keeper is not None and not now:
@@ -38,19 +41,35 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
         if keeper is not None and now:
             request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
-            _unmount(mountpoint, lazy=lazy)
+            if mounted:
+                _unmount(mountpoint, lazy=lazy)
         except KvfsError:
             if keeper is not None and now:  # the mount goes on, and must not lose anything later
                 request(mountpoint, "discard_ram", on=False)
             raise
-        if keeper is not None and not lazy and not _ended(keeper):
+        patience = NOW_S if now else EXIT_S
+        if keeper is not None and not lazy and not _ended(keeper, patience):
             raise KvfsError(
-                f"{mountpoint} is unmounted, but its daemon has not ended in {EXIT_S:.0f} s: it "
+                f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: it "
                 "waits for a disk or a bucket, see the log"
             )
     finally:
         if keeper is not None:
             os.close(keeper)
+
+
+def _is_mounted(mountpoint: Path, *, now: bool) -> bool:
+    """False if it was unmounted, and its daemon still saves what `--now` gives up.
+
+    Raises ConfigError if there is no kvfs.
+    """
+    try:
+        runtime.kvfs_mount(mountpoint)
+    except ConfigError:
+        if not now or not runtime.keeper_path(mountpoint).exists():
+            raise
+        return False
+    return True
 
 
 def _keeper(mountpoint: Path) -> int | None:
@@ -98,6 +117,11 @@ def _write_back(mountpoint: Path) -> None:
                 task = bar.add_task("", total=total)
             bar.update(task, total=total, completed=total - left)
             time.sleep(POLL_S)
+    if lost := found.get("too_large"):
+        click.echo(
+            f"kvfs: {lost} objects are lost with RAM: NVMe has no files as large, see the log",
+            err=True,
+        )
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:
@@ -129,6 +153,6 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
         raise KvfsError(message) from None
 
 
-def _ended(pidfd: int) -> bool:
-    ready, _, _ = select.select([pidfd], [], [], EXIT_S)
+def _ended(pidfd: int, patience: float) -> bool:
+    ready, _, _ = select.select([pidfd], [], [], patience)
     return bool(ready)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import click
 
-from kvfs import __version__, runtime
+from kvfs import __version__, kept, runtime
 from kvfs.cli import mountpoint_argument, printable
 from kvfs.config import Config, describe_options
 from kvfs.control import request_keeper
 from kvfs.errors import ConfigError
 from kvfs.templates import Templates
 
+EXPECTED, CURE = "the options of this mount", "unmount, and mount with this kvfs"
 PATIENCE = 180.0  # s: the keeper's own bounds come first
 
 
@@ -39,14 +40,17 @@ def command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """
     mount = runtime.kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"
-    try:
-        text = path.read_text()
-    except OSError as error:
+    text = kept.read(path, EXPECTED, CURE)
+    if text is None:
+        why = f"there is no {path}"
         raise ConfigError(
-            f"{mountpoint} has no keeper here to upgrade it ({error}). Ask as who mounted it "
+            f"{mountpoint} has no keeper here to upgrade it ({why}). Ask as who mounted it "
             f"({mount.owner}), and in the same container; else unmount, and mount with this kvfs"
-        ) from error
-    config = Config.from_json(text).upgraded(",".join(options))
+        )
+    before = Config.from_json(text)
+    if before.mountpoint != mountpoint:
+        raise kept.wrong(path, text, EXPECTED, CURE)
+    config = before.upgraded(",".join(options))
     if config.namespaces is not None:  # the new daemon would go on without them
         Templates.read(config.namespaces, config.tiers)
     done = request_keeper(

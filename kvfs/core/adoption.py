@@ -6,11 +6,13 @@ unlinked, renamed or replaced does not rise again before the bucket has followed
 before is too old to be believed (`gone`, see `Superseded.watching`). Nothing is ever deleted there.
 An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
 not known, so that nobody can read it before `renew` has brought its facts.
+What is in conflict with another node becomes dirty when no other object has its name there.
 Not for asking: `core/flow/discovery.py`; nor for directories: `core/folders.py`.
 """
 
 import logging
 import stat
+import time
 from collections.abc import Collection, Iterable
 from functools import partial
 
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SECOND = 10**9
 FILE_MODE = 0o644  # of what a listing tells of
+SHARE = 4  # of what may be dirty: conflicts end as long as less is, so that no writer waits for it
+SAID_FOR = 60.0  # s in which only one end of a conflict is said
 
 
 def is_bare(inode: Inode) -> bool:
@@ -46,6 +50,7 @@ class Adoption:
         self.dirty = tree.residency.dirty
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
+        self._said_at = -SAID_FOR
         self.folders = Folders(tree, bucket)
 
     # What to ask
@@ -96,8 +101,10 @@ class Adoption:
         """Hold what is known of an object against what the bucket says. Raises CatalogError.
 
         The name of one that was deleted or replaced there goes, unless somebody has it open; what
-        replaced it takes its place.
+        replaced it takes its place. What is in conflict goes up if its name is free.
         """
+        if ino in self.dirty.contested:
+            return self._reconsider(ino, ask, answer, gone)
         inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or stored is None:
             return "unsure"
@@ -122,6 +129,32 @@ class Adoption:
             return "absent"
         return self.settle(Place(parent, entry.name), ask, answer, gone)
 
+    def _reconsider(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+        """Whether another object has its name still: "here". It goes up only where none has."""
+        inode, bucket = self.residency.inode(ino), self.bucket
+        if inode is None or self.dirty.key(inode) != ask.key or ask.key in gone:
+            return "unsure"
+        if not self._settled():
+            return "unsure"
+        seen = answer.seen
+        ours = seen is None and not answer.strange
+        if seen is not None and inode.digest:
+            ours = (seen.facts.size, seen.facts.digest) == (inode.size, inode.digest)
+        if not ours or self.dirty.bytes >= bucket.most // SHARE:
+            return "here"
+        with self.catalog.batch() as batch:
+            self.dirty.lacking(inode, batch)
+        bucket.counters["conflicts_ended"] += 1
+        said = time.monotonic() < self._said_at + SAID_FOR
+        log.log(
+            logging.DEBUG if said else logging.INFO,
+            "inode %d is to go up: no other object has its name in %s any more "
+            "(said once a minute)",
+            *(ino, bucket.place),
+        )
+        self._said_at = self._said_at if said else time.monotonic()
+        return "absent"
+
     def compare(self, ino: int, entry: Entry) -> Verdict:
         """Hold an object that is known against what was listed; "absent": that is another one."""
         inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
@@ -140,7 +173,11 @@ class Adoption:
         a key is never listed there.
         """
         residency, inode = self.residency, self.residency.inode(ino)
-        if inode is None or not inode.in_bucket or not inode.sealed or inode.links[:1] != (link,):
+        if inode is None or inode.links[:1] != (link,):
+            return False
+        if ino in self.dirty.contested:  # its name is free, perhaps
+            return True
+        if not inode.in_bucket or not inode.sealed:
             return False
         if ino in residency.open or ino in residency.busy or ino in self.dirty:
             return False

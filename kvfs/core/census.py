@@ -2,7 +2,8 @@
 
 Contract: until `run` has counted, `Residency.census_done` is not set, and creates that depend on
 the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
-backing files that no inode means, which a crash left half done. What cannot be read of the catalog
+backing files that no inode means, which a crash left half done; none while the catalog is in doubt.
+What cannot be read of the catalog
 is said, counted (`inodes_unreadable`) and passed by: `fsck` is for that.
 """
 
@@ -40,6 +41,8 @@ class Census:
     async def run(self) -> None:
         """Count, then sweep. Raises CatalogError once; called again it goes on where it was."""
         await self._count()
+        if self.residency.catalog.doubt:
+            return  # a file that nothing names may be an object whose name is missing
         for tier in self.residency.tiers:
             await self._sweep(tier)
 

@@ -1,8 +1,9 @@
 """The copy that an open is served from: found, and proven to be what was sealed.
 
 Contract: `open` takes the fastest copy whose size and modification time are those that were sealed.
-Any doubt (written to behind our back, or last written before a crash) is settled by the digest; a
-copy that is not what it should be goes into quarantine, one whose file is not there is forgotten.
+Any doubt (written to behind our back, or last written before a crash) is settled by the digest, and
+so is a copy on NVMe that nobody has compared with it lately (`verified`). A copy that is not what
+it should be goes into quarantine, one whose file is not there is forgotten.
 A disk that fails is no reason to lose a copy. The caller of `open` holds the inode's lock.
 
 Invariant: what is returned is a copy that the catalog has at this moment, and the inode given is
@@ -17,6 +18,8 @@ from collections.abc import Container
 from functools import partial
 from typing import Protocol
 
+import trio
+
 from kvfs.catalog import Inode
 from kvfs.core.backings import Io
 from kvfs.core.header import Header
@@ -24,9 +27,13 @@ from kvfs.core.residency import Residency
 from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
-from kvfs.tiers import Bucket, Job, Tier
+from kvfs.movement.copying import SourceChangedError, digest_of
+from kvfs.tiers import Bucket, Job, Tier, sync_patience
 
 log = logging.getLogger(__name__)
+
+HASHED_AT_ONCE = 4  # copies that opens wait for: each takes a CPU and 8 MiB
+WRONG = "its bytes do not match their digest"
 
 
 class Verifier(Protocol):
@@ -79,6 +86,7 @@ class Copies:
         self._fetcher = fetcher
         self._unpacker = unpacker
         self.scans = Scans()
+        self._hashing = trio.CapacityLimiter(HASHED_AT_ONCE)
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
@@ -139,11 +147,12 @@ class Copies:
             return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
-        self._missed(inode)
+        self.missed(inode)
         self._drop_if_lost(inode)
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
-    def _missed(self, inode: Inode) -> None:
+    def missed(self, inode: Inode) -> None:
+        """Count an open that nothing can serve."""
         self.residency.counters["misses"] += 1
         self.residency.namespaces.of(inode).counters["misses"] += 1
 
@@ -161,7 +170,7 @@ class Copies:
                 raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
             await self._unpacker.unpack(inode)
         except NotFoundError:
-            self._missed(inode)
+            self.missed(inode)
             raise
         current = self.catalog.inode(inode.ino)
         if current is not None and current.version == inode.version:
@@ -184,7 +193,7 @@ class Copies:
         try:
             header = await self._fetcher.header(inode)
         except NotFoundError:
-            self._missed(inode)
+            self.missed(inode)
             raise
         current = self._spilled(inode)
         if current is None or self.residency.holders(current):
@@ -204,7 +213,7 @@ class Copies:
                 raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
             stream = await self._fetcher.fetch(inode, whole=whole)
         except NotFoundError:
-            self._missed(inode)
+            self.missed(inode)
             raise
         fetched = self.catalog.inode(inode.ino)
         if fetched is None or fetched.version != inode.version:
@@ -230,7 +239,8 @@ class Copies:
                 continue  # said by the tier; the copy may be readable again later
             try:
                 untouched = self._untouched(inode, tier, fd)
-                if untouched or await self._proven(inode, tier, fd):
+                sound = self._verified if untouched else self._proven
+                if await sound(inode, tier, fd):
                     if tier.slow or not untouched:
                         self._check_still(inode, tier)
                     return (tier, fd), lost
@@ -263,10 +273,31 @@ class Copies:
             found.st_size == inode.size
             and found.st_mtime_ns == inode.backing_mtime_ns
             and (inode.session not in self.residency.suspect or tier is self.residency.ram)
+            and not self.residency.verified.is_doubted(inode.ino, inode.version, tier.name)
         )
 
+    async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """It looks as it was sealed. What a disk has changed since only the digest can tell."""
+        if not tier.slow or not inode.digest or not self.residency.verified.due(inode.ino):
+            return True
+        hashing = partial(digest_of, size=inode.size, sparse=inode.sparse)
+        job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
+        try:
+            async with self._hashing:
+                found = await self._io(tier, job)
+        except OSError as error:
+            raise tier.failed("verify", inode.ino, error) from error
+        except SourceChangedError:
+            found = b""  # it has become shorter
+        if found != inode.digest:
+            self.residency.lose(inode, tier, quarantine=True, why=WRONG)
+            return False
+        self.residency.counters["verified"] += 1
+        self.residency.verified.note(inode.ino)
+        return True
+
     async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Written to behind our back, or last written before a crash: only the digest can tell.
+        """Written to behind our back, written before a crash, or doubted: only the digest can tell.
 
         What is not what it should be goes into quarantine.
         """
@@ -279,17 +310,16 @@ class Copies:
                     current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
                         batch.put(current)
+                self.residency.verified.end_doubt(inode.ino, inode.version, tier.name)
+                if tier.slow:
+                    self.residency.verified.note(inode.ino)
                 return True
-            why = "its bytes do not match their digest"
+            why = WRONG
         elif found.st_size != inode.size:
             why = f"it has {found.st_size} bytes, expected {inode.size}"
         else:
             why = "it was written to, or not synced before a crash, and has no digest"
-        log.error(
-            "%s tier: %s is quarantined: %s", tier.name, tier.path(inode.ino, inode.version), why
-        )
-        self.residency.counters["quarantined"] += 1
-        self.residency.lose(inode, tier, quarantine=True)
+        self.residency.lose(inode, tier, quarantine=True, why=why)
         return False
 
     async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
@@ -304,6 +334,7 @@ class Copies:
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version:
             return False
+        self._check_still(inode, tier)  # or it was given up while we waited
         if inode.ino in self._renaming:  # late, and then it is taken back
             return True
         log.error("a copy is missing: %s", reason)

@@ -3,6 +3,7 @@
 Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. That is apart
 from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`): each mark
 changes in the batch that changes what it is about, and so do the keys that are `superseded` by it.
+What is not to go up before another node lets go of its name is not dirty, but `contested`.
 All methods but `load` are synchronous. After a start `load` reads the marks, beside the first
 operations; what it has not read is found in the catalog meanwhile.
 A catalog that never had a bucket is not asked for anything (`on`).
@@ -14,6 +15,7 @@ Not for doing it: `core/flow/spill.py`.
 """
 
 import heapq
+import logging
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -22,17 +24,21 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Batch, Catalog, Inode, Stored, keys
+from kvfs.core.contested import Contested
 from kvfs.core.namespaces import Namespaces
 from kvfs.core.superseded import Superseded
 from kvfs.tiers import Bucket
 
+log = logging.getLogger(__name__)
+
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
 # Another: all that was sealed before it was to be in the bucket has been looked for since ("1").
 CAUGHT_UP = "bucket_caught_up"
+# Another: what another node has the name of is marked so ("1"); a kvfs of before did not do that.
+TOLD_APART = "bucket_contested"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
 SPARE_AGES = 1024
-SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
 
 
 class _Entry(NamedTuple):
@@ -57,7 +63,9 @@ class Dirty:
         self._ages: list[tuple[int, int]] = []  # a heap of when what was sealed; some in vain
         self._hurry_until = 0.0
         self.superseded = Superseded(catalog, None if bucket is None else self.wake)
+        self.contested = Contested(catalog)
         self.behind = trio.Event()  # what was sealed before is to be looked for
+        self._said_sparse = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,14 +128,25 @@ class Dirty:
     def wanted(
         self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
     ) -> bool:
+        """Whether it is to be in the bucket, and can be: what is mostly holes stays here.
+
+        A bucket has every byte of an object: 1 TiB of holes would be 1 TiB of requests.
+        """
+        return not self._stays(inode) and self.meant(inode, directory, name)
+
+    @staticmethod
+    def _stays(inode: Inode) -> bool:
+        return inode.sparse or inode.mostly_holes
+
+    def meant(
+        self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
+    ) -> bool:
         """Whether it is to be in the bucket. `name` is its first one, if that is yet to be stored.
 
-        What its connector is about to rename waits for that; what is mostly holes stays here.
+        What its connector is about to rename waits for that.
         """
         namespaces = self.namespaces
         if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
-            return False
-        if inode.size > SPARSE_LEAST and inode.blocks * 512 < inode.size // 2:
             return False
         if name is None:
             entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
@@ -142,6 +161,14 @@ class Dirty:
         """It has new bytes."""
         if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
             self._mark(inode, time.time_ns(), batch)
+        if self._stays(inode) and self.meant(inode):
+            log.log(
+                logging.DEBUG if self._said_sparse else logging.WARNING,
+                "inode %d stays on this node only, and %s says 1: it is mostly holes, %d of %d "
+                "bytes are data, and a bucket has every byte of an object (said once)",
+                *(inode.ino, "user.kvfs.dirty", inode.data, inode.size),
+            )
+            self._said_sparse = True
 
     def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
         """The bucket does not have it. `sealed_ns`: when it was sealed, if that is known."""
@@ -180,7 +207,7 @@ class Dirty:
         if self.wanted(inode, directory, name) or self.stored(inode.ino) is not None:
             known = self._entries.get(inode.ino)
             self._mark(inode, known.sealed_ns if known else time.time_ns(), batch)
-        elif inode.ino in self:
+        elif inode.ino in self or inode.ino in self.contested:
             self._unmark(inode.ino, batch)
 
     def moved(self, inode: Inode, batch: Batch) -> None:
@@ -239,12 +266,19 @@ class Dirty:
         """There is nothing to upload after all."""
         self._unmark(ino, batch)
 
+    def contest(self, ino: int, batch: Batch) -> None:
+        """Another node has its name: there is nothing to upload as long as that is so."""
+        self._unmark(ino, batch)
+        self.contested.enter(ino, batch)
+
     def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
+        self.contested.leave(inode.ino, batch)
         batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
         if self.bucket is not None:
             batch.then(partial(self._add, inode, sealed_ns))
 
     def _unmark(self, ino: int, batch: Batch) -> None:
+        self.contested.leave(ino, batch)
         batch.unmark(keys.UNSTORED, ino)
         batch.then(partial(self._discard, ino))
 
@@ -352,6 +386,7 @@ class Dirty:
         for ino in self.catalog.unfinished():
             if not self.superseded.claimed(ino) and (stored := self.stored(ino)) is not None:
                 self.superseded.claim(ino, stored.key)
+        await self.contested.load()
         self.loaded = True
         self.wake()
 

@@ -5,13 +5,15 @@ loop: each is counted and noted as any other, and keeps its object as a handle d
 Only what can be had without waiting: the first block that is not in RAM, complete, of the size that
 is expected, and readable for who asks ends it. Nothing is given where an open may have to wait for
 its turn. Permissions are those of the mode bits, for the owner, else the group, else others: what
-more somebody may do (a second group, root) he has by opening the name.
+more somebody may do (a second group, root) he has by opening the name. One user has a portion of
+the leases of a mount (`fairness/portions.py`).
 
 Invariant: an object has as many `leases` as there are of it here, and they are among its readers.
 Not for the questions (`kvfs.leasing`), nor for who asks (`fuse/match_files.py`).
 """
 
 import itertools
+import logging
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,11 +25,15 @@ from kvfs.catalog import Inode
 from kvfs.core.namespace import Namespace
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
-from kvfs.errors import StaleError
+from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
+from kvfs.fairness.portions import Portions
 from kvfs.leasing import Request
 
-LEASES_MAX = 1 << 16  # of all clients: an object with any has a descriptor of the daemon, too
+LEASES_MAX = 1 << 16  # of all users: an object with any has a descriptor of the daemon, too
 CLOSED_AT_ONCE = 32  # in some 0.3 ms
+
+
+log = logging.getLogger(__name__)
 
 
 class Who(NamedTuple):
@@ -58,7 +64,8 @@ class Leases:
         self.residency = objects.residency
         self.catalog = objects.catalog
         self._opened = opened
-        self._held: dict[int, OpenObject] = {}
+        self._held: dict[int, tuple[OpenObject, int]] = {}  # lease -> object, uid
+        self.portions = Portions("blocks that are lent", LEASES_MAX)
         self._next = time.time_ns()  # none is given twice, by no daemon: clients keep theirs
 
     def __len__(self) -> int:
@@ -82,10 +89,16 @@ class Leases:
         if self.residency.namespaces.limited:
             return first, []
         for inode in self._inodes(space, request, who):
-            held = self.objects.lend(inode) if len(self._held) < LEASES_MAX else None
-            if held is None:
+            try:
+                self.portions.take(who.uid)
+            except (UserLimitError, TooManyOpenError) as error:
+                log.debug("the rest is to be opened by name: %s", error)
                 break
-            self._held[self._next] = held
+            held = self.objects.lend(inode)
+            if held is None:
+                self.portions.add(who.uid, -1)
+                break
+            self._held[self._next] = held, who.uid
             self._next += 1
             found.append(held)
         self._opened(found, began)
@@ -125,9 +138,10 @@ class Leases:
     async def close(self, leases: Iterable[int]) -> None:
         """They end; those that have ended, or are of another daemon, do nothing."""
         for at, lease in enumerate(leases):
-            held = self._held.pop(lease, None)
+            held, uid = self._held.pop(lease, (None, 0))
             if held is None:
                 continue
+            self.portions.add(uid, -1)
             held.leases -= 1
             await self.objects.release(held, writable=False)
             if not (at + 1) % CLOSED_AT_ONCE:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core import pins
-from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.namespace import Namespace, takes
 from kvfs.core.namespaces import MOUNT
 from kvfs.core.places import PIN
@@ -38,10 +37,9 @@ def _is_dirty(residency: Residency, inode: Inode) -> str:
     dirty = residency.dirty
     if inode.ino in dirty:
         return "1"
-    if inode.in_bucket or not dirty.wanted(inode):
+    if inode.in_bucket or not dirty.meant(inode):
         return "0"
-    looked_for = inode.sealed and dirty.catalog.fact(CAUGHT_UP)  # then somebody else has its name
-    return "conflict" if looked_for else "1"
+    return "conflict" if inode.ino in dirty.contested else "1"
 
 
 WARM = b"user.kvfs.warm"  # of files and directories: whether it is to come to a faster tier

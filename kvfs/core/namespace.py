@@ -36,6 +36,8 @@ class Namespace:
         self.tiered = tiered
         self.settings = settings
         self.bytes = self.objects = 0
+        self.staged = 0  # bytes that its open writers have by now, beside those
+        self.ahead = 0  # and what is set aside for what comes next
         self.spilled = 0  # objects that only the bucket has
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
@@ -45,6 +47,7 @@ class Namespace:
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.spare: dict[int, int] = {}  # inode -> bytes
+        self.too_large: set[int] = set()  # that only RAM has: NVMe has no file of their size
         self.limits = Limits(settings)
         self.opens = OpenOrder()
         entries = max(SMALLEST, settings.quota_objects)  # until something is known (`fit`)
@@ -118,8 +121,15 @@ class Namespace:
         self.spare[inode.ino] = Tier.cost(inode.blocks)
         self.ram_spare.touch(inode)
 
+    def refuse_too_large(self, inode: Inode) -> None:
+        """NVMe cannot have what only RAM has: that is tried again when it is touched."""
+        self.too_large.add(inode.ino)
+        if inode in self.ram_only and self.ram_only.goes:
+            self.refuse(inode)
+
     def take_back(self, inode: Inode) -> None:
         """It is worth that after all, or leaves."""
+        self.too_large.discard(inode.ino)
         if self.spare and self.spare.pop(inode.ino, None) is not None:
             self.ram_spare.discard(inode)
 
@@ -255,9 +265,12 @@ class Namespace:
 
     @property
     def urgency(self) -> tuple[bool, float]:
-        """Who has most beyond what is his gives first: by soft quota, then by share."""
-        soft = self.settings.quota_soft
-        return 0 < soft < self.bytes, self.bytes / self.settings.weight
+        """Who has most beyond what is his gives first: by soft quota, then by share.
+
+        What is being written counts: who grows may not take from those who have less.
+        """
+        soft, has = self.settings.quota_soft, self.bytes + self.staged + self.ahead
+        return 0 < soft < has, has / self.settings.weight
 
     def expired(self, inode: Inode) -> bool:
         """Whether its time to live is over."""

@@ -205,7 +205,7 @@ class Namespaces:
         if self.access_log.on:
             self.access_log.written(inode)
         if self.shares is not None:
-            self.shares.total.charge(max(0, inode.size - charged))
+            self.shares.total.charge(max(0, inode.data - charged))
 
     def _changed(self, ino: int, settings: Settings) -> None:
         self.wake()

@@ -27,23 +27,27 @@ import time
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.backings import Backings
+from kvfs.core.bounds import Bounds
 from kvfs.core.copies import Copies, Fetcher, Unpacker, Verifier
 from kvfs.core.header import Header
 from kvfs.core.incoming import Incoming
 from kvfs.core.mappings import Mappings
 from kvfs.core.placement import Placement
-from kvfs.core.residency import OpenObject, Residency
+from kvfs.core.residency import NOWHERE, OpenObject, Residency
 from kvfs.core.stream import Stream
 from kvfs.core.versions import Versions
 from kvfs.errors import (
     CatalogError,
+    InUseError,
     KvfsError,
     NoSpaceError,
+    NotFoundError,
+    QuotaError,
     StaleError,
     TierError,
     TooLargeError,
@@ -53,6 +57,7 @@ from kvfs.tiers import Bucket, Job, OverdueError, Tier
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Make = Callable[[], tuple[Inode, Inode]]  # a directory, and an inode that is to be in it
 SIZE_MAX = (1 << 63) - 4096
 _PARENT = Struct(">Q")
 
@@ -88,6 +93,7 @@ class Objects:
         self.incoming = Incoming(residency, self.copies, fetcher)
         self.verifier = verifier
         self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
+        self.bounds = Bounds(residency, self.room, self.quota, self.cut_off)
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
 
     @staticmethod
@@ -119,6 +125,10 @@ class Objects:
         try:
             held = residency.open.get(ino)
             scanned = False
+            if held is not None and held.lost:
+                self._refuse_lost(held, writable=writable)
+            if held is not None and held.doom is not None:  # a reader would find gaps in it
+                raise held.doom if writable else StaleError(f"inode {ino} is cut off")
             if held is None:
                 inode = self.catalog.inode(ino)
                 if inode is None or residency.is_gone(inode):
@@ -139,6 +149,8 @@ class Objects:
                     await self.incoming.have(held, whole=writable)
                 if writable:
                     await self.versions.make_writable(held)
+                if held.lost:  # while we waited
+                    self._refuse_lost(held, writable=writable)
             except BaseException:
                 await self.release(held, writable=False)
                 raise
@@ -150,6 +162,17 @@ class Objects:
             return held
         finally:
             residency.unlock(ino)
+
+    def _refuse_lost(self, held: OpenObject, *, writable: bool) -> NoReturn:
+        """Its copy was given up, and the kernel takes no other one while handles have that.
+
+        Raises NotFoundError, a miss; InUseError for a writer: the bytes must not become new ones.
+        """
+        ino = held.inode.ino
+        if writable:
+            raise InUseError(f"inode {ino}: its damaged copy is open")
+        self.copies.missed(held.inode)
+        raise NotFoundError(f"inode {ino}: its damaged copy is open")
 
     async def _empty(self, held: OpenObject) -> None:
         try:
@@ -174,7 +197,7 @@ class Objects:
         if ino in residency.busy:
             return None
         held = residency.open.get(ino)
-        if held is not None and (not held.readable or held.only_lent):
+        if held is not None and (not held.readable or held.only_lent or held.refused):
             return None
         if held is None:
             inode = self.catalog.inode(ino)
@@ -197,7 +220,7 @@ class Objects:
         if ram is None or inode.ino in residency.busy:
             return None
         held = residency.open.get(inode.ino)
-        if held is not None and (held.tier is not ram or held.direct or held.writers):
+        if held is not None and (held.tier is not ram or held.direct or held.writers or held.lost):
             return None
         if held is None or held.lent < 0:
             fd = self.copies.lend(inode)
@@ -287,6 +310,14 @@ class Objects:
         self.residency.counters["opens_served"] += 1
         return held
 
+    async def write(self, held: OpenObject, start: int, content: bytes) -> int:
+        """Raises NoSpaceError, QuotaError, TooLargeError, TierError."""
+        try:
+            with self.bounds.admitted(held, start, len(content)):
+                return await self.on_file(held, "write", lambda fd: os.pwrite(fd, content, start))
+        except OSError as error:
+            raise self.failed("write", held, error) from error
+
     async def read(self, held: OpenObject, start: int, length: int) -> bytes:
         """Less only at the end of the object. Raises TierError."""
         if held.header is not None and held.header.has(start, length):
@@ -312,29 +343,28 @@ class Objects:
     # Writing
 
     async def create(
-        self, parent: int, name: bytes, make: Callable[[], Inode], *, at_once: bool = False
+        self, parent: int, name: bytes, make: Make, *, at_once: bool = False
     ) -> OpenObject:
-        """A new file with its first writer. `make` gives the inode, or raises what forbids it.
+        """A new file with its first writer.
 
-        `at_once`: it has its name from now on, though `publish` may say otherwise.
-        It is called after the last await, so that its checks still hold when its names are
+        `make` gives its directory and its inode, or raises what forbids it. `at_once`: it has its
+        name from now on, though `publish` may say otherwise.
+        `make` is called after the last await, so that its checks still hold when its names are
         committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
         """
         with self.residency.prefixes.entering(parent):
             return await self._create(parent, name, make, at_once=at_once)
 
-    async def _create(
-        self, parent: int, name: bytes, make: Callable[[], Inode], *, at_once: bool
-    ) -> OpenObject:
+    async def _create(self, parent: int, name: bytes, make: Make, *, at_once: bool) -> OpenObject:
         namespace = self.residency.namespaces.of(self._directory(parent))
         late = namespace.settings.publish == "close" and not at_once
         publish = (parent, name) if late else None
         room = await self.placement.choose(parent, name, namespace)
-        expected = self.placement.expect(parent, name) or 0
+        expected = self.placement.expect(parent, name, namespace) or 0
         return await self._begin(parent, name, make, room, expected, publish=publish)
 
     async def create_at_once(
-        self, parent: int, name: bytes, make: Callable[[], Inode], size: int
+        self, parent: int, name: bytes, make: Make, size: int
     ) -> OpenObject | None:
         """The same in RAM, for a file of so many bytes, if it has room now; else None.
 
@@ -349,7 +379,7 @@ class Objects:
         self,
         parent: int,
         name: bytes,
-        make: Callable[[], Inode],
+        make: Make,
         room: tuple[Tier, int],
         expected: int,
         *,
@@ -359,26 +389,26 @@ class Objects:
         catalog, residency = self.catalog, self.residency
         tier, reserved = room
         try:
-            namespace = residency.namespaces.of(self._directory(parent))
             ino = catalog.next_id()
             try:
                 fd = await self._make(tier, ino, 1)
             except (TierError, NoSpaceError):
                 ram = residency.ram  # NVMe fails, or is full: go on with what there is
+                namespace = residency.namespaces.of(self._directory(parent))
                 if ram is None or tier is ram or not namespace.takes(ram):
                     raise
                 least = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
-                if not self.room.reserve(ram, least):
+                found = self.room.begin(ram, least, namespace)
+                if found is None:
                     raise
                 tier.reserved -= reserved
-                tier, reserved = ram, least
+                tier, reserved = ram, found
                 fd = tier.create(ino, 1)
             try:
-                inode = make()
+                directory, inode = make()
                 inode.ino = ino
                 inode.version = 1
                 residency.set_holder(inode, tier, holds=True)
-                directory = self._directory(parent)
                 with catalog.batch() as batch:
                     residency.namespaces.places.place(inode, directory, name, batch)
                     if publish is None:
@@ -416,9 +446,17 @@ class Objects:
     def to_publish(self, ino: int) -> tuple[int, bytes] | None:
         """The name that an inode without one is to get; None if it has lost its last."""
         value = self.catalog.mark(b"p", ino)
-        if value is None or len(value) <= _PARENT.size:
+        if value is None or len(value) <= _PARENT.size or value.startswith(NOWHERE):
             return None
         return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
+
+    def doom_of(self, ino: int) -> KvfsError | None:
+        """Why an inode without a name was cut off by the daemon before this one, if it was."""
+        value = self.catalog.mark(b"p", ino) or b""
+        if not value.startswith(NOWHERE):
+            return None
+        kind = QuotaError if value[len(NOWHERE) :] == b"QuotaError" else NoSpaceError
+        return kind(f"inode {ino} was cut off before the daemon was another one")
 
     def _publish(self, held: OpenObject) -> None:
         """It is complete: give it its name. Another one that has the name was complete before."""
@@ -472,7 +510,7 @@ class Objects:
             raise
         self._taken_back.pop(inode.ino, None)
         held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.expected = self.placement.expect(parent, name) or 0
+        held.expected = self.placement.expect(parent, name, namespace) or 0
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
@@ -501,6 +539,28 @@ class Objects:
         finally:
             await self.close(held, writable=True)
         return held.inode
+
+    def cut_off(self, held: OpenObject, why: KvfsError) -> None:
+        """It may not grow further: nobody finds it any more, and its writer is told at its close.
+
+        What it has goes as well, and what its writer adds (`Bounds`).
+        """
+        inode, residency = held.inode, self.residency
+        parent, name = held.publish or self._some_name(inode)
+        log.warning("%s is cut off: %s", self._called(held), why)
+        if name and held.staged > held.tier.configured:  # the next one begins in another tier
+            space = residency.namespaces.of(inode)
+            self.placement.learn(parent, name, space, held.staged)
+        held.doom = why
+        held.leaving = max(held.leaving, held.staged)
+        residency.weigh(held, 0)
+        least = min(held.reserved, Tier.cost(0))
+        held.tier.reserved -= held.reserved - least
+        held.reserved = least
+        try:
+            residency.take_names(held, type(why).__name__.encode())
+        except CatalogError as error:  # it cannot be opened, and loses its name at its close
+            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
 
     async def touch(self, ino: int, mtime_ns: int) -> None:
         """Give a file that is being written a time of change; its backing file must have it, too.
@@ -562,6 +622,8 @@ class Objects:
 
         Whether it was, with something new in it.
         """
+        if writable and held.doom is not None:
+            raise held.doom
         if not writable or held.writers - held.mapped != 1:
             return False
         began = time.perf_counter()
@@ -599,16 +661,28 @@ class Objects:
                     batch.put(inode)
                 held.sealed_as = found
             return False
-        inode.sealed = True
+        again, inode.sealed = inode.sealed, True
         inode.session = self.residency.session
         with self.catalog.batch() as batch:
+            if again:  # by a writer who was let in while a takeover took the file for mapped
+                self._forget_former(held, batch)
             batch.put(inode)
             batch.mark_finished(inode.ino)
             self.residency.dirty.sealed(inode, batch)
         held.sealed_as = found
         self.residency.counters["sealed"] += 1
-        self.placement.learn(*self._some_name(inode), inode.blocks * 512)
+        space = self.residency.namespaces.of(inode)
+        self.placement.learn(*self._some_name(inode), space, inode.blocks * 512)
         return True
+
+    def _forget_former(self, held: OpenObject, batch: Batch) -> None:
+        """Its version has other bytes than before: neither digest nor other copies are of them."""
+        inode, residency = held.inode, self.residency
+        inode.digest = b""
+        for tier in residency.holders(inode):
+            if tier is not held.tier:
+                residency.set_holder(inode, tier, holds=False)
+                batch.then(partial(residency.throw_away, tier, inode.ino, inode.version))
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
@@ -650,13 +724,21 @@ class Objects:
         residency, inode = self.residency, held.inode
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
+        if held.doom is not None and inode.links:  # the catalog has refused that before
+            residency.take_names(held, type(held.doom).__name__.encode())
         lost = written and last and self._too_large(held) is not None
         if written and held.publish is not None:
             self._publish(held)
         if inode.links:
             if written:
                 self._end_of_writing(held)
-        elif last and not writable and inode.sealed and residency.can_open(inode):
+        elif (
+            last
+            and not writable
+            and held.doom is None
+            and inode.sealed
+            and residency.can_open(inode)
+        ):
             residency.back_to_limbo(held)
         elif last:
             with self.catalog.batch() as batch:
@@ -666,10 +748,10 @@ class Objects:
             self.measure(held)
             with self.catalog.batch() as batch:
                 batch.put(inode)
-        if written:
-            residency.staging.pop(inode.ino, None)
-            if inode.links and not lost:  # counted once from here; open yet: not itself dropped
-                self.quota.trim(residency.namespaces.of(inode))
+        if written or last:
+            residency.unstage(held, stays=not last and not inode.links)
+        if written and inode.links and not lost:  # counted once from here; open yet: it stays
+            self.quota.trim(residency.namespaces.of(inode))
         if writable:
             held.writers -= 1
         else:
@@ -689,7 +771,7 @@ class Objects:
         held.reserved = 0
         residency.admit(inode)
         held.accounted = True
-        residency.staging.pop(inode.ino, None)  # or its namespace's quota would count it twice
+        residency.unstage(held)  # or its namespace's quota would count it twice
         residency.namespaces.written(inode, held.charged)
         held.charged = 0
         if held.tier is residency.nvme:

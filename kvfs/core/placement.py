@@ -37,21 +37,13 @@ class Placement:
         self.sizes = ExpectedSizes()
         self._said: set[str] = set()
 
-    def expect(self, parent: int, name: bytes) -> int | None:
+    def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
         """Bytes that a file of this name will take; None if nothing is known of such."""
-        return self.sizes.expect(*self._kind(parent, name))
+        return self.sizes.expect(*_kind(parent, name, space))
 
-    def learn(self, parent: int, name: bytes, size: int) -> None:
+    def learn(self, parent: int, name: bytes, space: Namespace, size: int) -> None:
         """So many bytes it takes."""
-        self.sizes.learn(*self._kind(parent, name), size)
-
-    def _kind(self, parent: int, name: bytes) -> tuple[int, bytes]:
-        """Of a block of a prefix all of the namespace say it: each is in a directory of its own."""
-        directory = self.residency.inode(parent)
-        space = None if directory is None else self.residency.namespaces.own(directory.namespace)
-        if space is None or not space.settings.prefix:
-            return parent, name
-        return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name
+        self.sizes.learn(*_kind(parent, name, space), size)
 
     async def choose(
         self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
@@ -62,9 +54,19 @@ class Placement:
         Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that
         outgrows the RAM tier would get ENOSPC from the kernel, where kvfs cannot help it any more.
         """
+        namespace = namespace or self.residency.namespaces.default
+        try:
+            return await self._choose(parent, name, namespace, replaces)
+        except (QuotaError, NoSpaceError):
+            if not await self.residency.closed():
+                raise
+            return await self._choose(parent, name, namespace, replaces)
+
+    async def _choose(
+        self, parent: int, name: bytes, namespace: Namespace, replaces: int
+    ) -> tuple[Tier, int]:
         residency = self.residency
-        namespace = namespace or residency.namespaces.default
-        expected = self.expect(parent, name)
+        expected = self.expect(parent, name, namespace)
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0
@@ -78,7 +80,8 @@ class Placement:
             await self.backpressure.until_not_full(residency.bucket, deadline)
         while True:
             last = not self.backpressure.helps(deadline)
-            found = await self._choose_now(tiers, wanted, known=expected is not None, last=last)
+            known = expected is not None
+            found = await self._choose_now(namespace, tiers, wanted, known=known, last=last)
             if found is not None:
                 return found
             if last:
@@ -101,14 +104,16 @@ class Placement:
         if bucket and namespace.takes(bucket) and self.residency.dirty.full:
             return None
         try:
-            if not self.quota.keep(namespace, size, objects=1):
+            if not self.quota.keep(namespace, Tier.cost(0), objects=1, expected=size):
                 return None
         except QuotaError:
             return None
         wanted = Tier.cost(-(-size // 4096) * 8)
-        if ram.reserved + wanted > ram.capacity // 2 or not self.room.reserve(ram, wanted):
+        aside = max(ram.reserved, sum(held.expected for held in self.residency.staging.values()))
+        if aside + wanted > ram.capacity // 2:
             return None
-        return ram, wanted
+        reserved = self.room.begin(ram, wanted, namespace)
+        return None if reserved is None else (ram, reserved)
 
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
@@ -116,7 +121,9 @@ class Placement:
         """Have its quotas allow so much more, with what may go after an upload. QuotaError."""
         while True:
             try:
-                while not self.quota.keep(namespace, more, objects=objects, most=AT_ONCE):
+                while not self.quota.keep(
+                    namespace, min(more, Tier.cost(0)), objects=objects, expected=more, most=AT_ONCE
+                ):
                     await trio.lowlevel.checkpoint()
             except QuotaError:
                 if not self.backpressure.helps(deadline):
@@ -126,7 +133,7 @@ class Placement:
                 return
 
     async def _choose_now(
-        self, tiers: list[Tier], wanted: int, *, known: bool, last: bool
+        self, space: Namespace, tiers: list[Tier], wanted: int, *, known: bool, last: bool
     ) -> tuple[Tier, int] | None:
         """One of these tiers, and what is reserved there; None if nothing may be dropped for it.
 
@@ -143,25 +150,28 @@ class Placement:
                 )
             for tier in order:
                 least = wanted if known else min(wanted, tier.capacity // 4)
-                if self.room.reserve(tier, least):
-                    return tier, least
+                if (reserved := self.room.begin(tier, least, space)) is not None:
+                    return tier, reserved
             if residency.census_done.is_set():
                 break
             await residency.census_step.wait()  # the estimate leaves no room, what is counted may
-        if ram is not None and self.room.lose_for(wanted):
-            return ram, wanted
+        if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
+            return ram, found
         if not last:
             return None
         for tier in order:  # others may expect too much as well: begin, and see how it grows
-            if self.room.reserve(tier, Tier.cost(0)):
+            if self.room.begin(tier, Tier.cost(0), space) is not None:
                 return tier, Tier.cost(0)
-        if ram is not None and self.room.lose_for(Tier.cost(0)):
+        if ram is not None and self.room.begin(ram, Tier.cost(0), space, lose=True):
             return ram, Tier.cost(0)
         bucket = residency.bucket
         if bucket is None or not bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
-            return next(((tier, wanted) for tier in order if self.room.reserve(tier, wanted)), None)
+            for tier in order:
+                if (reserved := self.room.begin(tier, wanted, space)) is not None:
+                    return tier, reserved
+        return None
 
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
         """Why an object that was written cannot stay, whatever makes room for it."""
@@ -183,3 +193,10 @@ class Placement:
             self._said.add(what)
             log.warning("%s", what)
         return NoSpaceError(what)
+
+
+def _kind(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
+    """Of a block of a prefix all of the namespace say it: each is in a directory of its own."""
+    if not space.settings.prefix:
+        return parent, name
+    return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name

@@ -142,7 +142,7 @@ class Renames:
                     way.append((inode.ino, 0))
                 elif inode is not None and inode.is_file and inode.ino not in files:
                     files.add(inode.ino)
-                    size += Tier.cost(inode.blocks)
+                    size += self._takes(inode)
             names += len(entries)
             if names > WEIGHED_MAX:
                 raise OtherNamespaceError(
@@ -169,14 +169,22 @@ class Renames:
         if move is None:
             return []
         source_dir, _, inode, target_dir, target = move
-        comes, goes = _counted(inode, below), (0, 0)
+        comes, goes = self._counted(inode, below), (0, 0)
         if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
-            goes = _counted(target[1], below)
+            goes = self._counted(target[1], below)
         more = (comes[0] - goes[0], comes[1] - goes[1])
         found = [(self.namespaces.of(target_dir), *more)]
         if flags == RENAME_EXCHANGE:
             found.append((self.namespaces.of(source_dir), -more[0], -more[1]))
         return [one for one in found if one[1] > 0 or one[2] > 0]
+
+    def _counted(self, inode: Inode, below: Mapping[int, Weight]) -> Weight:
+        return (self._takes(inode), 1) if inode.is_file else below.get(inode.ino, (0, 0))
+
+    def _takes(self, inode: Inode) -> int:
+        """Bytes; of a file that is being written those that it has by now."""
+        held = self.residency.staging.get(inode.ino)
+        return max(Tier.cost(inode.blocks), 0 if held is None else held.taken)
 
     def _is_last(self, inode: Inode) -> bool:
         """Whether it goes with one name less."""
@@ -262,10 +270,6 @@ class Renames:
             if into == ino:
                 raise InvalidError(f"directory {ino} cannot move into itself")
             into = self.tree.parent(self.tree.directory(into)).ino
-
-
-def _counted(inode: Inode, below: Mapping[int, Weight]) -> Weight:
-    return (Tier.cost(inode.blocks), 1) if inode.is_file else below.get(inode.ino, (0, 0))
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:

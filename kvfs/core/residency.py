@@ -10,7 +10,8 @@ Invariants, between any two awaits of the daemon:
 - `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
 - A sealed object without a writer is accounted: its cost is in `used` of each tier that holds it,
   and it is in the one order of its namespace that `Namespace.order` says for each of them.
-- An object with a writer has one copy, is in no list, and its room is `reserved`.
+- An object with a writer has one copy, is in no list, and its room is `reserved`. What it has by
+  now is `staged` of its namespace, unless it is cut off.
 - An unlinked file that nobody has open is in `limbo`, its room reserved, until the kernel forgets
   it: somebody may have looked it up and be about to open it, and must not be told ESTALE. So is a
   removed directory or another inode without bytes: whoever has it open may ask for its attributes.
@@ -33,10 +34,13 @@ from kvfs.core.dirty import Dirty
 from kvfs.core.followers import Followers
 from kvfs.core.header import Header
 from kvfs.core.latencies import Latencies
+from kvfs.core.namespace import Namespace
 from kvfs.core.namespaces import Namespaces
 from kvfs.core.order import key_of
 from kvfs.core.prefixes import Prefixes
 from kvfs.core.stream import Stream
+from kvfs.core.verified import Verified
+from kvfs.errors import KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,9 @@ log = logging.getLogger(__name__)
 NVME_USED = "nvme_used"  # a fact of the catalog: bytes, a second before the last change or later
 NVME_WRITTEN = "nvme_written"  # a day, and the bytes written on it
 HOUR = 3600 * 10**9
+AHEAD_MAX = 256 << 20  # bytes set aside beyond what a file has
+CLOSING, CLOSING_MAX = 0.002, 10  # s between looks at what is just closed: twice as many as its own
+NOWHERE = bytes(8)  # the directory of what is cut off, where others have the one they will be in
 COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
     "opens_passthrough",
     "opens_served",
@@ -52,6 +59,7 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
     "created",
     "sealed",
     "settled",
+    "verified",
     "demoted",
     "promoted",
     "dropped",
@@ -76,11 +84,20 @@ class OpenObject:
     readers: int = 0
     writers: int = 0
     reserved: int = 0
+    staged: int = 0  # bytes that it had at the last look, or was promised since, being written
+    in_flight: int = 0  # writes that the daemon carries out
+    promised: int = 0  # bytes that it will have when they are through
+    space: Namespace | None = None  # to which those are counted
+    grows: bool = False  # it had more than at the look before
+    most: int = 0  # bytes that it was lent for; 0: it has no such bound
+    doom: KvfsError | None = None  # why it is cut off: core/bounds.py
+    leaving: int = 0  # bytes that it has all the same, as long as its writer writes on
     # Size, time of change and blocks that the catalog has.
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
+    lost: bool = False  # its copy was given up: handles read on, nobody opens it any more
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
     charged: int = 0  # bytes of it for which a writer has waited: its share of the bandwidth
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
@@ -90,6 +107,11 @@ class OpenObject:
     leases: int = 0  # of the readers those that the kernel knows nothing of: core/leases.py
     lent: int = -1  # a descriptor for them, which cannot be written
     brought_from: str = ""  # the medium that its first open has waited for; until that is counted
+
+    @property
+    def refused(self) -> bool:
+        """Whether nobody may open it any more: its copy was given up, or its writer was cut off."""
+        return self.lost or self.doom is not None
 
     @property
     def readable(self) -> bool:
@@ -103,29 +125,55 @@ class OpenObject:
         """Whether the kernel has no part in it, and nothing is open for it."""
         return self.lent >= 0 and self.fd < 0 and not self.backing_id
 
+    def reads(self, tier: Tier) -> bool:
+        """Whether its handles have their bytes from the copy in a tier."""
+        if self.tier is not tier:
+            return False
+        return not self.direct or self.fd >= 0 or self.stream is not None
+
     @property
     def coming(self) -> bool:
         """Whether it was opened before its bytes were here."""
         return self.stream is not None or self.header is not None
 
     @property
+    def ahead(self) -> int:
+        """Bytes to set aside for what comes until the next looks.
+
+        As much again as it has, as vectors do, but no more than is expected: a writer of 10 GB/s
+        gets ahead by 20 MB between two looks at first, by no more than it has reserved later.
+        """
+        lacks = self.expected - self.staged
+        return min(self.staged, lacks if lacks > 0 else AHEAD_MAX, AHEAD_MAX)
+
+    @property
     def taken(self) -> int:
         """Bytes that it takes by now, being written: less than was set aside for it."""
-        return 0 if self.fd < 0 else os.fstat(self.fd).st_blocks * 512
+        return 0 if self.fd < 0 else max(self.promised, os.fstat(self.fd).st_blocks * 512)
 
 
 class Trash(NamedTuple):
-    """A backing file that no record names any more; `keep`: for a human to look at."""
+    """A backing file that no record names any more; `keep`: for a human to look at.
+
+    why: what the log says of one that is kept.
+    """
 
     tier: Tier
     ino: int
     version: int
     keep: bool = False
+    why: str = ""
 
-    def remove(self) -> bool:
-        """Whether it is gone from where it was. May wait for a disk."""
+    def remove(self) -> bool | None:
+        """Whether it is gone from where it was; None: there was nothing to keep.
+
+        May wait for a disk.
+        """
         act = self.tier.quarantine if self.keep else self.tier.unlink
         return act(self.ino, self.version)
+
+
+Away = Callable[[Tier, int, int], None]
 
 
 class Residency:
@@ -170,6 +218,9 @@ class Residency:
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
         self.census_step = trio.Event()
+        self.verified = Verified()
+        # Copies of them were given up: what the kernel has of their bytes may be wrong.
+        self.uncached: set[int] = set()
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # inode numbers from here on were made in this session
         self._counted_early: set[int] = set()
@@ -185,7 +236,39 @@ class Residency:
 
     def stage(self, held: OpenObject) -> None:
         self.staging[held.inode.ino] = held
+        self.weigh(held, held.taken)
         self.writing.set()
+
+    def unstage(self, held: OpenObject, *, stays: bool = False) -> None:
+        """Nobody writes it any more. `stays`: it has no name, and somebody has it open."""
+        self.staging.pop(held.inode.ino, None)
+        if held.space is not None and not stays:
+            held.space.staged -= held.staged
+            held.space.ahead -= held.ahead
+            held.space, held.staged = None, 0
+
+    def weigh(self, held: OpenObject, taken: int) -> None:
+        """So many bytes it has by now, of the namespace that it is accounted to by now."""
+        if held.space is not None:
+            held.space.staged -= held.staged
+            held.space.ahead -= held.ahead
+        held.space, held.staged = self.namespaces.of(held.inode), taken
+        held.space.staged += taken
+        held.space.ahead += held.ahead
+
+    async def closed(self) -> bool:
+        """Wait a moment for files that are just closed to be accounted; whether all of them are.
+
+        Until the kernel lets go of a file, a moment after its flush, nothing of it may be dropped.
+        """
+        closing = [held for held in self.staging.values() if held.inode.sealed and not held.mapped]
+        for _ in range(CLOSING_MAX):
+            if not any(self.staging.get(held.inode.ino) is held for held in closing):
+                break
+            await trio.sleep(CLOSING)
+        else:
+            return False
+        return bool(closing)
 
     # The inode's lock; core/objects.py says who may hold it
 
@@ -415,18 +498,33 @@ class Residency:
         else:
             self._counted_early.add(inode.ino)  # and the census will pass it by
 
-    def throw_away(self, tier: Tier, ino: int, version: int, *, keep: bool = False) -> None:
+    def throw_away(
+        self, tier: Tier, ino: int, version: int, *, keep: bool = False, why: str = ""
+    ) -> None:
         """Unlink a backing file: at once where a writer may need the room in this very moment.
 
         In RAM that costs 0.13 to 0.34 ms for 32 MiB; on a disk it may wait for its journal.
-        keep: put it into quarantine instead.
+        keep: put it into quarantine instead. why: see `removed`.
         """
-        trash = Trash(tier, ino, version, keep)
+        trash = Trash(tier, ino, version, keep, why)
         if tier.slow:
             self.trash.append(trash)
             self.wake()
         else:
-            trash.remove()
+            self.removed(trash, done=trash.remove())
+
+    def removed(self, trash: Trash, *, done: bool | None) -> None:
+        """What was thrown away was removed, if that is `done`: count and say what was kept.
+
+        That is the one place which does, so that both tell of files that are in the quarantine. A
+        check of the whole mount tells what it has found itself, and gives no reason.
+        """
+        if not (trash.keep and done):
+            return
+        self.counters["quarantined"] += 1
+        if trash.why:
+            where = trash.tier.path(trash.ino, trash.version)
+            log.error("%s tier: %s is quarantined: %s", trash.tier.name, where, trash.why)
 
     async def retry(self) -> None:
         """Do what the catalog has refused; what it refuses again is there again."""
@@ -436,15 +534,42 @@ class Residency:
 
     # Changes of a sealed object that no writer has
 
-    def lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
-        """A copy is no more, or not what it should be. The last one takes the object along."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
+    def lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
+        """A copy is no more, or not what it should be: no open is served from it any more.
+
+        The last one takes the object along. That somebody has it open, or is about to, changes
+        nothing: handles that read this copy read on, and nobody else opens it until they are
+        closed. The kernel would refuse an open with another backing file, EIO. `quarantine` and
+        `why` are those of `throw_away`. Raises CatalogError.
+        """
+        current = self.inode(inode.ino)
+        if (
+            current is None
+            or current.version != inode.version
+            or tier not in self.holders(current)
+            or inode.ino in self.staging
+        ):
             return
+        self.verified.forget(inode.ino)
+        self.verified.end_doubt(inode.ino, inode.version, tier.name)
+        held = self.open.get(inode.ino)
+        if held is not None and held.reads(tier):
+            held.lost = True
         if current.in_bucket or len(self.holders(current)) > 1:
-            self.drop_copy(current, tier, quarantine=quarantine)
+            self.uncached.add(inode.ino)
+            self.drop_copy(current, tier, quarantine=quarantine, why=why)
         else:
-            self.drop(current, "lost", quarantine=quarantine)
+            self.drop(current, "lost", quarantine=quarantine, why=why)
+
+    def doubt(self, inode: Inode, tier: Tier) -> None:
+        """A check has found a wrong copy, and is not to change anything: the next open compares it.
+
+        Handles that read it read on, and nobody else opens it before they are closed.
+        """
+        self.verified.doubt(inode.ino, inode.version, tier.name)
+        held = self.open.get(inode.ino)
+        if held is not None and held.reads(tier) and not held.writers:
+            held.lost = True
 
     def add_copy(
         self,
@@ -468,6 +593,8 @@ class Residency:
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
+        if tier is self.nvme:
+            self.verified.note(inode.ino)
 
     def add_stored(self, inode: Inode, stored: Stored, digest: bytes, *, clean: bool) -> None:
         """The bucket has it; `clean`: as it is called now."""
@@ -478,10 +605,12 @@ class Residency:
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 
-    def take_from_bucket(self, inode: Inode, *, dirty: bool = False, delete: bool = True) -> None:
+    def take_from_bucket(
+        self, inode: Inode, *, dirty: bool = False, contested: bool = False, delete: bool = True
+    ) -> None:
         """A copy is here, and what the bucket has is not to be there; `delete`: it is ours.
 
-        dirty: it is to be there again.
+        dirty: it is to be there again; contested: when no other node has its name any more.
         """
         before = inode.copy()
         inode.in_bucket = False
@@ -489,6 +618,8 @@ class Residency:
             self.dirty.gone(inode.ino, batch, delete=delete)
             if dirty:
                 self.dirty.lacking(inode, batch)
+            elif contested:
+                self.dirty.contest(inode.ino, batch)
             batch.put(inode)
             batch.then(partial(self._held_otherwise, before, inode))
 
@@ -532,13 +663,16 @@ class Residency:
             namespace.release(key_of(inode))
         self.wake()
 
-    def drop_copy(self, inode: Inode, tier: Tier, *, quarantine: bool = False) -> None:
+    def drop_copy(
+        self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
+    ) -> None:
         """One copy goes, another one stays, if only in the bucket."""
         before = inode.copy()
         self.set_holder(inode, tier, holds=False)
+        away = partial(self.throw_away, keep=quarantine, why=why)
         with self.catalog.batch() as batch:
             batch.put(inode)
-            batch.then(partial(self.throw_away, tier, inode.ino, inode.version, keep=quarantine))
+            batch.then(partial(away, tier, inode.ino, inode.version))
             batch.then(partial(self._held_otherwise, before, inode))
 
     def evict(self, inode: Inode) -> None:
@@ -558,13 +692,19 @@ class Residency:
         self.namespaces.left(before, "spilled")
 
     def drop(
-        self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True
+        self,
+        inode: Inode,
+        reason: str,
+        *,
+        quarantine: bool = False,
+        why: str = "",
+        stored: bool = True,
     ) -> None:
         """The object goes with all its names, and what else is here of its group.
 
         stored: what the bucket has of them goes as well.
         """
-        self._drop(inode, reason, quarantine=quarantine, stored=stored)
+        self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
         for ino in self.namespaces.of(inode).members(inode):
             other = self.inode(ino)
             if other is None or self.namespaces.places.is_pinned(other):
@@ -573,9 +713,16 @@ class Residency:
                 self._drop(other, "incomplete", stored=stored)  # half a group is a miss
 
     def _drop(
-        self, inode: Inode, reason: str, *, quarantine: bool = False, stored: bool = True
+        self,
+        inode: Inode,
+        reason: str,
+        *,
+        quarantine: bool = False,
+        why: str = "",
+        stored: bool = True,
     ) -> None:
-        """Kernel entries are invalidated."""
+        """Kernel entries are invalidated. What is open goes as what was unlinked does."""
+        away = partial(self.throw_away, keep=quarantine, why=why)
         names: list[tuple[int, Dentry]] = []
         with self.catalog.batch() as batch:
             for parent, cookie in inode.links:
@@ -583,12 +730,27 @@ class Residency:
                 if entry is not None:
                     batch.unlink(parent, entry)
                     names.append((parent, entry))
-            self.forget(inode, batch, quarantine=quarantine, stored=stored)
+            if inode.ino in self.open:
+                self._drop_open(inode, batch, away)
+            else:
+                self.forget(inode, batch, stored=stored, away=away)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
+
+    def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
+        """Its copies leave the accounts at once, its record goes when it is closed."""
+        before, held = inode.copy(), self.open[inode.ino]
+        inode.links, inode.in_bucket = (), False
+        for tier in self.holders(before):
+            self.set_holder(inode, tier, holds=False)
+            batch.then(partial(away, tier, inode.ino, inode.version))
+        if held.accounted:
+            batch.then(partial(self.dismiss, before))
+            batch.then(partial(setattr, held, "accounted", False))  # noqa: FBT003 (setattr's)
+        self.unlinked_open(inode, batch)
 
     def forget(
         self,
@@ -596,10 +758,13 @@ class Residency:
         batch: Batch,
         *,
         accounted: bool | None = None,
-        quarantine: bool = False,
         stored: bool = True,
+        away: Away | None = None,
     ) -> None:
-        """Remove the record and all copies of an inode; its names are the caller's."""
+        """Remove the record and all copies of an inode; its names are the caller's.
+
+        away: has its files thrown away.
+        """
         batch.delete(inode)
         self.dirty.gone(inode.ino, batch, delete=stored)
         batch.mark_finished(inode.ino)
@@ -608,9 +773,10 @@ class Residency:
         if inode.ino in self.namespaces.unaccounted:
             self.namespaces.end_account_anew(inode.ino, batch)
         known = inode.is_file and (inode.sealed if accounted is None else accounted)
-        batch.then(partial(self._forgotten, inode, accounted=known, quarantine=quarantine))
+        away = away or self.throw_away
+        batch.then(partial(self._forgotten, inode, accounted=known, away=away))
 
-    def _forgotten(self, inode: Inode, *, accounted: bool, quarantine: bool) -> None:
+    def _forgotten(self, inode: Inode, *, accounted: bool, away: Away) -> None:
         if inode.ino in self.limbo:
             keep, cost = self.limbo.pop(inode.ino)
             if keep is not None:
@@ -619,7 +785,35 @@ class Residency:
             self.dismiss(inode)
         self.namespaces.hot.discard(inode.ino)
         for tier in self.holders(inode):
-            self.throw_away(tier, inode.ino, inode.version, keep=quarantine)
+            away(tier, inode.ino, inode.version)
+
+    def take_names(self, held: OpenObject, why: bytes) -> None:
+        """Nobody finds it any more, though its writer has it. `why` is for the next daemon.
+
+        Raises CatalogError, and has changed nothing then.
+        """
+        inode, names = held.inode, list[tuple[int, Dentry]]()
+        links, found = inode.links, bool(inode.links or held.publish)
+        try:
+            with self.catalog.batch() as batch:
+                for parent, cookie in links:
+                    entry = self.catalog.dentry(parent, cookie)
+                    if entry is not None:
+                        batch.unlink(parent, entry)
+                        names.append((parent, entry))
+                inode.links = ()
+                batch.mark(b"p", inode.ino, NOWHERE + why)
+                self.unlinked_open(inode, batch)
+        except BaseException:
+            inode.links = links
+            raise
+        held.publish = None
+        if found:
+            self.counters["dropped"] += 1
+            self.counters["dropped_too_large"] += 1
+            self.namespaces.left(inode, "dropped_too_large")
+        for parent, entry in names:
+            self.gone(parent, entry.name, inode.ino)
 
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
         """The last name of what somebody has open is gone; its record stays until it is closed."""

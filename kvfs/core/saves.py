@@ -26,6 +26,7 @@ from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.core.tree import Tree
 from kvfs.errors import KvfsError, StaleError
+from kvfs.fairness.portions import Portions
 from kvfs.leasing import Request
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class Saves:
         self.residency = objects.residency
         self._numbers = numbers
         self._changed = changed
-        self._held: dict[int, tuple[OpenObject, int]] = {}  # lease -> object, its size in the end
+        # lease -> object, its size in the end, uid
+        self._held: dict[int, tuple[OpenObject, int, int]] = {}
+        self.portions = Portions("blocks that are being made", LEASES_MAX)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -86,7 +89,6 @@ class Saves:
             residency.bucket is None
             and not residency.namespaces.limited
             and space.settings.publish != "close"
-            and len(self._held) < LEASES_MAX
         )
 
     async def _make(
@@ -100,15 +102,22 @@ class Saves:
         if request.shard:
             name += b"." + request.shard.encode()
 
-        def make() -> Inode:
+        def make() -> tuple[Inode, Inode]:
             parent = self.tree.check_new(directory.ino, name)
-            return self.tree.born(parent, stat.S_IFREG | request.mode, who.uid, who.gid)
+            mode = stat.S_IFREG | request.mode
+            return parent, self.tree.born(parent, mode, who.uid, who.gid)
 
         make()  # before room is made for it
-        held = await self.objects.create_at_once(directory.ino, name, make, request.size)
-        if held is None:
-            raise StaleError("RAM has no room for it now")
-        self._held[lease] = held, request.size
+        self.portions.take(who.uid)
+        try:
+            held = await self.objects.create_at_once(directory.ino, name, make, request.size)
+            if held is None:
+                raise StaleError("RAM has no room for it now")
+        except BaseException:
+            self.portions.add(who.uid, -1)
+            raise
+        held.most = request.size
+        self._held[lease] = held, request.size, who.uid
         self._changed(directory.ino)
         try:  # an open of its own: that it is closed can be seen
             return held.tier.open(held.inode.ino, held.inode.version, writable=True)
@@ -120,7 +129,7 @@ class Saves:
         """They have been written, and end; whether all have been sealed."""
         whole = True
         for at, lease in enumerate(leases, 1):
-            held, size = self._held.pop(lease, (None, 0))
+            held, size = self._pop(lease)
             whole &= held is not None and await self._seal(held, size)
             if not at % AT_ONCE:
                 await trio.lowlevel.checkpoint()
@@ -129,12 +138,19 @@ class Saves:
     async def close(self, leases: Iterable[int]) -> None:
         """They end; what they have not written goes. Of others nothing is known."""
         for at, lease in enumerate(leases, 1):
-            held, _ = self._held.pop(lease, (None, 0))
+            held, _ = self._pop(lease)
             if held is None:
                 continue
             await self._drop(held)
             if not at % AT_ONCE:
                 await trio.lowlevel.checkpoint()
+
+    def _pop(self, lease: int) -> tuple[OpenObject | None, int]:
+        """What it is of, and the size that was asked for. It ends."""
+        held, size, uid = self._held.pop(lease, (None, 0, 0))
+        if held is not None:
+            self.portions.add(uid, -1)
+        return held, size
 
     async def _seal(self, held: OpenObject, size: int) -> bool:
         self.objects.measure(held)

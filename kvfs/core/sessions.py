@@ -3,11 +3,14 @@
 A session is one mount. Nothing is changed here: the daemon begins the next one.
 """
 
+import re
 from typing import NamedTuple
 
 from kvfs import mounts, runtime
 from kvfs.catalog import Catalog
 from kvfs.errors import ConfigError
+
+NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 class Past(NamedTuple):
@@ -40,6 +43,17 @@ def past_sessions(catalog: Catalog) -> Past:
     if ended < last and not same_mount:
         low, high = low if low <= high else ended + 1, last
     return Past(last, ended, same_mount, low, high)
+
+
+def ram_epoch(catalog: Catalog) -> int:
+    """Which life of the memory the catalog knows, 0 for none. Raises ConfigError."""
+    found = catalog.fact("ram_epoch") or "0"
+    if not NUMBER.fullmatch(found):
+        raise ConfigError(
+            f"catalog {catalog.path}: its fact ram_epoch is {found[:60]!r}, expected a number: "
+            "run kvfs fsck --repair on the NVMe directory"
+        )
+    return int(found)
 
 
 def mounted_as(catalog: Catalog) -> str:

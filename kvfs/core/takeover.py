@@ -91,7 +91,9 @@ def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[
 
 
 def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
-    """As the predecessor had it. With nothing but RELEASEs left its backing id is not used again.
+    """As the predecessor had it, also what was given up, which the record does not have any more.
+
+    With nothing but RELEASEs left its backing id is not used again.
 
     It was closed with the last of them, or a moment before the death; the kernel refuses an open
     that is answered with such an id, EIO, and says nothing to the daemon.
@@ -119,11 +121,13 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         accounted=bool(inode.links) and not writers,
         reopened=backing_id > 0 and not ended,
         direct=direct,
+        lost=not direct and tier not in holders,
     )
     if ended and backing_id and fd >= 0:
         held.backing_id = objects.backings.register(fd)
     if not inode.links:
         held.publish = objects.to_publish(ino)
+        held.doom = objects.doom_of(ino)
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
     residency.open[ino] = held
@@ -133,6 +137,9 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         tier.reserved += held.reserved
     if writers:
         residency.stage(held)
+    if held.doom is not None:
+        held.leaving = held.staged
+        residency.weigh(held, 0)
     return held
 
 
@@ -160,6 +167,11 @@ def _finish(objects: Objects, ino: int) -> None:
         residency.drop(inode, "unfinished")
     elif inode.links:
         _seal(residency, objects, inode)
+    elif (why := objects.doom_of(ino)) is not None and inode.is_file:
+        _watch(objects, inode)  # it was lent, so that no handle says whether it is written
+        if (held := residency.open.get(ino)) is not None:
+            held.doom, held.leaving = why, held.staged
+            residency.weigh(held, 0)
     else:
         if objects.to_publish(ino) is not None:
             _measure(residency, objects, inode)

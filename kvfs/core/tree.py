@@ -188,9 +188,11 @@ class Tree:
 
     def to_enter(self, ino: int) -> Inode:
         """The directory that a name may be given in."""
-        if self.residency.inode(ino) is None:
+        directory = self.residency.inode(ino)
+        if directory is None:
             raise NotFoundError(f"directory {ino} is gone")
-        directory = self.directory(ino)
+        if not directory.is_dir:
+            raise NotADirError(f"inode {ino} is not a directory")
         if directory.key and not directory.links:
             # A block's, which may be there again under its name: the kernel looks that up anew.
             # A lookup in it is ENOENT none the less, as who removes a tree by descriptors expects.

@@ -21,7 +21,7 @@ from functools import partial
 from kvfs.catalog import Batch, Inode
 from kvfs.core.backings import Io
 from kvfs.core.residency import OpenObject, Residency
-from kvfs.errors import CatalogError, KvfsError
+from kvfs.errors import CatalogError, InUseError, KvfsError
 from kvfs.tiers import Job, OverdueError, Tier
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,10 @@ class Versions:
         batch.mark_unfinished(inode.ino)
 
     async def make_writable(self, held: OpenObject) -> None:
-        """A writer comes. Readers keep what they have: all share one backing file."""
+        """A writer comes. Readers keep what they have: all share one backing file.
+
+        Raises InUseError if its copy was given up meanwhile: what is wrong must not become new.
+        """
         residency, inode, tier = self.residency, held.inode, held.tier
         if not held.writable:
             opening = partial(tier.open, inode.ino, inode.version, writable=True)
@@ -70,6 +73,7 @@ class Versions:
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable, held.reopened = fd, True, True
+            self._expect_kept(held)
         if held.writers:
             return
         if not held.accounted:  # unlinked, and written to before
@@ -101,13 +105,22 @@ class Versions:
             await self._unmark(ino)
             raise
         try:
+            self._expect_kept(held)
             with self.catalog.batch() as batch:
                 self.restage(inode, new, tier, batch, keep=True)
         except KvfsError:
             await self._io(tier, Job("rename", back))  # if it fails, the mark stays
+            if held.lost:  # it may have been looked for in vain
+                why = "it was damaged when somebody was about to write to it"
+                self.residency.throw_away(tier, ino, old, keep=True, why=why)
             await self._unmark(ino)
             raise
         self.renaming.discard(ino)
+
+    @staticmethod
+    def _expect_kept(held: OpenObject) -> None:
+        if held.lost:
+            raise InUseError(f"inode {held.inode.ino}: its damaged copy is open")
 
     def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
         """Nobody waits for it any more. Called in any thread."""

@@ -15,6 +15,7 @@ Invariants, none of which an await can break, since all of it is synchronous:
   was not used lately, nor fetched ahead.
 - Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
   gives is said by its policy. What is kept, pinned or never evicted is never given.
+- On behalf of a namespace only those give that have as much beyond their shares, itself among them.
 Not for how much is to go, nor from where: `Room`, `Quota`.
 """
 
@@ -56,6 +57,8 @@ class Victims:
         self.residency = residency
         self._lose_dirty = False
         self._gentle = False
+        self._keep_names = False
+        self._behalf: Namespace | None = None
         self._brought: OrderedDict[int, float] = OrderedDict()  # inode -> when, if fetched ahead
 
     @contextmanager
@@ -76,6 +79,24 @@ class Victims:
         finally:
             self._gentle = False
 
+    @contextmanager
+    def keeping_names(self) -> Iterator[None]:
+        """Only that goes which can be had again, from another tier or a bucket. No await."""
+        self._keep_names = True
+        try:
+            yield
+        finally:
+            self._keep_names = False
+
+    @contextmanager
+    def on_behalf(self, space: Namespace) -> Iterator[None]:
+        """Its file needs the room: nothing goes of who has less beyond its share. No await."""
+        before, self._behalf = self._behalf, space
+        try:
+            yield
+        finally:
+            self._behalf = before
+
     def brought(self, ino: int) -> None:
         """It is fetched ahead: its time of use says nothing of how it is wanted."""
         self._brought.pop(ino, None)
@@ -85,14 +106,42 @@ class Victims:
 
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
         """All namespaces, or these, in the order in which they give."""
-        dropped = self.residency.namespaces.dropped
         if among is None:  # what was dropped goes anyway
+            dropped = self.residency.namespaces.dropped
             among = chain(dropped.values(), self.residency.namespaces)
-        return sorted(among, key=lambda one: (one.ino in dropped, *one.urgency), reverse=True)
+        if self._behalf is not None:
+            least = self.urgency(self._behalf)
+            among = (one for one in among if self.urgency(one) >= least)
+        return sorted(among, key=self.urgency, reverse=True)
 
-    def next_of(self, order: Order, tier: Tier) -> Inode | None:
+    def urgency(self, space: Namespace) -> tuple[bool, bool, float]:
+        """By which namespaces give, the greatest first."""
+        return space.ino in self.residency.namespaces.dropped, *space.urgency
+
+    @property
+    def least_urgency(self) -> tuple[bool, bool, float]:
+        """Of those who give at the moment."""
+        return (False, False, 0.0) if self._behalf is None else self.urgency(self._behalf)
+
+    def any_of(
+        self,
+        which: Which,
+        tier: Tier | None,
+        twins: Twins,
+        among: Iterable[Namespace] | None = None,
+    ) -> bool:
+        """Whether anything would go: it stays."""
+        return any(self.may_go(which(space), tier, twins) for space in self.by_urgency(among))
+
+    def may_go(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
+        """Whether an order would give up anything: it stays the next."""
+        return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
+
+    def next_of(
+        self, order: Order, tier: Tier | None, twins: Twins = "lose", *, leaves: bool = False
+    ) -> Inode | None:
         """The first of what an order would give up next; it stays the next."""
-        found = self._victim(order, tier, "lose", leaves=False)
+        found = self._victim(order, tier, twins, leaves=leaves)
         if found is None:
             return None
         order.put_back(found[0])
@@ -168,6 +217,8 @@ class Victims:
         residency = self.residency
         twin = any(len(residency.holders(inode)) > 1 for inode in inodes)
         if twin and twins == "spare":
+            return False
+        if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
             return False
         if residency.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
             return True

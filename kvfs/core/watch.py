@@ -1,11 +1,10 @@
-"""Looking at what the kernel does not tell: files that grow, disks that others fill or that fail.
+"""Looking at what the kernel does not tell: disks that others fill or that fail.
 
 Contract: `tasks` run as long as the mount lives; what they find becomes reservations, capacities,
 the health of tiers and, where it must, victims. What is hot cools here as well. Not for the
-accounts themselves.
+accounts themselves, nor for files that grow (`Bounds`).
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -18,8 +17,6 @@ from kvfs.errors import TierError
 from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
-GROWTH_PERIOD = 0.002  # s between two looks at files that are being written
-GROWTH_MAX = 256 << 20  # bytes reserved ahead of what a file has
 PURGED_AT_ONCE = 16  # some 60 us each
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
 
@@ -39,29 +36,7 @@ class Watch:
         self.room = room
         self.quota = quota
         self.spent = spent
-        self.tasks = (self.growth, self.space, self.quotas, self.health, self.cool)
-
-    async def growth(self) -> None:
-        """Let reservations follow files that grow beyond them: the kernel does not ask kvfs.
-
-        Each look reserves as much again as a file has, as vectors do: a writer of 10 GB/s gets
-        ahead by 20 MB between two looks at first, and by no more than it has reserved later.
-        """
-        residency = self.residency
-        while True:
-            await residency.writing.wait()
-            for held in list(residency.staging.values()):
-                size = os.fstat(held.fd).st_blocks * 512
-                if size > held.reserved:
-                    more = size + min(size, GROWTH_MAX) - held.reserved
-                    held.reserved += more
-                    held.tier.reserved += more
-            for tier in {held.tier for held in residency.staging.values()}:
-                self.room.make_room(tier)
-            if not residency.staging:
-                residency.writing = trio.Event()
-            else:
-                await trio.sleep(GROWTH_PERIOD)
+        self.tasks = (self.space, self.quotas, self.health, self.cool)
 
     async def space(self) -> None:
         """Others may fill the file system that the NVMe tier is on: take less, then."""

@@ -20,14 +20,13 @@ from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
 from kvfs.daemon import verbs
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.process import prepare
-from kvfs.errors import ConfigError
+from kvfs.errors import CatalogError, ConfigError
 
 log = logging.getLogger("kvfs.daemon")
 
 
-def _serve(keeper: Channel, order: Message) -> None:
+def _serve(keeper: Channel, order: Message, config: Config) -> None:
     """All of a daemon's life. Raises KvfsError, and whatever else it dies of."""
-    config = Config.from_json(json.dumps(order["config"]))
     prepare(config)
     mount = Mount(config, order, keeper)
     ended = False
@@ -42,6 +41,14 @@ def _serve(keeper: Channel, order: Message) -> None:
     log.info("%s: ended", config.mountpoint)
 
 
+def _unreadable(error: BaseException) -> CatalogError | None:
+    """A damaged catalog, in as many groups as tasks were under way; None for any other end."""
+    inner: list[BaseException]  # of a group, of which Python 3.10 has no class
+    while len(inner := [*getattr(error, "exceptions", ())]) == 1:
+        error = inner[0]
+    return error if isinstance(error, CatalogError) else None
+
+
 def main() -> int:
     """The process that the keeper starts, with one end of a channel."""
     faulthandler.enable()
@@ -52,13 +59,21 @@ def main() -> int:
     try:
         keeper.send("loaded", version=__version__, protocol=PROTOCOL, format=FORMAT)
         order, _ = keeper.receive()
-        _serve(keeper, order)
+        try:
+            config = Config.from_json(json.dumps(order["config"]))
+        except ConfigError as error:
+            keeper.send("error", error=str(error), exit=2, config=True)
+            return 1
+        _serve(keeper, order, config)
         keeper.send("ended")
     except Closed:
         return 0  # nobody wants us any more
     except Exception as error:
         refused = isinstance(error, ConfigError)
-        if not refused:
+        if unreadable := _unreadable(error):
+            log.error("ended by an error: %s", unreadable)
+            error = unreadable
+        elif not refused:
             log.exception("ended by an error")
         with suppress(Closed):
             keeper.send("error", error=str(error) or repr(error), exit=2 if refused else 1)

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.catalog import Catalog
 from kvfs.config import Config
 from kvfs.daemon.storage import expect_place
 from kvfs.errors import CatalogError, ConfigError
 from kvfs.s3.transfer import Terms
-from kvfs.tiers import Bucket
+from kvfs.tiers import Bucket, identity_in
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ def identity(config: Config) -> str:
     """Of this kvfs, as its NVMe directory has it; without one, by its machine and mount point.
 
     A directory that is new is to get the one that it is asked for with: the prefix has it by then.
+    Raises ConfigError for an identity that is none.
     """
     if config.nvme is not None:
-        path = config.nvme / "identity"
-        return path.read_text().strip() if path.exists() else str(uuid.uuid4())
+        return identity_in(config.nvme) or str(uuid.uuid4())
     where = f"kvfs:{runtime.machine()}:{config.mountpoint}"
     return str(uuid.uuid5(uuid.NAMESPACE_URL, where))
 
@@ -64,18 +64,17 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         stream=config.s3_stream,
         recheck=config.s3_recheck,
     )
-    kept = directory / "bucket"
+    noted = directory / "bucket"
     if takeover:
-        if kept.exists():
-            bucket.terms = Terms(**json.loads(kept.read_text()))
-        else:
+        bucket.terms = _terms_before(noted)
+        if bucket.terms is None:
             bucket.health.unanswered(time.monotonic(), "it could not be used at the mount")
         return bucket
     _expect_place(config, str(place))
     found = _ask(bucket)
     if "terms" in found:
         bucket.terms = Terms(**found["terms"])
-        kept.write_text(json.dumps(asdict(bucket.terms)))
+        kept.write(noted, json.dumps(asdict(bucket.terms)))
         return bucket
     why = found.get("refused") or found["failed"]
     if config.s3_required:
@@ -84,8 +83,24 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None
         raise ConfigError(f"s3={config.s3}: {why}{cure}")
     log.warning("mounted without the bucket %s, until it answers: %s", place, why)
     bucket.health.unanswered(time.monotonic(), why)
-    kept.unlink(missing_ok=True)
+    noted.unlink(missing_ok=True)
     return bucket
+
+
+def _terms_before(noted: Path) -> Terms | None:
+    """What the mount has found out, None if that is not known: then the bucket is asked again."""
+    expected, cure = "what the store honours", "nothing, the store is asked again"
+    try:
+        told = kept.read_table(noted, expected, cure)
+        if told is None:
+            return None
+        kinds = {(name, type(value)) for name, value in asdict(Terms()).items()}
+        if not {(name, type(value)) for name, value in told.items()} <= kinds:
+            raise kept.wrong(noted, str(told), expected, cure)
+        return Terms(**told)
+    except ConfigError as error:
+        log.warning("the bucket is asked again, what is noted of it is damaged: %s", error)
+        return None
 
 
 def _expect_place(config: Config, place: str) -> None:

@@ -1,10 +1,10 @@
 """What happened lately, in a bounded ring: for `/.kvfs/events`, bundles and the web page.
 
 Contract: what the log gets at INFO and above is an event of kind `log`; `takeover`, `tier` (a tier
-or the bucket changed its state) and `summary` (what was evicted and refused within a minute) have
-facts of their own. At most MOST events of TEXT_MOST characters, about 1 MB; a new daemon begins
-with none, its `started` or `takeover` is the first. Any thread may add. Not for counting: that is
-`status`.
+or the bucket changed its state), `summary` (what was evicted and refused within a minute), `rotten`
+(the scrubber found a wrong copy) and `scrub` (the scrubber ended a pass) have facts of their own.
+At most MOST events of TEXT_MOST characters, about 1 MB; a new daemon begins with none, its
+`started` or `takeover` is the first. Any thread may add. Not for counting: that is `status`.
 """
 
 import logging

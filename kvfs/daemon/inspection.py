@@ -17,13 +17,15 @@ bytes are surrogates). Not for what a whole mount holds (`status`), nor for name
       "state": "sealed",         staging: it has writers; sealed; unlinked: and not opened since
       "version": 1, "session": 3,  of its content; the mount session that sealed it
       "sealed_at": 1712.5,       s since 1970; its last write, if that is all that is known
-      "digest": "9f..",          xxh3-128 of its content; null: not computed yet
+      "digest": "9f..",          xxh3-128 of its content; null: not computed yet; "s9f..": of what
+                                 is not zeros in one that is mostly holes (movement/hashing.py)
       "tiers": {                 the copies, the fastest first; {} if nothing has it
         "ram": {"bytes": 8192, "packed": null},
         "nvme": {"bytes": 4096, "packed": {"codec": "..", "size": 3000}},
         "s3": {"bytes": 8000, "packed": null, "key": "..", "current": true}},
                                  bytes it takes there; current: it is this version, by this name
-      "dirty": {"s3": "no",      yes; conflict: another file has its name there
+      "dirty": {"s3": "no",      yes; conflict: another file has its name there; holes: it is
+                                 mostly those, and stays here
                 "since": null, "due": null,   s since 1970; due null: now, or not at all
                 "nvme": false},  only memory has it, and NVMe may: an unmount writes it back
       "open": {"readers": 0, "writers": 0, "tier": "ram", "passthrough": true, "mapped": false},
@@ -117,7 +119,7 @@ def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
         "version": inode.version,
         "session": inode.session,
         "sealed_at": (waits[0] if waits else inode.mtime_ns) / SECOND if inode.sealed else None,
-        "digest": inode.digest.hex() or None,
+        "digest": ("s" * inode.sparse + inode.digest[-16:].hex()) if inode.digest else None,
         "tiers": _tiers(mount, inode),
         "dirty": _dirty(mount, inode, space, waits),
         "open": held
@@ -180,9 +182,10 @@ def _dirty(
 ) -> dict[str, Any]:
     residency = mount.residency
     lacks = mount.lifecycle.attribute(inode, b"user.kvfs.dirty") or b"0"
+    stays = lacks == b"1" and waits is None and not residency.dirty.wanted(inode)
     only_memory = residency.holders(inode) == [residency.ram] and not inode.in_bucket
     return {
-        "s3": "no" if residency.bucket is None else _DIRTY[lacks.decode()],
+        "s3": "no" if residency.bucket is None else "holes" if stays else _DIRTY[lacks.decode()],
         "since": waits[0] / SECOND if waits else None,
         "due": waits[1] / SECOND if waits and waits[1] else None,
         "nvme": only_memory and residency.nvme is not None and space.takes(residency.nvme),

@@ -5,6 +5,8 @@ objects are kept (`storage`), nor for what can be asked of it (`verbs`, `status`
 """
 
 import logging
+import math
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 
 import trio
 
-from kvfs import preflight, runtime
+from kvfs import kept, preflight, runtime
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
@@ -42,6 +44,11 @@ from kvfs.fuse import control_files, match_files  # isort: skip  # they import p
 
 log = logging.getLogger(__name__)
 
+# `kvfs umount --now` ends within 5 s: with a second for its own start and the system's umount.
+END_NOW = 3.0  # s, after which the keeper kills a daemon that is to end now
+SYNC_NOW = 2.0  # s of them for what NVMe has to take yet
+SEAL = 0.5  # s for what was mapped to the end
+
 Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
 Contents = Callable[["Mount"], control_files.Contents]
 
@@ -57,10 +64,13 @@ class Mount:
         self.kept = True  # the keeper lives
         self.takeover: bool = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
+        for name in ("control", "match"):  # emptied later, when it is too late to refuse
+            kept.folder(self.directory / name)
         self.started = time.monotonic()
         self.bucket = bucket.prepare(config, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
+        self._saving: trio.CancelScope | None = None  # while what RAM has is saved
         self.backings = backings_for(config)
         session_file = self.directory / "session"
         if self.takeover:
@@ -132,6 +142,7 @@ class Mount:
                 promote_after=config.promote_after,
                 reclaimable=config.reclaimable,
                 nvme_writes=config.nvme_writes,
+                scrub=config.scrub,
                 urgent=urgent,
                 remote=remote,
                 tree=tree,
@@ -139,6 +150,7 @@ class Mount:
                 identity=self.identity,
                 mountpoint=str(config.mountpoint),
             )
+            self.residency.verified.after = config.verify_after
             objects = Objects(
                 self.residency,
                 Placement(self.room, quota),
@@ -197,6 +209,7 @@ class Mount:
             log.error("nothing is noted for kvfs profile: %s", error)
 
     def _begin_events(self) -> None:
+        self.flow.scrub.told = self.events.add
         healths = [tier.health for tier in self.residency.tiers]
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"
@@ -249,6 +262,7 @@ class Mount:
             nursery.start_soon(self.flow.keep_up, self.walks.expire)
             nursery.start_soon(self.flow.keep_up, self.ranking.run)
             nursery.start_soon(self.operations.objects.mappings.watch)
+            nursery.start_soon(self.operations.objects.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
             nursery.start_soon(self.events.sum_up, self.residency, self.operations.errors)
@@ -264,15 +278,53 @@ class Mount:
             if self.flow.hydration is not None:
                 self.flow.hydration.stop()
             self.flow.unpacking.stop()
-            await self.operations.objects.mappings.end(lambda _: True)
-            if time.monotonic() >= self.discard_until:
-                await self.flow.write_back.drain()
-                if self.flow.spill is not None:
-                    await self.flow.spill.drain()
+            with trio.move_on_after(SEAL if self.discards else math.inf):
+                await self.operations.objects.mappings.end(lambda _: True)
+            await self._save()
+            if self.discards:
+                self._end_now()
             nursery.cancel_scope.cancel()
         await self.flow.trash.empty()
         if self.residency.open:
             log.warning("%d inodes were still open", len(self.residency.open))
+
+    @property
+    def discards(self) -> bool:
+        """Whether an unmount at this moment is to lose what only RAM has."""
+        return time.monotonic() < self.discard_until
+
+    def discard(self, until: float) -> None:
+        """An unmount before that time saves nothing, and nothing more is saved by one under way."""
+        self.discard_until = until
+        if self.discards and self._saving is not None:
+            self._saving.cancel()
+
+    async def _save(self) -> None:
+        """Write back and upload what would be lost, until somebody says that it is not wanted."""
+        with trio.CancelScope() as self._saving:
+            if not self.discards:
+                await self.flow.write_back.drain()
+                if self.flow.spill is not None:
+                    await self.flow.spill.drain()
+
+    def _end_now(self) -> None:
+        """End without waiting for any mover, nor for a disk: the keeper kills this process soon.
+
+        Nothing else runs from here on: nobody sees its mover die. What movers have left half made
+        the next mount removes.
+        """
+        with suppress(Closed, BlockingIOError):
+            self.keeper.send("ending", seconds=END_NOW)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        if jobs := self.flow.jobs:
+            log.info("%s: %d jobs of movers are given up", self.config.mountpoint, jobs)
+        self.close(ended=True, patience=SYNC_NOW)
+        log.info("%s: ended", self.config.mountpoint)
+        with suppress(Closed, BlockingIOError):
+            self.keeper.send("ended")
+        logging.shutdown()
+        os._exit(0)
 
     async def _announce(self) -> None:
         """The mount is ready when the kernel and libfuse have agreed on how."""
@@ -322,10 +374,13 @@ class Mount:
         logging.shutdown()
         os._exit(0)
 
-    def close(self, *, ended: bool) -> None:
-        """Let go of what is kept. `ended`: the file system was unmounted."""
+    def close(self, *, ended: bool, patience: float | None = None) -> None:
+        """Let go of what is kept. `ended`: the file system was unmounted.
+
+        patience: see `Storage.close`.
+        """
         self.events.close()
         self.residency.namespaces.access_log.change(None, 0)
         for exporter in self.exporters:
             exporter.close(ended=ended)
-        self.storage.close(ended=ended)
+        self.storage.close(ended=ended, patience=patience)

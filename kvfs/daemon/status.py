@@ -36,6 +36,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             "dirty_objects": len(dirty),
             "dirty_most_bytes": bucket.most,
             "oldest_dirty_s": round((time.time_ns() - oldest) / 1e9, 3) if oldest else 0.0,
+            "in_conflict": len(dirty.contested),
             "to_delete": len(dirty.superseded.deletes),
             "loaded": dirty.loaded,
             "errors": dict(bucket.errors),
@@ -87,6 +88,11 @@ def status(mount: Mount) -> dict[str, Any]:
             for tier in residency.tiers
         }
         | _bucket(mount),
+        "catalog": {
+            "doubt": residency.catalog.doubt,
+            "restored": residency.catalog.recovered.taken,
+            "journal": residency.catalog.database.journal.why,
+        },
         "objects": residency.objects,
         "without_bucket": residency.spilled if mount.bucket is None else 0,
         "census_done": residency.census_done.is_set(),
@@ -98,6 +104,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "reclaimable_bytes": mount.room.reclaimable,
         "counters": dict(residency.counters),
         "nvme_writes": dict(flow.admission.counters),
+        "scrub": flow.scrub.describe(),
         "errors": _errors(mount),
         "latencies": residency.latencies.describe(),
         **administration.summary(mount.lifecycle),

@@ -5,22 +5,25 @@ Contract: `open` raises ConfigError and leaves everything as it was, but for a t
 Not for what becomes of objects afterwards (`Residency`), nor for checks without a mount (`fsck`).
 """
 
+import errno
 import logging
 import os
+import subprocess
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from kvfs import mounts, runtime
+from kvfs import kept, mounts, runtime
 from kvfs.catalog import BUCKET_KINDS, Catalog
+from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
 from kvfs.core import recovery
 from kvfs.core.dirty import CAUGHT_UP, FACT
 from kvfs.core.residency import Residency
-from kvfs.core.sessions import mounted_as, past_sessions
+from kvfs.core.sessions import mounted_as, past_sessions, ram_epoch
 from kvfs.core.tree import Tree
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.errors import CatalogError, ConfigError, KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
@@ -51,12 +54,22 @@ class Storage:
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
             try:
-                return self._open(gone)
+                return self._opened(gone)
             except ConfigError:  # the predecessor's locks, while the kernel still buries it
                 self.close(ended=False)
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
+
+    def _opened(self, gone: Gone) -> Residency:
+        """A catalog that cannot be read is a refusal like any other."""
+        try:
+            return self._open(gone)
+        except CatalogError as error:
+            raise ConfigError(
+                f"{error}: nothing is changed; restore it, or remove the whole NVMe directory to "
+                "begin anew"
+            ) from error
 
     def _open(self, gone: Gone) -> Residency:
         config = self.config
@@ -71,10 +84,14 @@ class Storage:
             self._nvme.grows = "nvme_size" in config.fitted
             self._nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self._nvme.identity
-            (self.directory / "nvme").write_text(identity)
+            kept.write(self.directory / "nvme", identity)
             self._catalog = Catalog(config.nvme / "catalog", first_id=_first_id())
-        epoch = None if self._catalog is None else int(self._catalog.fact("ram_epoch") or 0)
-        root = runtime.ram_root() / identity
+            if not self.takeover:
+                self._catalog.database.look_through(LOOKED_AT)
+        epoch = None
+        if self._catalog is not None and not self._catalog.doubt:  # else memory is as it is there
+            epoch = ram_epoch(self._catalog)
+        root = runtime.ram_path(identity)
         if config.ram:
             self._ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
         elif runtime.mount_at(root) is not None:
@@ -99,16 +116,22 @@ class Storage:
 
     def _identity_before(self) -> str | None:
         """What the predecessor served: the directory may have become another one since."""
-        path = self.directory / "nvme"
-        return path.read_text() if self.takeover and path.exists() else None
+        if not self.takeover:
+            return None
+        cure = f"write there what {self.config.nvme}/identity has, if that is the right disk"
+        return kept.read_uuid(self.directory / "nvme", cure)
 
-    def close(self, *, ended: bool) -> None:
-        """Let go of the locks. `ended`: sync what must survive, and give the memory back."""
+    def close(self, *, ended: bool, patience: float | None = None) -> None:
+        """Let go of the locks. `ended`: sync what must survive, and give the memory back.
+
+        patience: where NVMe takes longer than so many seconds for that, the catalog is left as a
+        daemon that dies leaves it. The process has to end then.
+        """
         catalog, nvme, ram = self._catalog, self._nvme, self._ram
         try:
             if catalog is not None:
                 if ended and nvme is not None and self._session:
-                    mounts.syncfs(nvme.root)
+                    _sync(nvme.root, patience)
                     with catalog.batch() as batch:
                         batch.set_fact("clean", str(self._session))
                         batch.sync = True
@@ -122,6 +145,22 @@ class Storage:
         if nvme is not None:
             nvme.close()
         self._catalog = self._ram = self._nvme = None
+
+
+def _sync(root: Path, patience: float | None) -> None:
+    """Raises OSError. Within a patience by another process: a sync cannot be killed."""
+    if patience is None:
+        mounts.syncfs(root)
+        return
+    other = subprocess.Popen(["sync", "-f", root], stdin=subprocess.DEVNULL)
+    try:
+        code = other.wait(patience)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(
+            errno.ETIMEDOUT, f"it is not synced within {patience:.0f} s", str(root)
+        ) from None
+    if code:
+        raise OSError(errno.EIO, f"sync ended with {code}", str(root))
 
 
 def _first_id() -> int:
@@ -161,6 +200,15 @@ def bind(catalog: Catalog, bucket: Bucket) -> None:
         batch.set_fact(CAUGHT_UP, "")
 
 
+def _what_is_left(catalog: Catalog) -> str:
+    """Of a session that was killed, on a machine that did not go down."""
+    if catalog.doubt:
+        return "names may be missing, its bytes stay for kvfs fsck --repair"
+    if catalog.recovered.taken:
+        return "its log was damaged, what was missing is restored"
+    return "its bytes are all there"
+
+
 def begin_session(
     catalog: Catalog,
     ram: RamTier | None,
@@ -181,7 +229,7 @@ def begin_session(
     if ended < last and not goes_on:
         log.warning(
             "the last session did not end properly: %s",
-            "its bytes are all there" if same_mount else "copies are verified before use",
+            _what_is_left(catalog) if same_mount else "copies are verified before use",
         )
     residency = Residency(
         catalog,

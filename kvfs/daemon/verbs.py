@@ -70,6 +70,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         mount.flow.admission.budget = config.nvme_writes
         mount.flow.promotion.after = config.promote_after
         mount.flow.demotion.reclaimable = config.reclaimable
+        mount.flow.scrub.period = config.scrub
+        mount.residency.verified.after = config.verify_after
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
@@ -89,7 +91,12 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             size, objects = size + max(1, more[0]), objects + more[1]
             if spill.bucket.health.down:
                 stuck = stuck or f"{spill.bucket.place} takes none ({spill.bucket.health.why})"
-        return {"bytes_left": size, "objects_left": objects, "stuck": stuck}
+        return {
+            "bytes_left": size,
+            "objects_left": objects,
+            "stuck": stuck,
+            "too_large": mount.flow.write_back.too_large,
+        }
 
     async def flush() -> dict[str, Any]:
         """Upload what waits for its time, and say what is left."""
@@ -97,12 +104,17 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         if spill is None:
             raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         spill.dirty.hurry(PATIENCE)
+        contests = mount.flow.contests
+        if contests is not None:
+            contests.hurry()
         health = spill.bucket.health
+        # What is found to be in conflict no more is to go up as well.
+        asking = contests is not None and contests.hurrying and not health.down
         return {
             "bytes_left": spill.dirty.bytes,
             "objects_left": len(spill.dirty),
             "done": sum(spill.bucket.counters[name] for name in ("uploads", "copies", "conflicts")),
-            "loaded": spill.dirty.loaded,
+            "loaded": spill.dirty.loaded and not asking,
             "down": health.why or "it does not answer" if health.down else "",
             "place": str(spill.bucket.place),
         }
@@ -180,7 +192,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
     async def discard_ram(*, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting."""
         patience = float("inf") if lasting else DISCARD_PATIENCE
-        mount.discard_until = time.monotonic() + patience if on else 0.0
+        mount.discard(time.monotonic() + patience if on else 0.0)
         return {}
 
     return {

@@ -23,7 +23,7 @@ from typing import Any
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.catalog import ROOT_INO
 from kvfs.core.tree import COOKIE_PARENT, COOKIE_SELF, RESERVED
 from kvfs.fuse.operations import Operations
@@ -46,7 +46,7 @@ class ControlFiles:
         self.contents = dict(contents)
         self.names = sorted(contents)
         self.directory = directory
-        directory.mkdir(mode=0o700, exist_ok=True)
+        kept.folder(directory)
         for path in () if takeover else list(directory.iterdir()):
             path.unlink()
 

@@ -18,6 +18,7 @@ ERRNO: dict[type[errors.KvfsError], int] = {
     errors.NameTooLongError: errno.ENAMETOOLONG,
     errors.TooManyLinksError: errno.EMLINK,
     errors.TooManyOpenError: errno.ENFILE,
+    errors.UserLimitError: errno.EDQUOT,
     errors.InvalidError: errno.EINVAL,
     errors.UnsupportedError: errno.EOPNOTSUPP,
     errors.NotPermittedError: errno.EPERM,

@@ -4,13 +4,17 @@ Contract: a file that no listing shows, in each directory of a namespace with pr
 whoever may search that. Each open descriptor has a question of its own: what is written to it from
 offset 0 on, in one call or several; when it is whole it is answered, and reads find the answer.
 What is no question is EINVAL at the write. It is not in the catalog, nothing gets its name: EPERM.
-A descriptor outlives the daemon, an answer does not: ESTALE says to ask again. Servers of NFS do
-not find it, since they need not have one descriptor for a client's calls.
+Of descriptors and of bytes of questions one user has a portion (`fairness/portions.py`), beyond
+which is EDQUOT; ENFILE is where the mount has none left. A descriptor outlives the daemon, an
+answer does not: ESTALE says to ask again. Servers of NFS do not find it, since they need not have
+one descriptor for a client's calls.
 Not for what is asked and answered (`kvfs.matching`), nor for finding that (`core/matching.py`).
 """
 
 import errno
+import logging
 import os
+import re
 import socket
 import stat
 import time
@@ -22,18 +26,22 @@ from typing import Any
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
-from kvfs import leasing, matching
+from kvfs import kept, leasing, matching
 from kvfs.core.leases import NOBODY, Leases, Who
 from kvfs.core.matching import Matching
 from kvfs.core.open_order import caller
 from kvfs.core.saves import Saves
 from kvfs.errors import (
+    ConfigError,
     InvalidError,
+    KvfsError,
     NotFoundError,
     StaleError,
     TooManyOpenError,
     UnsupportedError,
+    UserLimitError,
 )
+from kvfs.fairness.portions import Portions
 from kvfs.fuse import handover
 from kvfs.fuse.control_files import Controlled
 from kvfs.fuse.nfs_servers import is_nfs_server
@@ -42,8 +50,15 @@ from kvfs.fuse.operations import answering
 NAME = matching.NAME.encode()
 # Inode numbers, behind those of the control files; an inode's own is the namespace's added to it.
 FIRST = 3 << 61
-HANDLES_MAX = 4096
-PENDING_MAX = 64 << 20  # bytes of questions that are not whole yet, of all descriptors
+HANDLES_MAX = 4096  # of all users
+PENDING_MAX = 64 << 20  # bytes of questions that are not whole yet, of all users
+SAID_AGAIN = 60.0  # s until it is logged again that somebody has his part
+
+
+_RECORD, _CURE = "an inode, a user and a group", "nothing, its client opens the file anew"
+_PATTERN = re.compile(r"[0-9]{1,19}( -?[0-9]{1,10} -?[0-9]{1,10})?")  # alone before 1.0
+_NAME = re.compile(r"[0-9]{1,19}")
+log = logging.getLogger(__name__)
 
 
 class _Asked:
@@ -59,60 +74,89 @@ class _Asked:
         self.released = False
 
 
+def _remembered(path: Path) -> _Asked | None:
+    """A descriptor of a daemon before; None if its record is damaged: its questions are ESTALE."""
+    try:
+        text = kept.read(path, _RECORD, _CURE)
+        if text is None or not _PATTERN.fullmatch(text) or not _NAME.fullmatch(path.name):
+            raise kept.wrong(path, text or "", _RECORD, _CURE)
+    except ConfigError as error:
+        log.warning("a descriptor of %s is forgotten: %s", matching.NAME, error)
+        return None
+    ino, *who = map(int, text.split(" "))
+    return _Asked(ino, Who(*who) if who else NOBODY)
+
+
 class MatchFiles:
     """`directory` remembers which descriptors there are; it is on a tmpfs."""
 
     def __init__(self, directory: Path, *, takeover: bool) -> None:
         self.directory = directory
-        directory.mkdir(mode=0o700, exist_ok=True)
+        kept.folder(directory)
         self.open_: dict[int, _Asked] = {}
+        self.handles = Portions(f"descriptors of {matching.NAME}", HANDLES_MAX)
+        self.pending = Portions("bytes of questions that are not whole", PENDING_MAX)
         for path in list(directory.iterdir()):
-            if takeover:
-                ino, *who = map(int, path.read_text("ascii").split())
-                self.open_[int(path.name)] = _Asked(ino, Who(*who) if who else NOBODY)
-            else:
+            if not takeover:
                 path.unlink()
+            elif asked := _remembered(path):
+                self.open_[int(path.name)] = asked
+                self.handles.add(asked.who.uid, 1)
 
     def open(self, ino: int, who: Who) -> int:
-        """The number of a new handle. Raises OSError."""
-        if len(self.open_) >= HANDLES_MAX:
-            raise OSError(errno.ENFILE, f"{HANDLES_MAX} descriptors of {matching.NAME} are open")
+        """The number of a new handle. Raises OSError, UserLimitError, TooManyOpenError."""
+        self.handles.take(who.uid)
         handle = FIRST + time.time_ns() % FIRST
         while handle in self.open_:
             handle += 1
-        (self.directory / str(handle)).write_text(f"{ino} {who.uid} {who.gid}", "ascii")
+        try:
+            (self.directory / str(handle)).write_text(f"{ino} {who.uid} {who.gid}", "ascii")
+        except OSError:
+            self.handles.add(who.uid, -1)
+            raise
         self.open_[handle] = _Asked(ino, who)
         return handle
 
     def release(self, handle: int) -> set[int]:
         """Return the leases that end with it."""
         asked = self.open_.pop(handle, None)
+        (self.directory / str(handle)).unlink(missing_ok=True)
         if asked is None:
             return set()
-        (self.directory / str(handle)).unlink(missing_ok=True)
+        self.forget(asked)
+        self.handles.add(asked.who.uid, -1)
         asked.released = True
         if asked.peer is not None:
             asked.peer.close()
         return asked.leases
 
     def take(self, asked: _Asked, offset: int, data: bytes) -> matching.Request | None:
-        """Some of a question; the whole of it when nothing lacks. Raises InvalidError, OSError."""
+        """Some of a question; the whole of it when nothing lacks.
+
+        Raises InvalidError, UserLimitError, TooManyOpenError.
+        """
         if not offset:
-            asked.question.clear()
+            self.forget(asked)
             asked.answer = None
             if len(data) >= matching.request_size(data):
                 return matching.unpack_request(data)
         elif offset != len(asked.question):
             raise InvalidError(f"write at {offset} of a question of {len(asked.question)} bytes")
-        if sum(len(one.question) for one in self.open_.values()) + len(data) > PENDING_MAX:
-            raise OSError(errno.ENOMEM, f"{PENDING_MAX} bytes of questions are not whole yet")
+        if not asked.released:  # its last close may come first, and has given all back
+            self.pending.take(asked.who.uid, len(data))
         asked.question += data
         size = matching.request_size(bytes(asked.question[: matching.HEADER.size]))
         if len(asked.question) < size:
             return None
         question = bytes(asked.question)
-        asked.question = bytearray()
+        self.forget(asked)
         return matching.unpack_request(question)
+
+    def forget(self, asked: _Asked) -> None:
+        """What was written of its question, if it was no whole one."""
+        if not asked.released:
+            self.pending.add(asked.who.uid, -len(asked.question))
+        asked.question.clear()
 
 
 class Matched(Controlled):
@@ -121,6 +165,7 @@ class Matched(Controlled):
     def __init__(self, *args: Any, matches: MatchFiles, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self.matches = matches
+        self._said: dict[type[KvfsError], float] = {}
         self.matching = Matching(self.tree)
         self.leases = Leases(self.objects, self.opened)
         self.saves = Saves(self.tree, self.objects, self.leases.numbers, self.kernel.changed)
@@ -130,6 +175,13 @@ class Matched(Controlled):
         if found is None:
             raise StaleError(f"handle {handle} of {matching.NAME} is not known")
         return found
+
+    def _say_limit(self, error: KvfsError) -> None:
+        """An errno tells its client which limit it is; the log says whose, and how much that is."""
+        kind, now = type(error), time.monotonic()
+        if now - self._said.get(kind, -SAID_AGAIN) >= SAID_AGAIN:
+            self._said[kind] = now
+            log.warning("%s: %s (said once in %.0f s)", matching.NAME, error, SAID_AGAIN)
 
     def touched(self, args: tuple[object, ...]) -> bool:
         for above, word in pairwise(args):
@@ -181,6 +233,9 @@ class Matched(Controlled):
             raise InvalidError(f"{matching.NAME} opened with flags {flags:#o}, expected O_RDWR")
         try:
             handle = self.matches.open(inode - FIRST, who)
+        except (UserLimitError, TooManyOpenError) as error:
+            self._say_limit(error)
+            raise
         except OSError as error:
             raise FUSEError(error.errno or errno.EIO) from None
         return FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
@@ -199,10 +254,11 @@ class Matched(Controlled):
         try:
             request = self.matches.take(asked, off, buf)
         except InvalidError:
-            asked.question.clear()
+            self.matches.forget(asked)
             raise
-        except OSError as error:
-            raise FUSEError(error.errno or errno.EIO) from None
+        except (UserLimitError, TooManyOpenError) as error:
+            self._say_limit(error)
+            raise
         if request is not None:
             asked.answer = matching.pack_answer(await self.matching.answer(asked.ino, request))
         return len(buf)

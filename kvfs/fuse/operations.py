@@ -405,13 +405,13 @@ class Operations(pyfuse3.Operations):
     # Files
 
     async def _create(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> OpenObject:
-        def make() -> Inode:
+        def make() -> tuple[Inode, Inode]:
             directory = self.tree.check_new(parent, name)
-            return self.tree.born(directory, mode, ctx.uid, ctx.gid)
+            return directory, self.tree.born(directory, mode, ctx.uid, ctx.gid)
 
         caller.set(ctx.pid)
-        make()  # fail before anything is set aside; it is called again after that
-        namespace = self.residency.namespaces.of(self.tree.directory(parent))
+        directory, _ = make()  # fail before anything is set aside; it is called again after that
+        namespace = self.residency.namespaces.of(directory)
         at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
         return await self.objects.create(parent, name, make, at_once=at_once)
 
@@ -420,7 +420,7 @@ class Operations(pyfuse3.Operations):
         namespaces = self.residency.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
-            await namespace.limits.take(inode.size, written=written)
+            await namespace.limits.take(inode.data, written=written)
         if namespaces.shares is not None:
             settings = namespace.settings
             await namespaces.shares.take(
@@ -436,7 +436,11 @@ class Operations(pyfuse3.Operations):
         except KvfsError:
             await self.objects.release(held, writable=writable)
             raise
-        return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
+        uncached, ino = self.residency.uncached, held.inode.ino
+        keep = ino not in uncached
+        if not keep:
+            uncached.remove(ino)
+        return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=keep)
 
     async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
         began = time.perf_counter()
@@ -448,7 +452,7 @@ class Operations(pyfuse3.Operations):
         if self.residency.namespaces.limited and not writable:
             found = self.tree.inode(inode)
             with self.waits.unless_killed(ctx.pid) as wait:
-                await self._wait_turn(found, found.size, written=False)
+                await self._wait_turn(found, found.data, written=False)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)
         if truncate and not writable:
@@ -534,11 +538,7 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        held = self.handles[fh].held
-        try:
-            return await self.objects.on_file(held, "write", lambda fd: os.pwrite(fd, buf, off))
-        except OSError as error:
-            raise self.objects.failed("write", held, error) from error
+        return await self.objects.write(self.handles[fh].held, off, buf)
 
     @answering
     async def flush(self, fh: int) -> None:
@@ -546,7 +546,7 @@ class Operations(pyfuse3.Operations):
         new = self.objects.flush(handle.held, writable=handle.writable)
         if new and self.residency.namespaces.limited:
             held = handle.held
-            owed = max(0, held.inode.size - held.charged)
+            owed = max(0, held.inode.data - held.charged)
             held.charged += owed  # before the wait: another writer may close it meanwhile
             await self._wait_turn(held.inode, owed, written=True)
 
@@ -564,6 +564,8 @@ class Operations(pyfuse3.Operations):
     @answering
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
         held = self.handles[fh].held
+        if held.doom is not None:
+            raise held.doom
         if held.tier.slow and held.fd >= 0:
             sync = os.fdatasync if datasync else os.fsync
             patience = sync_patience(held.inode.size)
@@ -582,7 +584,7 @@ class Operations(pyfuse3.Operations):
         """What a writer can count on: all that is sealed may be dropped, so it is room."""
         data = pyfuse3.StatvfsData()
         capacity = sum(tier.configured for tier in self.residency.tiers)
-        taken = sum(held.reserved for held in self.residency.staging.values())
+        taken = sum(max(held.reserved, held.leaving) for held in self.residency.staging.values())
         data.f_bsize = data.f_frsize = BLOCK
         data.f_blocks = capacity // BLOCK
         data.f_bfree = data.f_bavail = max(0, capacity - taken) // BLOCK

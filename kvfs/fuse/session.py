@@ -43,11 +43,11 @@ def open_file(path: Path, mountpoint: Path) -> int:
     """The predecessor's session file. Raises ConfigError if it is not this mount's."""
     expected = _label(mountpoint)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"session file {path} cannot be opened: {error}") from error
-    found = os.pread(file, TEXT, 0).rstrip(b"\0")
-    size = os.fstat(file).st_size
+    size = os.fstat(file).st_size  # 0 of what is no file, and cannot be read as one
+    found = os.pread(file, TEXT, 0).rstrip(b"\0") if size else b""
     if found != expected or size != FILE_SIZE:
         os.close(file)
         raise ConfigError(

@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper.keeper import Keeper
 from kvfs.keeper.process import Failed
@@ -42,7 +42,7 @@ def main() -> int:
         directory = runtime.make_private(runtime.runtime_dir(mountpoint))
         lock = _lock(directory, mountpoint)
         log_file = _start_log(Path(config["log"] or runtime.log_path(mountpoint)))
-        (directory / "config").write_text(json.dumps(config))
+        kept.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:
         return refuse(error, 2)
     # Movers of a daemon that died become ours to wait for.
@@ -81,11 +81,11 @@ def _leave_terminal(log_file: int) -> None:
 
 def _lock(directory: Path, mountpoint: Path) -> int:
     """Raises ConfigError if this mount has a keeper."""
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        holder = os.pread(lock, 20, 0).decode().strip() or "unknown"
+        holder = os.pread(lock, 20, 0).decode("ascii", "backslashreplace").strip() or "unknown"
         raise ConfigError(
             f"{mountpoint} is kept by another kvfs (process {holder}): unmount that one first"
         ) from None

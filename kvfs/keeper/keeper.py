@@ -21,10 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.control import peer
 from kvfs.control.channel import PROTOCOL
-from kvfs.errors import ControlError, KvfsError
+from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.keeper import device
 from kvfs.keeper.notify import Notify
 from kvfs.keeper.process import Failed, Process
@@ -39,6 +39,8 @@ BACK_OFF = 0.05  # s before the second start in a row, doubled for each further 
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
 CLIENT = 2.0  # s for a client's request, in which nothing else is looked at
 REQUEST_MAX = 1 << 20  # bytes
+_CONFIG = "the options of this mount"
+_CONFIG_CURE = "nothing, those of the mount go on; kvfs set again"
 NICENESS = 10  # of a process that loads while another one serves
 
 
@@ -137,15 +139,14 @@ class Keeper:
         self.notify.ready(self._status_line())
         while True:
             daemon = self.daemon
+            if daemon is not None and daemon.over:
+                return self._ended(daemon)
             if daemon is None or daemon.closed or self._silent(daemon):
-                if daemon is not None and "ended" in daemon.facts:
-                    daemon.end()
-                    self._end_standby()
-                    return 0
                 if not self._replace():
                     return 1
                 continue
             self._keep_standby()
+            Process.reap_left()
             watched: list[Any] = [daemon.channel, control, self._wake]
             watched += [self.standby.channel] if self.standby is not None else []
             ready, _, _ = select.select(watched, [], [], self._next_look())
@@ -158,8 +159,22 @@ class Keeper:
                 self._converse(control)
             self._ping()
 
+    def _ended(self, daemon: Process) -> int:
+        """The exit code: the mount is no more."""
+        ended = "ended" in daemon.facts
+        if not ended:
+            log.error(
+                "%s: the daemon %d has not ended in time after umount --now, and is killed: it "
+                "waits for a disk, and keeps its locks until that answers",
+                *(self.mountpoint, daemon.pid),
+            )
+        daemon.end()
+        self._end_standby()
+        return 0 if ended else 1
+
     def _next_look(self) -> float:
-        return min(5.0, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0)
+        left = self.daemon.left if self.daemon is not None else 5.0
+        return max(0.0, min(5.0, left, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0))
 
     def _ping(self) -> None:
         """Where a daemon was heard lately, or one that is to be is waited for, with a bound."""
@@ -209,16 +224,20 @@ class Keeper:
     def _replace(self) -> bool:
         """Start daemons until one serves; False if none does and the mount is given up."""
         why = self._bury()
+        config = self._current_config()
         while self._deaths < DEATHS:
             if self._deaths:
                 time.sleep(BACK_OFF * 2 ** (self._deaths - 1))
             process = self._successor()
             try:
-                self._serve(process, self._current_config(), patience=START)
+                self._serve(process, config, patience=START)
             except (Failed, KvfsError) as error:
                 self._deaths += 1
                 why = str(error)
                 process.end()
+                if process.facts.get("error", {}).get("config") and config != self.config:
+                    log.error("what was set since the mount is forgotten: %s", why)
+                    config = self.config
                 log.error("takeover failed (%d of %d): %s", self._deaths, DEATHS, why)
             else:
                 log.info("%s: daemon %d took over", self.mountpoint, process.pid)
@@ -254,9 +273,12 @@ class Keeper:
 
     def _current_config(self) -> dict[str, Any]:
         """What the mount was told to be, with what was changed since (`kvfs set`)."""
+        path = self.directory / "config"
         try:
-            found: dict[str, Any] = json.loads((self.directory / "config").read_text())
-        except (OSError, ValueError) as error:
+            found = kept.read_table(path, _CONFIG, _CONFIG_CURE) or {}
+            if found.get("mountpoint") != self.config["mountpoint"]:
+                raise kept.wrong(path, str(found), _CONFIG, _CONFIG_CURE)
+        except ConfigError as error:
             log.error("what was set since the mount is forgotten: %s", error)
             return self.config
         return found
@@ -344,7 +366,7 @@ class Keeper:
                 f"{error}; kvfs {before['version']} serves again, nothing is changed"
             ) from error
         self.command = tuple(command)
-        (self.directory / "config").write_text(json.dumps(config))
+        kept.write(self.directory / "config", json.dumps(config))
         self._end_standby()  # it is of the former version
         log.info("%s: upgraded to kvfs %s", self.mountpoint, loaded["version"])
         self.notify.ready(self._status_line())

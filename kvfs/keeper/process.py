@@ -5,12 +5,14 @@ its end of the channel is closed: a thread that waits in the kernel may keep the
 longer, and must not keep the next daemon waiting.
 """
 
+import math
 import os
 import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from kvfs.control.channel import Channel, Closed, Message
 
@@ -28,6 +30,8 @@ class Failed(Exception):  # noqa: N818 (the daemon did, not we)
 
 class Process:
     """A daemon that is loading, standing by, or serving."""
+
+    _left: ClassVar[list["Process"]] = []  # whose groups were killed, and had not ended
 
     def __init__(
         self, command: Sequence[str], stderr: int, waiting: Callable[[], None] = lambda: None
@@ -62,6 +66,19 @@ class Process:
             self.heard, seconds = time.monotonic(), 0.0
             self.facts[message["what"]] = message
 
+    @property
+    def left(self) -> float:
+        """Seconds until it is to be killed: it has said when. Infinite before that."""
+        ending = self.facts.get("ending")
+        return math.inf if ending is None else self.heard + ending["seconds"] - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether the mount has ended with it, as far as anybody waits for that."""
+        if "ending" not in self.facts:
+            return self.closed and "ended" in self.facts
+        return self.closed or "ended" in self.facts or self.left <= 0
+
     def expect(self, what: str, seconds: float) -> Message:
         """Wait until it says `what`. Raises Failed if it says an error, dies or is silent."""
         deadline = time.monotonic() + seconds
@@ -87,16 +104,23 @@ class Process:
     def end(self) -> None:
         """Kill it and its movers, and wait a moment until they are gone."""
         deadline = time.monotonic() + REAP
-        while not self._reaped() and time.monotonic() < deadline:
+        while not self.reaped() and time.monotonic() < deadline:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 break
             time.sleep(0.002)
+        if not self.reaped():
+            self._left.append(self)
         self.closed = True
         self.channel.close()
 
-    def _reaped(self) -> bool:
+    @classmethod
+    def reap_left(cls) -> None:
+        """Wait for those that had not ended in time, and have since. Nothing blocks."""
+        cls._left[:] = [one for one in cls._left if not one.reaped()]
+
+    def reaped(self) -> bool:
         """Whether no process of its group is left, as far as they are our children."""
         while True:
             try:
@@ -111,7 +135,7 @@ class Process:
     def death(self) -> str:
         """How it ended, as a sentence goes on after 'the daemon'."""
         deadline = time.monotonic() + REAP
-        while not self._reaped() and self._popen.returncode is None and time.monotonic() < deadline:
+        while not self.reaped() and self._popen.returncode is None and time.monotonic() < deadline:
             time.sleep(0.002)
         code = self._popen.returncode
         if code is None:

@@ -125,6 +125,26 @@ def _info(status: Status) -> Samples:
     yield (status["version"], _text(status["mountpoint"])), 1
 
 
+def _scrubbed(field: str) -> Callable[[Status], Samples]:
+    """Of the scrubber, by tier."""
+
+    def read(status: Status) -> Samples:
+        for name, found in status["scrub"]["tiers"].items():
+            yield (name,), found[field]
+
+    return read
+
+
+def _last_pass(field: str) -> Callable[[Status], Samples]:
+    """0 before there was one."""
+
+    def read(status: Status) -> Samples:
+        last = status["scrub"]["last"]
+        yield (), 0 if last is None else last[field]
+
+    return read
+
+
 def _latencies(kind: str) -> Callable[[Status], Samples]:
     """A histogram: (upper bound, count of at most that), and the sum of seconds."""
 
@@ -290,6 +310,7 @@ METRICS = (
     _counter("created", "files made"),
     _counter("sealed", "seals"),
     _counter("settled", "files written to NVMe that were synced and hashed"),
+    _counter("verified", "copies on NVMe that opens compared with their digests"),
     _counter("demoted", "copies made from RAM to NVMe"),
     _counter("promoted", "copies made from NVMe to RAM"),
     _counter("promotions_skipped", "promotions without room"),
@@ -333,6 +354,39 @@ METRICS = (
         )
         for name in ("compress", "decompress")
     ),
+    # The scrubber
+    Metric("kvfs_scrub_bytes_total", "counter", TIER, "verified", _scrubbed("bytes")),
+    Metric("kvfs_scrub_objects_total", "counter", TIER, "copies verified", _scrubbed("objects")),
+    Metric("kvfs_scrub_rotten_total", "counter", TIER, "wrong copies", _scrubbed("rotten")),
+    Metric("kvfs_scrub_unread_total", "counter", TIER, "not readable", _scrubbed("unread")),
+    Metric(
+        *("kvfs_scrub_cpu_seconds_total", "counter", (), "processor time"),
+        _value("scrub", "cpu_s"),
+    ),
+    Metric(
+        *("kvfs_scrub_period_seconds", "gauge", (), "of a pass; 0: off"),
+        _value("scrub", "period_s"),
+    ),
+    Metric(
+        *("kvfs_scrub_paused", "gauge", (), "whether something holds it up"),
+        lambda status: iter([((), status["scrub"]["state"] == "paused")]),
+    ),
+    Metric(
+        *("kvfs_scrub_progress_ratio", "gauge", (), "of the pass, 0 to 1"),
+        _value("scrub", "progress"),
+    ),
+    Metric(
+        *("kvfs_scrub_began_timestamp_seconds", "gauge", (), "begin of the pass; 0: none yet"),
+        _value("scrub", "began"),
+    ),
+    Metric(
+        *("kvfs_scrub_last_completed_timestamp_seconds", "gauge", (), "end of the last whole pass"),
+        _last_pass("ended"),
+    ),
+    Metric(
+        *("kvfs_scrub_last_duration_seconds", "gauge", (), "of the last whole pass"),
+        _last_pass("seconds"),
+    ),
     # The bucket
     Metric("kvfs_dirty_bytes", "gauge", TIER, "to be uploaded", _of_tiers("dirty_bytes")),
     Metric("kvfs_dirty_objects", "gauge", TIER, "objects to be there", _of_tiers("dirty_objects")),
@@ -346,6 +400,7 @@ METRICS = (
     ),
     Metric("kvfs_bucket_loaded", "gauge", (), "whether dirty is counted", _of_bucket("loaded")),
     Metric("kvfs_bucket_to_delete", "gauge", (), "keys to delete", _of_bucket("to_delete")),
+    Metric("kvfs_bucket_in_conflict", "gauge", (), "kept here", _of_bucket("in_conflict")),
     Metric("kvfs_bucket_streaming", "gauge", (), "objects read early", _of_bucket("streaming")),
     _bucket_counter("uploads", "objects uploaded"),
     _bucket_counter("upload_bytes", "bytes uploaded"),
@@ -355,6 +410,7 @@ METRICS = (
     _bucket_counter("copies", "objects copied there"),
     _bucket_counter("deletes", "keys deleted"),
     _bucket_counter("conflicts", "names that others had published"),
+    _bucket_counter("conflicts_ended", "conflicts whose name became free"),
     _bucket_counter("failures", "requests that failed"),
     Metric("kvfs_bucket_errors_total", "counter", ("class",), "those by class", _bucket_errors),
     _bucket_counter("waits", "writers and opens that waited for uploads"),

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import xxhash
-
 from kvfs import failpoints, mounts
+from kvfs.movement.hashing import Dense, Sparse, data_ranges
 
 T = TypeVar("T")
 PART = ".part"
@@ -21,7 +20,7 @@ PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost sy
 
 
 class Moved(NamedTuple):
-    """digest: xxh3-128 of the bytes; blocks: 512-byte units that the file takes."""
+    """digest: of the kind that was asked for; blocks: 512-byte units that the file takes."""
 
     digest: bytes
     blocks: int
@@ -36,28 +35,35 @@ class SourceChangedError(Exception):
     """The source is not (or no longer) the file that the job was about."""
 
 
-def copy(source: str, destination: str, size: int, *, sync: bool, cold: bool) -> Moved:
+def copy(
+    source: str, destination: str, size: int, *, sync: bool, cold: bool, sparse: bool = False
+) -> Moved:
     """Copy `size` bytes to a new file beside its final name, then rename it there.
 
     sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
-    these bytes is elsewhere. Raises OSError, SourceChangedError; then nothing is left behind.
+    these bytes is elsewhere. sparse: the digest is of that kind, see `hashing`. Raises OSError,
+    SourceChangedError; then nothing is left behind.
     """
-    moved = _copy_part(source, destination, size, sync=sync, cold=cold)
+    moved = _copy_part(source, destination, size, sync=sync, cold=cold, sparse=sparse)
     _finish(destination)
     return moved
 
 
-def copy_all(items: list[tuple[str, str, int]]) -> list[Moved | OSError | SourceChangedError]:
-    """Copy many small files, (source, destination, size) each, and sync them with one call.
+def copy_all(
+    items: list[tuple[str, str, int, bool]],
+) -> list[Moved | OSError | SourceChangedError]:
+    """Copy many small files, (source, destination, size, sparse) each, and sync them with one call.
 
     An fsync for each would cost a journal commit for each: milliseconds for a file of 4 KiB. The
     answer has a result or the reason of its failure for each item. Raises OSError if the sync
     fails; then nothing is left behind.
     """
     results: list[Moved | OSError | SourceChangedError] = []
-    for source, destination, size in items:
+    for source, destination, size, sparse in items:
         try:
-            results.append(_copy_part(source, destination, size, sync=False, cold=False))
+            results.append(
+                _copy_part(source, destination, size, sync=False, cold=False, sparse=sparse)
+            )
         except (OSError, SourceChangedError) as error:
             results.append(error)
     done = [
@@ -75,7 +81,9 @@ def copy_all(items: list[tuple[str, str, int]]) -> list[Moved | OSError | Source
     return results
 
 
-def _copy_part(source: str, destination: str, size: int, *, sync: bool, cold: bool) -> Moved:
+def _copy_part(
+    source: str, destination: str, size: int, *, sync: bool, cold: bool, sparse: bool
+) -> Moved:
     """The bytes, under a name that nobody looks for."""
     part = destination + PART
     inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -85,9 +93,11 @@ def _copy_part(source: str, destination: str, size: int, *, sync: bool, cold: bo
         out = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             before = _expect(inp, source, size)
-            if size:
+            if size and not sparse:
                 os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
-            digest = _stream(inp, size, out)
+            digest = _stream(inp, size, out, sparse=sparse)
+            if sparse:
+                os.truncate(out, size)  # no huge page for each few bytes
             if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
                 raise SourceChangedError(f"{source} was written to while it was copied")
             os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -124,8 +134,8 @@ def remove_parts(destinations: Sequence[str]) -> None:
         Path(destination + PART).unlink(missing_ok=True)
 
 
-def read_through(source: str, size: int, *, sync: bool) -> Moved:
-    """Hash a file where it is, and fsync it if asked.
+def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:
+    """Hash a file where it is, and fsync it if asked. sparse: as `copy` has it.
 
     Raises LostError if that fails, OSError, SourceChangedError.
     """
@@ -134,7 +144,7 @@ def read_through(source: str, size: int, *, sync: bool) -> Moved:
         if failpoints.active:
             failpoints.reach("movement.read")
         blocks = _expect(inp, source, size).st_blocks
-        digest = _stream(inp, size, None)
+        digest = _stream(inp, size, None, sparse=sparse)
         if sync:
             _sync(inp, source)
         return Moved(digest, blocks)
@@ -142,9 +152,9 @@ def read_through(source: str, size: int, *, sync: bool) -> Moved:
         os.close(inp)
 
 
-def digest_of(fd: int, size: int) -> bytes:
-    """The xxh3-128 of the first bytes of an open file. Raises OSError, SourceChangedError."""
-    return _stream(fd, size, None)
+def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
+    """The digest of the first bytes of an open file. Raises OSError, SourceChangedError."""
+    return _stream(fd, size, None, sparse=sparse)
 
 
 def _sync(inp: int, source: str) -> None:
@@ -161,26 +171,39 @@ def _expect(inp: int, source: str, size: int) -> os.stat_result:
     return found
 
 
-def _stream(inp: int, size: int, out: int | None) -> bytes:
-    """Hash the bytes; write those that are not all in a hole. Returns the digest."""
+def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
+    """Hash what is in no hole, and write what of that is not all zeros. Returns the digest.
+
+    Holes are not read: a file of 100 GB with 1 GB in it takes the time and room of 1 GB.
+    """
     piece = memoryview(bytearray(min(PIECE, max(size, 1))))
     zeros = memoryview(bytes(len(piece)))
-    digest = xxhash.xxh3_128()
-    position = 0
-    while position < size:
-        got = os.preadv(inp, [piece], position)
-        if not got:
-            raise SourceChangedError(f"ended at {position} of {size} bytes")
-        digest.update(piece[:got])
-        # Sparse files stay sparse: a 100 GB scratch file with 1 GB in it must fit where 1 GB does.
-        if out is not None and piece[:got] != zeros[:got]:
-            written = 0
-            while written < got:
-                written += os.pwritev(out, [piece[written:got]], position + written)
-            if failpoints.active:
-                failpoints.reach("movement.copy.piece")
-        position += got
-    return digest.digest()
+    digest = Sparse() if sparse else Dense()
+    for start, end in data_ranges(inp, size):
+        position = start
+        while position < end:
+            got = _fill(inp, piece[: end - position], position)
+            if got < min(len(piece), end - position):
+                raise SourceChangedError(f"ended at {position + got} of {size} bytes")
+            digest.update(position, piece[:got])
+            if out is not None and piece[:got] != zeros[:got]:
+                written = 0
+                while written < got:
+                    written += os.pwritev(out, [piece[written:got]], position + written)
+                if failpoints.active:
+                    failpoints.reach("movement.copy.piece")
+            position += got
+    if (there := os.fstat(inp).st_size) < size:  # behind its end all is a hole
+        raise SourceChangedError(f"ended at {there} of {size} bytes")
+    return digest.digest(size)
+
+
+def _fill(inp: int, piece: memoryview, position: int) -> int:
+    """Read until that is full, or the file ends. Returns how much there is."""
+    filled = 0
+    while filled < len(piece) and (got := os.preadv(inp, [piece[filled:]], position + filled)):
+        filled += got
+    return filled
 
 
 def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str, bool]) -> T:

@@ -80,7 +80,7 @@ def _decompressed(
         spent = decompress(stored.codec, packed, out, size, stored.size)
     finally:
         os.close(packed)
-    found = copying.digest_of(out, size)
+    found = copying.digest_of(out, size, sparse=False)
     if found != digest:
         raise WrongBytesError(f"{stored.key}: the bytes have xxh3-128 {found.hex()}")
     return spent

@@ -31,9 +31,11 @@ T = TypeVar("T")
 
 PATIENCE = 60.0  # s for a job without bytes: they run with little of a CPU, and sync
 SLOWEST = 4 << 20  # bytes/s of a copy on a machine that is busy, to a disk that is slow
+SLOWEST_ZEROS = 1 << 30  # bytes/s of zeros that are hashed; 50 GB/s on a machine that is not
 ATTEMPTS = 3  # deaths of workers that one job survives
 GRACE = 5.0  # s that workers have to end with the mount
 IDLE_SECONDS = 600.0  # a worker without work ends after this
+REAP_PERIOD = 5.0  # s; the library waits for one that has ended with the next job, if there is one
 
 
 class MoverFailedError(TierError):
@@ -87,33 +89,50 @@ class Movers:
                 ) as context,
                 trio.open_nursery() as nursery,
             ):
+                nursery.start_soon(_reap, reaping := trio.CancelScope())
                 yield cls(context, nursery, workers, counters)
                 done = True
+                reaping.cancel()
         except trio_parallel.BrokenWorkerError as error:  # a busy machine, or a store that hangs
             if not done:
                 raise
             log.info("movers that had not ended within %.0f s were killed: %s", GRACE, error)
 
     async def copy(
-        self, source: str, destination: str, size: int, *, sync: bool, cold: bool
+        self,
+        source: str,
+        destination: str,
+        size: int,
+        *,
+        sync: bool,
+        cold: bool,
+        sparse: bool = False,
+        data: int | None = None,
     ) -> Moved:
-        """See `copying.copy`. Raises OSError, SourceChangedError, MoverFailedError."""
+        """See `copying.copy`; `data` of its bytes are in no hole, all if that is not said.
+
+        Raises OSError, SourceChangedError, MoverFailedError.
+        """
         return await self._run(
             copying.copy,
             source,
             destination,
             size,
-            options={"sync": sync, "cold": cold},
-            patience=patience_for(size),
+            options={"sync": sync, "cold": cold, "sparse": sparse},
+            patience=patience_for(size, data, sparse=sparse),
             destinations=[destination],
         )
 
     async def copy_all(
-        self, items: list[tuple[str, str, int]]
+        self, items: list[tuple[str, str, int, bool]], data: Sequence[int]
     ) -> list[Moved | OSError | SourceChangedError]:
-        """See `copying.copy_all`. Raises OSError, MoverFailedError."""
-        longest = patience_for(sum(size for _, _, size in items))
-        destinations = [destination for _, destination, _ in items]
+        """See `copying.copy_all`; `data` as in `copy`. Raises OSError, MoverFailedError."""
+        longest = sum(
+            patience_for(size, of_it, sparse=sparse) - PATIENCE
+            for (_, _, size, sparse), of_it in zip(items, data, strict=True)
+        )
+        longest += PATIENCE
+        destinations = [destination for _, destination, _, _ in items]
         return await self._run(
             copying.copy_all, items, options={}, patience=longest, destinations=destinations
         )
@@ -159,10 +178,23 @@ class Movers:
             patience=patience_for(size),
         )
 
-    async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:
-        """See `copying.read_through`. Raises OSError, SourceChangedError, MoverFailedError."""
+    async def read_through(
+        self,
+        source: str,
+        size: int,
+        *,
+        sync: bool,
+        sparse: bool = False,
+        data: int | None = None,
+    ) -> Moved:
+        """See `copying.read_through`; `data` as in `copy`.
+
+        Raises OSError, SourceChangedError, MoverFailedError.
+        """
         return await self._run(
-            copying.read_through, source, size, options={"sync": sync}, patience=patience_for(size)
+            *(copying.read_through, source, size),
+            options={"sync": sync, "sparse": sparse},
+            patience=patience_for(size, data, sparse=sparse),
         )
 
     async def run(
@@ -274,9 +306,21 @@ class Movers:
             log.warning("the next mount will remove what a mover has left half made: %s", error)
 
 
-def patience_for(size: int) -> float:
-    """Seconds that a job with so many bytes may take."""
-    return PATIENCE + size / SLOWEST
+async def _reap(reaping: trio.CancelScope) -> None:
+    """Wait for workers that have ended, so that none stays a zombie while nothing is moved."""
+    with reaping:
+        while True:
+            await trio.sleep(REAP_PERIOD)
+            multiprocessing.active_children()  # waits for those that have ended, and for no other
+
+
+def patience_for(size: int, data: int | None = None, *, sparse: bool = False) -> float:
+    """Seconds that a job with so many bytes may take, of which `data` are in no hole.
+
+    Only a digest that is not `sparse` takes time for the rest, which is hashed from memory.
+    """
+    data = size if data is None else min(data, size)
+    return PATIENCE + data / SLOWEST + (0 if sparse else (size - data) / SLOWEST_ZEROS)
 
 
 __all__ = [

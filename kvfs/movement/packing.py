@@ -58,7 +58,7 @@ def packed(
             room = stack.enter_context(_room(size, scratch)).fileno()
             made = compress(source, room, size, element_size)
             if made is not None:
-                digest = copying.digest_of(room, made.stored_size)
+                digest = copying.digest_of(room, made.stored_size, sparse=False)
                 found = Packed(room, made.stored_size, digest, made.codec, made.digest)
         except (KvfsError, OSError, SourceChangedError) as error:
             # If it is the object's own file, who sends it as it is finds that out.

@@ -7,7 +7,6 @@ short. Raises StoreError, OSError. Not for bytes.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
+from kvfs import kept
 from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
-from kvfs.errors import UnsupportedError
+from kvfs.errors import ConfigError, UnsupportedError
 from kvfs.movement.packing import Packing
 from kvfs.s3 import header
 from kvfs.s3.chunks import Chunks
@@ -183,18 +183,13 @@ def as_it_is_now(
 @contextmanager
 def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
     """What to call with an upload's id, before its first part. It is forgotten when all is done."""
-    path = Path(notes) / f"{xxh3_64_hexdigest(key.encode())}.json"
+    path = _note_of(Path(notes), key)
     if path.exists():  # the abort of the last attempt has failed, and its note is about to go
         abort_noted(transfers, path)
     written: list[Path] = []
 
     def note(upload_id: str) -> None:
-        fresh = path.with_suffix(".new")
-        with fresh.open("w") as file:
-            file.write(json.dumps({"key": key, "upload_id": upload_id}))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
+        kept.write(path, json.dumps({"key": key, "upload_id": upload_id}))
         written.append(path)
 
     yield note
@@ -202,12 +197,16 @@ def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str]
         one.unlink(missing_ok=True)
 
 
+def _note_of(notes: Path, key: str) -> Path:
+    return notes / f"{xxh3_64_hexdigest(key.encode())}.json"
+
+
 def abort_noted(transfers: Transfers, path: Path) -> bool:
     """Abort the upload that a note is about, and forget it; whether it was about one."""
     found = _noted_in(path)
     if found is not None:
         transfers.store.abort(*found)
-    path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     return found is not None
 
 
@@ -218,9 +217,13 @@ def ids_noted(notes: str) -> frozenset[str]:
 
 
 def _noted_in(path: Path) -> tuple[str, str] | None:
-    """Key and id; None if it was cut short itself, before the first part, or is done by now."""
+    """Key and id; None if it is done by now, or is not what `noted` has written: it stays then."""
     try:
-        told = json.loads(path.read_text())
-        return str(told["key"]), str(told["upload_id"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        told = kept.read_table(path, "a key and the id of an upload", "remove it") or {}
+    except ConfigError:
         return None
+    key, upload_id = told.get("key"), told.get("upload_id")
+    if not isinstance(key, str) or not isinstance(upload_id, str):
+        return None
+    # Of another key's it would abort what it is not about.
+    return (key, upload_id) if path == _note_of(path.parent, key) else None

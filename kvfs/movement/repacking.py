@@ -88,7 +88,7 @@ def _compressed(
     packing = Packing(time.thread_time() - begun, smaller=made is not None, failure=failure)
     if made is None:
         return None, b"", packing
-    digest = copying.digest_of(out, made.stored_size)
+    digest = copying.digest_of(out, made.stored_size, sparse=False)
     return PackedCopy(made.codec, made.stored_size, 0, digest), made.digest, packing
 
 
@@ -142,7 +142,7 @@ def _unpacked(
     try:
         os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
         spent = decompress(packed.codec, inp, out, size, packed.size)
-        _expect_digest(part, copying.digest_of(out, size), digest)
+        _expect_digest(part, copying.digest_of(out, size, sparse=False), digest)
         os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
         if sync:
             os.fsync(out)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.nfs.export import Export, Server
 
@@ -49,9 +49,9 @@ class Ganesha:
     def pid(self) -> int:
         """0 if it does not run."""
         try:
-            pid = int(self.pid_file.read_text())
+            pid = int(kept.read(self.pid_file, "the number of a process", "") or "0")
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
+        except (ConfigError, OSError, ValueError):
             return 0
         return pid if os.fsencode(self.config) in words else 0
 
@@ -67,21 +67,29 @@ class Ganesha:
             )
         server = Server(address, port, mountd_port, self.folder)
         text = export.ganesha(server)
-        runtime.make_private(self.folder)
         runtime.make_private(self.log.parent)
         with _alone(self.folder):
             if pid := self.pid():
-                if self.config.read_text() == text and self._serves(pid):
+                if self._told() == text and self._serves(pid):
                     return False
                 raise ConfigError(
                     f"{self.mountpoint} is exported otherwise already, by process {pid}: "
                     f"kvfs export --stop {self.mountpoint} comes first"
                 )
-            for one in filter(None, (port, mountd_port)):
-                check_free(address, one)
-            self.config.write_text(text)
-            self._run(server)
+            try:
+                for one in filter(None, (port, mountd_port)):
+                    check_free(address, one)
+                kept.write(self.config, text)
+                self._run(server)
+            except BaseException:
+                self._clear()
+                raise
         return True
+
+    def _told(self) -> str | None:
+        """The configuration of the server that runs. Raises ConfigError."""
+        cure = f"kvfs export --stop {self.mountpoint}, then --start"
+        return kept.read(self.config, "the configuration of a server", cure)
 
     def _run(self, server: Server) -> None:
         with open(os.devnull, "r+b") as null, self.log.open("ab") as log:
@@ -115,7 +123,6 @@ class Ganesha:
         except BaseException:
             process.kill()
             process.wait()
-            self.pid_file.unlink(missing_ok=True)
             raise
 
     def _reason(self, begin: int) -> str:
@@ -146,22 +153,31 @@ class Ganesha:
         """Return when it is gone; False if it had ended. Raises ConfigError if none was started."""
         if os.geteuid() != 0:
             raise ConfigError("--stop needs root")
-        pid = self.pid()
-        if not pid and self.pid_file.exists():  # its own end would have taken that away
-            self.pid_file.unlink()
-            return False
-        if not pid:
+        if not self.folder.is_dir():
             raise ConfigError(
                 f"{self.mountpoint} is not exported by {PROGRAM}: nothing to stop (--knfsd --stop "
                 "ends an export by the kernel's server)"
             )
+        with _alone(self.folder):
+            pid = self.pid()
+            if pid:
+                self._end(pid)
+            self._clear()
+        return bool(pid)
+
+    @staticmethod
+    def _end(pid: int) -> None:
         with contextlib.suppress(ProcessLookupError), _watched(pid) as watched:
             os.kill(pid, signal.SIGTERM)
             if not select.select([watched], [], [], STOP_S)[0]:
                 os.kill(pid, signal.SIGKILL)
                 select.select([watched], [], [])
-        self.pid_file.unlink(missing_ok=True)
-        return True
+
+    def _clear(self) -> None:
+        """What was there for the server, which has ended; with it the last one, its parent."""
+        shutil.rmtree(self.folder)
+        with contextlib.suppress(OSError):  # other mounts are exported
+            self.folder.parent.rmdir()
 
 
 def check_installed() -> None:
@@ -223,10 +239,21 @@ def _answers(server: Server) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One start at a time."""
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """One start, or stop, at a time; the folder is there. A stop takes it away with the lock."""
+    while True:
+        runtime.make_private(folder)
+        try:
+            lock = (folder / "lock").open("w")
+        except FileNotFoundError:  # taken away meanwhile
+            continue
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if os.path.samestat(os.fstat(lock.fileno()), (folder / "lock").stat()):
+                    yield
+                    return
+            except FileNotFoundError:
+                continue
 
 
 @contextlib.contextmanager

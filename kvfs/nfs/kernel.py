@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from kvfs import runtime
+from kvfs import kept, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.nfs.export import Export
 
@@ -40,15 +40,17 @@ class Kernel:
         if shutil.which(PROGRAM) is None:
             raise ConfigError(f"{PROGRAM} is not installed: apt-get install nfs-kernel-server")
         text = export.line()
-        if self.file.exists():
-            if self.file.read_text() == text:
+        cure = f"take it away, or kvfs export --knfsd --stop {self.mountpoint}"
+        found = kept.read(self.file, "a line of exports(5)", cure)
+        if found is not None:
+            if found == text:
                 return False
             raise ConfigError(
                 f"{self.mountpoint} is exported otherwise already, by {self.file}: "
                 f"kvfs export --knfsd --stop {self.mountpoint} comes first"
             )
         self.file.parent.mkdir(exist_ok=True)
-        self.file.write_text(text)
+        kept.write(self.file, text)
         try:
             self._tell()
         except KvfsError:

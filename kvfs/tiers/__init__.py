@@ -2,8 +2,17 @@
 
 from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import Job, OverdueError, sync_patience
-from kvfs.tiers.nvme import NvmeTier
+from kvfs.tiers.nvme import NvmeTier, identity_in
 from kvfs.tiers.ram import RamTier
 from kvfs.tiers.tier import Tier
 
-__all__ = ["Bucket", "Job", "NvmeTier", "OverdueError", "RamTier", "Tier", "sync_patience"]
+__all__ = [
+    "Bucket",
+    "Job",
+    "NvmeTier",
+    "OverdueError",
+    "RamTier",
+    "Tier",
+    "identity_in",
+    "sync_patience",
+]

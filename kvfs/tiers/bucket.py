@@ -24,6 +24,7 @@ COUNTERS = (
     "deletes",
     "spilled",
     "conflicts",
+    "conflicts_ended",
     "compressed",
     "compressed_bytes",
     "compressed_to_bytes",

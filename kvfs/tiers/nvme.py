@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+from kvfs import kept
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.ownership import expect_own
 from kvfs.tiers.tier import Tier
@@ -32,6 +33,15 @@ _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
 
 DISK_RESERVE = 64 << 20  # bytes of the file system that kvfs leaves to others
+_IDENTITY_CURE = (
+    "restore it, or remove it: the next mount makes another one, without what only RAM had"
+)
+_INODE_CURE = "remove it; if the directory is a copy, remove `identity` beside it as well"
+
+
+def identity_in(root: Path) -> str | None:
+    """Return what tells an NVMe directory from others, None for a new one. Raises ConfigError."""
+    return kept.read_uuid(root / "identity", _IDENTITY_CURE)
 
 
 class NvmeTier(Tier):
@@ -71,20 +81,18 @@ class NvmeTier(Tier):
                 holder,
             ) from error
         try:
-            self.make_folders()
             self.identity = self._identity(root / "identity", fresh)
+            self.make_folders()
+        except ConfigError:
+            os.close(self._lock)
+            raise
         except OSError as error:
             os.close(self._lock)
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
 
     def _expect(self, identity: str) -> None:
         """Nothing is made in a directory that only has the place of the one that was served."""
-        try:
-            found = (self.root / "identity").read_text().strip()
-        except FileNotFoundError:
-            found = "none"
-        except OSError as error:
-            raise ConfigError(f"nvme={self.root} cannot be used: {error}") from error
+        found = identity_in(self.root) or "none"
         if found != identity:
             raise ConfigError(
                 f"nvme={self.root} has identity {found}, expected {identity}: "
@@ -98,17 +106,17 @@ class NvmeTier(Tier):
         Two with the same one would share a RAM tier, and each take the other's bytes for its own.
         """
         inode = path.with_suffix(".inode")  # of the identity's file, which a copy does not have
-        copied = path.exists() and inode.exists() and inode.read_text() != str(path.stat().st_ino)
+        identity, noted = identity_in(path.parent), kept.read_number(inode, _INODE_CURE)
+        copied = None not in {identity, noted} and noted != path.stat().st_ino
         if copied:
             log.warning("%s is a copy: it begins without what the other has in RAM", path.parent)
-        if copied or not path.exists():
-            fresh = path.with_suffix(".new")
-            fresh.write_text(f"{uuid.uuid4() if copied or not wanted else wanted}\n")
+        if copied or identity is None:
+            identity, noted = wanted if wanted and not copied else str(uuid.uuid4()), None
             inode.unlink(missing_ok=True)
-            fresh.rename(path)
-        if not inode.exists():
-            inode.write_text(str(path.stat().st_ino))
-        return path.read_text().strip()
+            kept.write(path, f"{identity}\n")
+        if noted is None:
+            kept.write(inode, str(path.stat().st_ino))
+        return identity
 
     def say_who(self, who: str) -> None:
         """Write into the lock file who holds it, for the message that the next one gets."""

@@ -9,10 +9,11 @@ restart cost nothing for each object. huge=within_size reads 3.5 to 4.2 times an
 import contextlib
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
-from kvfs import mounts, runtime
+from kvfs import kept, mounts, runtime
 from kvfs.errors import ConfigError, InUseError, NotFoundError, UnsupportedError
 from kvfs.tiers.ownership import expect_own
 from kvfs.tiers.tier import EXISTING, FANOUT, Tier
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 LABEL_SLACK = 4 << 20  # bytes for the identity and the folders
 BURST = 512 << 20  # bytes: a writer of 20 GB/s for 25 ms
 CATALOG_SLACK = 256 << 20  # with the catalog: its logs are bounded by 64 MiB, its tables are small
+SOURCE = "kvfs-ram"  # of its mounts: no other one is taken away
+_LABEL = re.compile(r"[A-Za-z0-9-]{1,64} [0-9]{1,19}")
 SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
 
 
@@ -43,7 +46,8 @@ class RamTier(Tier):
         self.own_mount = os.geteuid() == 0
         self._read_only = -1
         super().__init__(
-            root if self.own_mount else SHM / f"kvfs-{os.geteuid()}-{identity}", capacity
+            root if self.own_mount else kept.inside(SHM, f"kvfs-{os.geteuid()}-{identity}"),
+            capacity,
         )
         self.slow = False
         # The tmpfs itself is larger than what may be in it: what is there beside objects must not
@@ -70,7 +74,7 @@ class RamTier(Tier):
             self.remove()
             self._begin(huge)
             self.make_folders()
-            label.write_text(f"{identity} {self.epoch}")
+            kept.write(label, f"{identity} {self.epoch}")
         if self.own_mount and huge is not None:
             try:
                 self._read_only = mounts.read_only(self.root)
@@ -78,11 +82,26 @@ class RamTier(Tier):
                 log.info("%s is lent to nobody, it cannot be mounted read only: %s", root, error)
 
     def _epoch_there(self, label: Path, identity: str) -> int | None:
+        """None if that is nothing to go on with. Raises ConfigError for what kvfs did not make."""
         at = runtime.mount_at(self.root)
-        if (self.own_mount and (at is None or at.fstype != "tmpfs")) or not label.exists():
+        if self.own_mount and at is None:
             return None
-        owner, _, epoch = label.read_text().partition(" ")
-        return int(epoch) if owner == identity and epoch.isdigit() else None
+        if self.own_mount and at is not None and (at.source, at.fstype) != (SOURCE, "tmpfs"):
+            raise ConfigError(
+                f"{self.root} is a mount of {at.fstype} from {at.source}, expected a tmpfs from "
+                f"{SOURCE}, or nothing: umount {self.root}"
+            )
+        expected = "an identity and the number of its life, which kvfs wrote there"
+        cure = f"write that back; or give up what only RAM has: remove all of {self.root}"
+        if self.own_mount:
+            cure = f"write that back; or give up what only RAM has: umount {self.root}"
+        text = kept.read(label, expected, cure)
+        if text is None:
+            return None
+        if not _LABEL.fullmatch(text):
+            raise kept.wrong(label, text, expected, cure)
+        owner, _, epoch = text.partition(" ")
+        return int(epoch) if owner == identity else None
 
     def _options(self, huge: str) -> str:
         # nr_inodes=0: objects are bounded by what each is accounted at, not by a second limit.
@@ -96,13 +115,18 @@ class RamTier(Tier):
                 expect_own(self.name, self.root)
                 self.huge_why = "a tmpfs with huge pages needs root, /dev/shm is used"
                 return
+            if os.listdir(self.root):
+                raise ConfigError(
+                    f"{self.root} has files in it, expected an empty directory, where memory is to "
+                    "be mounted: move them away"
+                )
             try:
-                mounts.mount("kvfs-ram", self.root, "tmpfs", _FLAGS, self._options(huge))
+                mounts.mount(SOURCE, self.root, "tmpfs", _FLAGS, self._options(huge))
                 self._say_huge(huge)
             except OSError as error:
                 if huge == "never":
                     raise
-                mounts.mount("kvfs-ram", self.root, "tmpfs", _FLAGS, self._options("never"))
+                mounts.mount(SOURCE, self.root, "tmpfs", _FLAGS, self._options("never"))
                 self.huge_why = f"the kernel refuses huge={huge} on tmpfs: {error.strerror}"
         except OSError as error:
             raise ConfigError(
@@ -115,7 +139,7 @@ class RamTier(Tier):
             return
         try:
             mounts.mount(
-                "kvfs-ram", self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
+                SOURCE, self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
             )
         except OSError as error:
             # More is in it than the new size: eviction brings it down, the memory stays bounded

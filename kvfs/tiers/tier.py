@@ -143,8 +143,11 @@ class Tier:
             failpoints.reach("tiers.unlinked")
         return True
 
-    def quarantine(self, ino: int, version: int) -> bool:
-        """Keep bytes that are not what they should be for a human to look at; not accounted."""
+    def quarantine(self, ino: int, version: int) -> bool | None:
+        """Keep bytes that are not what they should be for a human to look at; not accounted.
+
+        None: there was no file to keep. False: it is still there; the failure was logged.
+        """
         path = self.path(ino, version)
         try:
             if failpoints.active:
@@ -152,6 +155,7 @@ class Tier:
             os.rename(path, self.root / "quarantine" / os.path.basename(path))
         except FileNotFoundError:
             log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
+            return None
         except OSError as error:
             self.failed("quarantine", ino, error)
             return False

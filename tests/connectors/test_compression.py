@@ -1,17 +1,11 @@
-"""The cache of a real transformer becomes smaller, and is there again at once.
-
-Figures of a shared machine: processor time of one thread, the best of several rounds.
-"""
+"""The cache of a real transformer becomes smaller, and comes back as it was."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from kvfs.compression.container import FRAME, Index, head_size
 from kvfs.compression.files import compress, decompress
-from kvfs.compression.frames import unpack
 from tests.connectors.conftest import Client
 
 pytestmark = pytest.mark.clients
@@ -19,8 +13,6 @@ pytestmark = pytest.mark.clients
 DRIVER = "make_kv.py"
 LAYERS = 4
 SMALLER = 1.25
-GB = 1_000_000_000
-ROUNDS = 9
 
 
 def compressed(content: bytes, folder: Path, element_size: int | None) -> tuple[str, bytes]:
@@ -41,7 +33,7 @@ def compressed(content: bytes, folder: Path, element_size: int | None) -> tuple[
 
 
 @pytest.mark.slow
-def test_bf16_is_a_quarter_smaller_at_a_gigabyte_a_second(client: Client, tmp_path: Path) -> None:
+def test_bf16_is_a_quarter_smaller(client: Client, tmp_path: Path) -> None:
     """Keys and values of every layer, and not by the first layer's values alone: those depend on
     nothing but the token, so they repeat with it.
     """
@@ -58,17 +50,6 @@ def test_bf16_is_a_quarter_smaller_at_a_gigabyte_a_second(client: Client, tmp_pa
         keys_or_values = content[number * part : (number + 1) * part]
         alone = compressed(keys_or_values, tmp_path, 2)[1]
         assert len(keys_or_values) >= SMALLER * len(alone), number
-
-    index = Index(stored[: head_size(len(content))], len(content), len(stored))
-    frames = [index.frame(number) for number in index.numbers(0, len(content))]
-    assert len(frames) == len(content) // FRAME
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begun = time.thread_time()
-        for frame in frames:
-            unpack(stored[frame.position : frame.position + frame.stored], frame)
-        best = min(best, time.thread_time() - begun)
-    assert len(content) / best >= GB
 
 
 @pytest.mark.slow

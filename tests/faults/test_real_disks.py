@@ -189,7 +189,7 @@ def test_a_daemon_dies_on_a_file_system_that_failed(device: Disk, kv: Mounted) -
         kill(kv)
         waiting = Client(in_ram.stat)
         assert os.pread(reader.fileno(), 3, 0) == b"rrr"
-        kv.expect_log("takeover failed .* nvme=.* cannot be used")
+        kv.expect_log("takeover failed .* (nvme=.* cannot be used|its disk or file system fails)")
         kv.expect_log("given up after .*mount it again")
         wait_for(lambda: not alive(kv.keeper), "the mount is given up", seconds=GIVEN_UP)
         waiting.answer()

@@ -91,6 +91,7 @@ def test_what_stands_in_the_way_is_said(kv: Mounted, tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         told = refused("--start", "--port", port, kv.path)
         assert f"by {Path('/proc/self/comm').read_text().strip()} ({os.getpid()})" in told
+    assert not Ganesha(kv.path).folder.exists(), "a start that fails leaves nothing either"
     told = refused("--start", kv.path, PATH=str(tmp_path))
     assert "apt-get install nfs-ganesha nfs-ganesha-vfs" in told
     forget(kv.path)
@@ -113,6 +114,8 @@ def test_started_twice_stopped_and_started_anew(
     assert run("--stop", kv.path).returncode == 0
     assert not alive(first)
     assert not ganesha.pid()
+    assert not ganesha.folder.exists(), "nothing is left of it but its log"
+    assert ganesha.log.exists()
 
 
 def test_a_server_that_died_is_not_running_any_more(
@@ -125,6 +128,7 @@ def test_a_server_that_died_is_not_running_any_more(
     done = run("--stop", kv.path)
     assert done.returncode == 0
     assert "was not exported any more" in done.stdout
+    assert not Ganesha(kv.path).folder.exists()
     assert "nothing to stop" in refused("--stop", kv.path)
 
 
@@ -143,6 +147,7 @@ def test_a_mount_that_was_detached_names_the_export_that_holds_it(
     assert f"until the export ends: kvfs export --stop {kv.path}" in done.stderr
     assert run("--stop", kv.path).returncode == 0
     wait_for(lambda: not alive(keeper), "it ends")
+    assert not Ganesha(kv.path).folder.exists(), "also where the mount went before it"
     kv.mount()
 
 

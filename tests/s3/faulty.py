@@ -24,7 +24,9 @@ class Fault:
 
     error: raised instead, or with `late` after it was carried out, as when its answer is lost.
     keep: so many bytes of a `get` arrive before the error, or before they just end. flip: the first
-    byte that arrives is another one.
+    byte that arrives is another one. instead: the answer is the one about this key, whatever ETag
+    is asked for; in a listing each entry has the size and ETag of that object. beside: only the
+    metadata is that of another key.
     """
 
     verb: Verb
@@ -33,6 +35,8 @@ class Fault:
     late: bool = False
     keep: int | None = None
     flip: bool = False
+    instead: str = ""
+    beside: str = ""
 
 
 class FaultyStore:
@@ -56,7 +60,10 @@ class FaultyStore:
 
     def _call(self, verb: Verb, do: Callable[[], T]) -> T:
         self._pause(verb)
-        fault = self._count(verb)
+        return self._do(self._count(verb), do)
+
+    @staticmethod
+    def _do(fault: Fault | None, do: Callable[[], T]) -> T:
         if fault is None or fault.error is None or fault.keep is not None:
             return do()
         if fault.late:
@@ -89,6 +96,7 @@ class FaultyStore:
             raise fault.error
         left = length if fault.keep is None else fault.keep
         flip = fault.flip
+        key, etag = (fault.instead, "") if fault.instead else (key, etag)
         for data in self._store.get(key, start, length, etag=etag):
             piece = data[:left]
             left -= len(piece)
@@ -103,13 +111,24 @@ class FaultyStore:
         fault = self._count("peek") or Fault("peek")
         if fault.error is not None:
             raise fault.error
+        if fault.instead:
+            key, etag = fault.instead, self._store.head(fault.instead).etag
         head, data = self._store.peek(key, length, etag=etag)
         found = data[: fault.keep]
+        head = self._told(fault, head)
         return head, bytes([found[0] ^ 1]) + found[1:] if fault.flip else found
 
     def head(self, key: str) -> Head:
-        found = self._call("head", lambda: self._store.head(key))
-        return found._replace(modified=found.modified + self._skew)
+        self._pause("head")
+        fault = self._count("head") or Fault("head")
+        found = self._do(fault, lambda: self._store.head(fault.instead or key))
+        return self._told(fault, found._replace(modified=found.modified + self._skew))
+
+    def _told(self, fault: Fault, head: Head) -> Head:
+        """With the metadata that the fault has it tell."""
+        if not fault.beside:
+            return head
+        return head._replace(metadata=self._store.head(fault.beside).metadata)
 
     def delete(self, key: str) -> None:
         self._call("delete", lambda: self._store.delete(key))
@@ -121,8 +140,14 @@ class FaultyStore:
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
     ) -> Page:
         listed = partial(self._store.list, prefix, after=after, delimiter=delimiter, limit=limit)
-        page = self._call("list", listed)
-        return page._replace(entries=[self._skewed(entry) for entry in page.entries])
+        self._pause("list")
+        fault = self._count("list") or Fault("list")
+        page = self._do(fault, listed)
+        entries = [self._skewed(entry) for entry in page.entries]
+        if fault.instead:
+            other = self._store.head(fault.instead)
+            entries = [entry._replace(size=other.size, etag=other.etag) for entry in entries]
+        return page._replace(entries=entries)
 
     def _skewed(self, entry: Entry) -> Entry:
         return entry._replace(modified=entry.modified + self._skew)

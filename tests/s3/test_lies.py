@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -238,6 +239,56 @@ def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     assert read_or_miss(away / "longer") is None
     kv.remount()
     wait_for(lambda: read_or_miss(away / "longer") == SMALL, "what is between is well again")
+
+
+def test_what_the_bucket_says_of_another_object_is_a_miss(
+    front: Front, mount: Mount, bucket: str
+) -> None:
+    """
+    So is an object of which the bucket says other things than it gives, to a node that has never
+    seen the name: an open is ENOENT, never ESTALE, until the bucket says of it what it has.
+    """
+    kv, proxy, *_ = front()
+    names = ("head", "beside", "gone", "other")
+    for name in names:
+        (kv.path / name).write_bytes(OTHER if name == "other" else SMALL)
+    all_uploaded(kv)
+    fresh = mount(
+        f"ram=64M,s3_recheck=2,s3=s3://{bucket}/p,s3_endpoint={proxy.endpoint},s3_region=us-east-1",
+        "fresh",
+    )
+    fresh.allow_log("is lost here, what .* has of it stays there|is fetched once more")
+    fresh.allow_log("this is passed over|s3 tier|stays in the bucket")
+
+    kept_heads: dict[str, Answer] = {}
+
+    def lie(request: Request, answer: Answer) -> Answer:
+        name = request.key.rpartition("/")[2]
+        if request.verb == "head" and name == "other":
+            kept_heads[request.key] = answer
+        if request.verb == "head" and name in {"head", "beside"}:
+            theirs = kept_heads["p/@0/other"]
+            told = {key: text for key, text in theirs.headers.items() if _is_metadata(key)}
+            kept = {key: text for key, text in answer.headers.items() if not _is_metadata(key)}
+            return theirs if name == "head" else replace(answer, headers=kept | told)
+        return error(404, "NoSuchKey") if (request.verb, name) == ("get", "gone") else answer
+
+    proxy.after = lie
+    wait_for(lambda: read_or_miss(fresh.path / "other") == OTHER, "what is true is read")
+    for name in names[:-1]:
+        wait_for((fresh.path / name).exists, "the bucket says that it is there")
+        for _ in range(3):
+            with pytest.raises(FileNotFoundError):
+                (fresh.path / name).open("rb")
+    proxy.honest()
+    for name in ("head", "gone"):
+        found = wait_for(lambda: read_or_miss(fresh.path / name), "the bucket says what it has")  # noqa: B023 (it is called at once)
+        assert found == SMALL
+    assert read_or_miss(fresh.path / "beside") is None, "its bytes were wrong for it"
+
+
+def _is_metadata(name: str) -> bool:
+    return name.lower().startswith("x-amz-meta-")
 
 
 def test_a_lie_that_is_told_once_costs_nothing(front: Front) -> None:

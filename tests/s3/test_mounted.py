@@ -84,6 +84,30 @@ def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -
     assert not list((kv.path.parent / "nvme" / "uploads").glob("*.json"))
 
 
+def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) -> None:
+    """
+    A file that is mostly holes stays on this node: one of more than 1 MiB with less than
+    half of it data. A bucket has every byte of an object. `user.kvfs.dirty` of it stays 1,
+    no `kvfs flush` waits for it, and the log says why.
+    """
+    kv = made()
+    kv.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")
+    with (kv.path / "holes").open("wb") as file:
+        file.write(SMALL)
+        file.truncate(1 << 40)
+    (kv.path / "a").write_bytes(SMALL)
+    subprocess.run([*KVFS, "flush", kv.path, "--wait"], check=True)
+    all_uploaded(kv)
+    assert keys(s3, bucket) == {"@0/a": len(SMALL)}
+    assert [attribute(kv.path / name, "dirty") for name in ("a", "holes")] == ["0", "1"]
+    said = subprocess.run([*KVFS, "stat", kv.path / "holes"], capture_output=True, check=True)
+    assert b"no: it is mostly holes, and s3 has every byte of an object" in said.stdout
+    kv.remount()
+    assert attribute(kv.path / "holes", "dirty") == "1"
+    with (kv.path / "holes").open("rb") as file:
+        assert file.read(len(SMALL) + 1) == SMALL + b"\0"
+
+
 def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
     """
     What the bucket has leaves the tiers when their room is needed, and keeps its names,

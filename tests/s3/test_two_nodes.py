@@ -338,7 +338,8 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     `kvfs import MOUNTPOINT [PATH...]` names all that is in the bucket, or below those
     paths, with its facts, and says what was refused.
 
-    With `s3_shared=off` nothing is looked up or listed but by `kvfs import`.
+    With `s3_shared=off` nothing is looked up but what is in conflict, and nothing listed but by
+    `kvfs import`.
     """
     a, b = two(b=",s3_shared=off")
     b.expect_log("this is passed over")
@@ -460,6 +461,116 @@ def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> No
         "conflict",
     )
     assert [(one.path / "m").read_bytes() for one in (a, b)] == [OLD, NEW]
+
+
+def make_conflict(a: Mounted, b: Mounted, *names: str) -> None:
+    """What A has by these names is in the bucket, so that B's stays on B."""
+    b.expect_log("stays on this node only")
+    for one in (a, b):
+        subprocess.run([*KVFS, "set", str(one.path), "s3_delay=1000"], check=True)
+    for one, content in ((a, OLD), (b, NEW)):
+        for name in names:
+            (one.path / name).write_bytes(content)
+    for one in (a, b):
+        subprocess.run([*KVFS, "flush", str(one.path), "--wait"], check=True)
+        subprocess.run([*KVFS, "set", str(one.path), "s3_delay=0.1"], check=True)
+    assert s3_of(b)["in_conflict"] == len(names)
+
+
+def test_a_name_that_is_free_again(two: Two, s3: Server, bucket: str) -> None:
+    """
+    A conflict ends when the name is free again. The bucket is asked about 64 objects in conflict at
+    most in `s3_recheck` seconds, in turn; less often where nothing changes, up to ten times as long
+    after all of them. A look at the name, a listing of its directory and `kvfs flush` ask earlier,
+    and the next daemon and the next mount go on.
+
+    1. A has `k` in the bucket. B's `k` is in conflict: `in_conflict` of its status is 1.
+    2. A unlinks `k`, and the bucket follows.
+    3. B finds that out and uploads its own, as it does at the first time: of several nodes that
+       wait for the name one gets it, the others stay in conflict.
+    4. `user.kvfs.dirty` of it is 0, `in_conflict` is 0, `conflicts_ended` is 1, and the log says
+       so.
+    5. A finds B's bytes by that name.
+
+    If A replaces its `k` instead, B's stays in conflict, unless both have the same bytes now.
+    """
+    a, b = two(b=",nvme={tmp}/nvme,nvme_size=256M")
+    make_conflict(a, b, "k", "m")
+    (a.path / "m").write_bytes(OTHER)
+    all_uploaded(a)
+    (a.path / "k").unlink()
+    wait_for(lambda: s3_of(b)["conflicts_ended"] == 1, "nobody looks at it, and it ends")
+    all_uploaded(b)
+    assert keys(s3, bucket) == {"@0/k": len(NEW), "@0/m": len(OTHER)}
+    assert (attribute(b.path / "k", "tier")[-3:], attribute(b.path / "k", "dirty")) == ("+s3", "0")
+    assert "no other object has its name" in b.log.read_text()
+    wait_for((a.path / "k").exists, "the other one finds it")
+    assert (a.path / "k").read_bytes() == NEW
+    assert attribute(b.path / "m", "dirty") == "conflict"
+    assert (b.path / "m").read_bytes() == NEW
+    b.kill_daemon()
+    wait_for(lambda: s3_of(b)["in_conflict"] == 1, "the next daemon knows it")
+    b.remount()
+    wait_for(lambda: s3_of(b)["in_conflict"] == 1, "so does the next mount")
+    (a.path / "m").unlink()
+    wait_for(lambda: s3_of(b)["in_conflict"] == 0, "it ends there, too")
+    all_uploaded(b)
+    assert keys(s3, bucket) == {"@0/k": len(NEW), "@0/m": len(NEW)}
+
+
+def test_who_flushes_waits_for_conflicts_that_are_over(two: Two, s3: Server, bucket: str) -> None:
+    a, b = two()
+    make_conflict(a, b, "k", "m")
+    subprocess.run([*KVFS, "set", str(b.path), "s3_recheck=1000"], check=True)
+    (a.path / "k").unlink()
+    wait_for(lambda: keys(s3, bucket) == {"@0/m": len(OLD)}, "the bucket has followed")
+
+    def flushed() -> bool:  # an answer may have been on its way when the name became free
+        subprocess.run([*KVFS, "flush", str(b.path), "--wait"], check=True)
+        return keys(s3, bucket) == {"@0/k": len(NEW), "@0/m": len(OLD)}
+
+    wait_for(flushed, "what is free is there")
+    assert s3_of(b)["in_conflict"] == 1
+    assert (b.path / "m").read_bytes() == NEW
+    b.remount()  # without NVMe nothing here outlives that, and the name is that of the other one
+    assert found(b.path / "m").read_bytes() == OLD
+    assert s3_of(b)["in_conflict"] == 0
+
+
+def test_of_two_that_wait_for_a_name_one_gets_it(
+    two: Two, s3: Server, bucket: str, mount: Mount
+) -> None:
+    a, b = two()
+    c = mount(
+        f"ram=64M,s3=s3://{bucket}/p,s3_endpoint={s3.endpoint},s3_region=us-east-1,"
+        "s3_delay=1000,s3_recheck=2",
+        "c",
+    )
+    c.expect_log("stays on this node only")
+    (c.path / "k").write_bytes(OTHER)
+    make_conflict(a, b, "k")
+    subprocess.run([*KVFS, "flush", str(c.path), "--wait"], check=True)
+    assert s3_of(c)["in_conflict"] == 1
+    subprocess.run([*KVFS, "set", str(c.path), "s3_delay=0.1"], check=True)
+    with away(s3):
+        for one in (a, b, c):
+            one.allow_log("s3 tier|is tried again|record is not in")
+        (a.path / "k").unlink()
+        assert [(one.path / "k").read_bytes() for one in (b, c)] == [NEW, OTHER]
+
+    def ended() -> bool:
+        told = [s3_of(one) for one in (b, c)]
+        return any(one["conflicts_ended"] for one in told) and not any(
+            one["dirty_objects"] for one in told
+        )
+
+    wait_for(ended, "one of them has gone up")
+    wait_for(lambda: s3_of(b)["in_conflict"] + s3_of(c)["in_conflict"] == 1, "only one")
+    winner, loser = (b, c) if s3_of(c)["in_conflict"] else (c, b)
+    assert keys(s3, bucket) == {"@0/k": len((winner.path / "k").read_bytes())}
+    assert (loser.path / "k").read_bytes() in {NEW, OTHER} - {(winner.path / "k").read_bytes()}
+    wait_for((a.path / "k").exists, "it is found")
+    assert (a.path / "k").read_bytes() == (winner.path / "k").read_bytes()
 
 
 def test_replaced_or_unlinked_in_the_moment_of_an_open(two: Two, s3: Server, bucket: str) -> None:

@@ -1,12 +1,16 @@
 import errno
 import os
+import shutil
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
+from kvfs import runtime
 from kvfs.catalog import Catalog
 from kvfs.control import request
 from tests.conftest import Mount
-from tests.harness import Mounted, wait_for
+from tests.harness import KVFS, Mounted, local, wait_for
 from tests.semantics.syscalls import opened, refused
 
 M = 1 << 20
@@ -191,6 +195,124 @@ def test_damaged(either: Mounted) -> None:
     assert either.counter("misses") == 1
 
 
+def test_damaged_and_open(either: Mounted) -> None:
+    """
+    A copy may be found not to have its digest while programs have it open: by a copy of it to
+    another tier, its upload, or `kvfs fsck --repair --hashes`. It goes into `quarantine` at once,
+    and programs that have it open read on. Nobody else opens it: an open is a miss, and EBUSY for
+    writing, until they have closed it. Then another copy is opened. If there is none, its names go
+    at once.
+    """
+    first, second = (either.path / name for name in ("a.kv", "b.kv"))
+    for path in (first, second):
+        path.write_bytes(b"right" * M)
+    write_back(either)
+    either.remount()
+    nvme = Path(either.status()["tiers"]["nvme"]["path"])
+    either.expect_log("put this copy into quarantine$")
+    either.expect_log("put this copy into quarantine and drop the object with its names")
+    os.close(os.open(first, os.O_RDONLY))
+    with open(first, "rb", buffering=0) as file, open(second, "rb", buffering=0) as other:
+        wait_for(lambda: either.idle()["counters"]["promoted"], "RAM has the first as well")
+        for path in (first, second):
+            (copy,) = nvme.glob(f"objects/*/{os.stat(path).st_ino:x}.*")
+            with open(copy, "r+b") as rotten:
+                rotten.write(b"wrong")
+        check = [*KVFS, "fsck", "--repair", "--hashes", str(either.path)]
+        assert subprocess.run(check, check=False, capture_output=True).returncode == 1
+        either.idle()
+        assert len(list((nvme / "quarantine").iterdir())) == 2
+        assert os.listdir(either.path) == ["a.kv"]
+        for path in (first, second):
+            with refused(errno.ENOENT):
+                os.open(path, os.O_RDONLY)
+        with refused(errno.EBUSY):
+            os.open(first, os.O_RDWR)
+        assert [one.read(9) for one in (file, other)] == [b"wrongrigh"] * 2
+    assert first.read_bytes() == b"right" * M
+
+
+def change(kv: Mounted, name: str) -> None:
+    """A byte of its file on NVMe, with nothing that tells of it."""
+    inode = os.stat(kv.path / name).st_ino
+    nvme = Path(kv.status()["tiers"]["nvme"]["path"])
+    (copy,) = nvme.glob(f"objects/*/{inode:x}.*")
+    at = os.stat(copy)
+    with open(copy, "r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+    os.utime(copy, ns=(at.st_atime_ns, at.st_mtime_ns))
+
+
+def test_rots(either: Mounted) -> None:
+    """
+    What a disk changes in a copy on NVMe, with nothing to tell of it, the digest tells. The first
+    open after a mount compares it before it is answered, and so does an open when `verify_after`
+    (a day) has gone by since that copy was last written or compared. Such an open takes as long as
+    a read of the file. Between two comparisons nothing finds such a change. With `verify_after=0`
+    no open compares.
+    """
+    either.expect_log("is quarantined: its bytes do not match their digest")
+    for name in ("a.kv", "b.kv", "c.kv"):
+        (either.path / name).write_bytes(b"right" * M)
+    write_back(either)
+    either.remount(f"{either.options},promote_after=0")
+    change(either, "a.kv")
+    with refused(errno.ENOENT):
+        os.open(either.path / "a.kv", os.O_RDONLY)
+    for _ in range(2):
+        os.close(os.open(either.path / "b.kv", os.O_RDONLY))
+        assert either.counter("verified") == 1
+        change(either, "b.kv")
+    change(either, "b.kv")
+    either.remount(f"{either.options},verify_after=0")
+    os.close(os.open(either.path / "b.kv", os.O_RDONLY))
+    assert either.counter("verified") == 0
+    set_option = [*KVFS, "set", str(either.path), "verify_after=1d"]
+    subprocess.run(set_option, check=True)
+    with refused(errno.ENOENT):
+        os.open(either.path / "b.kv", os.O_RDONLY)
+    assert (either.path / "c.kv").read_bytes() == b"right" * M
+
+
+def test_not_compared(kv: Mounted) -> None:
+    """
+    Nor does an open compare what programs have open already, a copy in RAM, or a file that has no
+    digest yet: one on NVMe gets it after its close. A compressed copy is compared each time that it
+    is decompressed, and a copy of which `kvfs fsck --hashes` reports wrong bytes at its next open,
+    whatever `verify_after` says.
+    """
+    holes = kv.path / "holes.kv"
+    with open(holes, "wb") as file:
+        file.truncate(64 * M)
+    (kv.path / "a.kv").write_bytes(b"right" * M)
+    subprocess.run([*KVFS, "ns", "create", str(kv.path / "n"), "compression=nvme"], check=True)
+    for name in ("teaches the size.kv", "packed.kv"):
+        (kv.path / "n" / name).write_bytes(bytes(4 * M))
+    write_back(kv)
+    kv.remount()
+    with open(kv.path / "a.kv", "rb"), open(kv.path / "a.kv", "rb"):
+        assert kv.counter("verified") == 1
+    os.close(os.open(kv.path / "a.kv", os.O_RDONLY))
+    wait_for(lambda: kv.idle()["counters"]["promoted"], "RAM has it as well")
+    os.close(os.open(kv.path / "a.kv", os.O_RDONLY))
+    assert kv.counter("verified") == 1
+    kv.remount(f"{kv.options},verify_after=0")
+    kv.expect_log("is quarantined")
+    change(kv, "n/packed.kv")
+    with refused(errno.ENOENT):
+        os.open(kv.path / "n" / "packed.kv", os.O_RDONLY)
+    assert kv.counter("verified") == 0
+    kv.umount()
+    kv.mount()
+    change(kv, "a.kv")
+    done = subprocess.run([*KVFS, "fsck", "--hashes", kv.path], check=False)
+    assert done.returncode == 4
+    with refused(errno.ENOENT):
+        os.open(kv.path / "a.kv", os.O_RDONLY)
+
+
 def test_unmounted(either: Mounted) -> None:
     """
     An unmount writes back what only RAM holds before it ends. The next mount has the same names,
@@ -245,10 +367,40 @@ def test_numbers(either: Mounted) -> None:
     assert seen == sorted(set(seen))
 
 
+def test_holes(either: Mounted) -> None:
+    """
+    Holes take no time: a file of 4 TiB with a few bytes in it is copied, hashed and checked in the
+    time of these bytes, and its copies have the holes, too. A file larger than any that the file
+    system under NVMe can have (16 TiB on ext4) stays in RAM. No unmount waits for it; it is gone
+    afterwards, and the log says so.
+    """
+    either.expect_log("whose files cannot have its 9223372036854771712 bytes; it is lost when")
+    (either.path / "small").write_bytes(b"teaches the size")
+    for name, size in (("holes", 4 << 40), ("large", (1 << 63) - 4096)):
+        with opened(either.path / name, os.O_CREAT | os.O_RDWR) as descriptor:
+            os.pwrite(descriptor, b"begin", 0)
+            os.ftruncate(descriptor, size)
+            os.pwrite(descriptor, b"end", (4 << 40) - 3)
+    assert os.getxattr(either.path / "holes", "user.kvfs.tier") == b"ram"
+    either.umount()
+    either.mount()
+    assert sorted(os.listdir(either.path)) == ["holes", "small"]
+    found = os.stat(either.path / "holes")
+    assert (found.st_size, found.st_blocks * 512 < 16 * M) == (4 << 40, True)
+    assert os.getxattr(either.path / "holes", "user.kvfs.tier") == b"nvme"
+    with opened(either.path / "holes", os.O_RDONLY) as descriptor:
+        assert os.pread(descriptor, 6, 0) == b"begin\0"
+        assert os.pread(descriptor, 9, (4 << 40) - 5) == b"\0\0end"
+    done = subprocess.run([*KVFS, "fsck", "--hashes", either.path], check=False)
+    assert done.returncode == 0
+
+
 def test_unmounted_now(either: Mounted) -> None:
     """
     `kvfs umount --now` does not write back: names whose bytes only RAM held are gone afterwards, as
-    after a power loss, and nothing else is.
+    after a power loss, and nothing else is. It ends within 5 s, whatever movers do: they are
+    killed. A daemon that waits for a disk for longer is killed, too, and then all is as after the
+    death of keeper and daemon.
     """
     (either.path / "a.kv").write_bytes(b"kept" * M)
     write_back(either)
@@ -278,6 +430,109 @@ def test_all_dies(either: Mounted) -> None:
     for number in range(3):
         assert (either.path / f"{number}.kv").read_bytes() == bytes([number]) * M
     assert either.counter("dropped_unfinished") == 1
+
+
+def test_the_log_is_damaged(kv: Mounted) -> None:
+    """
+    Damage of the catalog's log loses no name. Where bytes of it are flipped, cut off or deleted
+    while no daemon runs, the next mount takes the missing changes from the catalog's journal, and
+    the log says how many they are. `kvfs fsck --repair` does the same without a mount.
+    """
+    nvme = Path(kv.status()["tiers"]["nvme"]["path"])
+    for number in range(30):
+        (kv.path / f"{number}.tmp").write_bytes(bytes([number]) * 5000)
+        os.rename(kv.path / f"{number}.tmp", kv.path / f"{number}.kv")
+    os.unlink(kv.path / "7.kv")
+    kv.kill()
+    kv.expect_log(r"log ends too early, after change \d+: the \d+ changes .* from the journal")
+    kv.expect_log("its log was damaged, what was missing is restored")
+    for log in (nvme / "catalog").glob("*.log"):
+        log.unlink()
+    kv.mount()
+    names = {f"{number}.kv" for number in range(30)} - {"7.kv"}
+    assert set(os.listdir(kv.path)) == names
+    for name in names:
+        assert (kv.path / name).read_bytes() == bytes([int(name[:-3])]) * 5000
+
+    (kv.path / "one more.kv").write_bytes(b"more")
+    kv.kill()
+    kv.expect_log("did not end properly: its bytes are all there")
+    (log,) = (nvme / "catalog").glob("*.log")
+    os.truncate(log, log.stat().st_size * 2 // 3)
+    assert run("fsck", str(nvme)).returncode == 4
+    assert run("fsck", "--repair", str(nvme)).returncode == 1
+    assert run("fsck", str(nvme)).returncode == 0
+    kv.mount()
+    assert set(os.listdir(kv.path)) == {*names, "one more.kv"}
+
+
+def test_log_and_journal_are_damaged(kv: Mounted) -> None:
+    """
+    Where the journal lacks them as well, the mount says so, serves the names that are left and
+    removes no file that has none. `kvfs fsck --repair` puts those files into quarantine.
+    """
+    nvme = Path(kv.status()["tiers"]["nvme"]["path"])
+    for number in range(30):
+        (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 5000)
+    files = {tier["path"]: count(tier["path"]) for tier in local(kv.status()).values()}
+    kv.kill()
+    kv.expect_log("its journal is gone: .* names may be missing; files that have none stay")
+    kv.expect_log("names may be missing, its bytes stay for kvfs fsck --repair")
+    kv.expect_log("repaired: ")
+    (log,) = (nvme / "catalog").glob("*.log")
+    os.truncate(log, log.stat().st_size * 2 // 3)
+    shutil.rmtree(nvme / "catalog.journal")
+    kv.mount()
+    kv.idle()
+    left = os.listdir(kv.path)
+    assert 0 < len(left) < 30
+    for name in left:
+        assert (kv.path / name).read_bytes() == bytes([int(name[:-3])]) * 5000
+    # One was about to be sealed, perhaps, and went when the mount began.
+    assert sum(files.values()) - sum(map(count, files)) <= 1
+    assert "its journal is gone" in kv.status()["catalog"]["doubt"]
+    assert run("fsck", "--repair", str(kv.path)).returncode == 1
+    assert not kv.status()["catalog"]["doubt"]
+    assert sum(map(count, files)) == len(left) == len(os.listdir(kv.path))
+    assert run("fsck", str(kv.path)).returncode == 0
+
+
+def test_a_table_is_damaged(kv: Mounted) -> None:
+    """
+    A table of the catalog that is found damaged at the mount is a refusal: one line names the file
+    and the place. Nothing is mounted, and nothing is deleted.
+    """
+    nvme = Path(kv.status()["tiers"]["nvme"]["path"])
+    for number in range(30):
+        (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 5000)
+    kv.umount()
+    (table,) = (nvme / "catalog").glob("*.sst")
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 3)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    before = count(nvme)
+    done = run("mount", str(kv.path), "-o", f"{kv.options},log={kv.log}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert str(table) in done.stderr
+    assert "nothing is changed" in done.stderr
+    assert runtime.mount_at(kv.path) is None
+    assert count(nvme) == before == 30
+    checked = run("fsck", str(nvme))
+    assert checked.returncode == 8
+    assert str(table) in checked.stderr
+    assert "Traceback" not in kv.log.read_text() + done.stderr + checked.stderr
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*KVFS, *arguments], capture_output=True, text=True, check=False)
+
+
+def count(tier: Path | str) -> int:
+    """Its backing files."""
+    return sum(path.is_file() for path in Path(tier, "objects").rglob("*.*"))
 
 
 def test_power_fails(kv: Mounted) -> None:
@@ -325,3 +580,62 @@ def test_ram_only(mount: Mount) -> None:
     assert (kv.path / "a").read_bytes() == b"a" * M
     kv.remount()
     assert os.listdir(kv.path) == []
+
+
+def test_scrubbed(either: Mounted) -> None:
+    """
+    A scrubber reads every sealed copy that has a digest once in each period of `scrub`, which is 7
+    days: copies in RAM, on NVMe, and compressed ones there. A copy with other bytes than its digest
+    says goes into the tier's `quarantine` directory, and no later open is served from it.
+
+    Rot that begins after a pass has read a copy may be read until the next pass reads that copy, or
+    until a move of the copy finds it. Two passes read the same copy at most two periods apart. It
+    takes longer while a tier is not healthy, while nothing is mounted, and where a pass has more to
+    read than its share of a core allows. `kvfs status` says how far a pass is.
+
+    The scrubber does not read a copy without a digest: a file that only RAM holds gets its digest
+    when it is first copied. It does not read the bucket: an object from there is verified when it
+    comes.
+    """
+    assert either.status()["options"]["scrub"] == "7d"
+    (either.path / "a.kv").write_bytes(b"teaches the size")
+    (either.path / "b.kv").write_bytes(b"right" * M)
+    write_back(either)
+    (either.path / "c.kv").write_bytes(b"in RAM only" * M)
+    content = {"b.kv": b"right" * M}
+    either.expect_log("quarantined")
+
+    def scrub() -> dict[str, Any]:
+        found: dict[str, Any] = either.status()["scrub"]
+        return found
+
+    def a_pass() -> dict[str, Any]:
+        """One that begins after now, or several."""
+        now = time.time()
+        request(either.path, "set", scrub="1s")
+        wait_for(lambda: (scrub()["last"] or {"began": 0})["began"] > now, "a pass ends")
+        request(either.path, "set", scrub="off")
+        wait_for(lambda: scrub()["pass"] is None, "no other one runs")
+        found: dict[str, Any] = scrub()["last"]
+        return found
+
+    found = a_pass()
+    assert (found["objects"], found["rotten"], found["without_digest"]) == (3, 0, 1)
+    assert scrub()["progress"] == 1.0
+    tiers = {name: Path(tier["path"]) for name, tier in either.status()["tiers"].items()}
+    inode = os.stat(either.path / "b.kv").st_ino
+    for left, name in enumerate(("nvme", "ram")[::-1]):
+        bad = next(tiers[name].glob(f"objects/*/{inode:x}.*"))
+        times = bad.stat()
+        with open(bad, "r+b") as file:
+            file.write(b"wrong")
+        os.utime(bad, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it
+        a_pass()
+        assert scrub()["tiers"][name]["rotten"] == 1, name
+        either.idle()
+        assert [path.name for path in (tiers[name] / "quarantine").iterdir()] == [bad.name]
+        if not left:
+            assert (either.path / "b.kv").read_bytes() == content["b.kv"]
+        else:
+            assert not (either.path / "b.kv").exists()
+    assert a_pass()["rotten"] == 0

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -184,7 +185,8 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
     """
     `quota_hard` is the most bytes that a namespace's objects take, each counted once however many
     copies there are, and `quota_objects` the most objects. For a new one older ones go, of this
-    namespace and of no other. Only what is being written is beyond it, until it is closed.
+    namespace and of no other. What is being written counts with what it has by then: older ones go
+    while it grows, and when none is left what grows most is cut off, as said under *Space*.
     """
     tell(here, quota_hard="9M", quota_objects="6", eviction="fifo")
     other = namespace(shared, "beside-hard-quota")
@@ -202,6 +204,7 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
     with opened(here / "large", os.O_CREAT | os.O_WRONLY) as descriptor:
         for _ in range(6):
             os.write(descriptor, b"x" * M)
+        wait_for(lambda: len(left(here, numbered(0, 40))) <= 3, "others make room while it grows")
     assert show(shared, here.name)["bytes"] <= 9 * M
     wait_for(lambda: len(left(here, numbered(0, 40))) <= 3, "others made room for it")
     assert (here / "large").stat().st_size == 6 * M
@@ -275,6 +278,37 @@ def test_who_gives(mount: Mount, tier: str) -> None:
     assert left(heavy, numbered(0, 30)) == numbered(0, 30)
     assert len(left(soft, names)) >= 3
     assert len(left(light, numbered(0, 18))) < 16
+
+
+@pytest.mark.parametrize("tier", ONE_TIER)
+def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
+    """
+    What is being written counts for that, so that nobody's growing files take anything from who has
+    less. When the one that gives has nothing more to give that is sealed, what it writes is cut
+    off.
+    """
+    kv = mount(tier)
+    kv.expect_log("is cut off")
+    small, large = namespace(kv, "small"), namespace(kv, "large")
+    write(small, numbered(0, 12))
+    write(large, numbered(0, 10))
+    kv.idle()
+    files = [os.open(large / f"{number}.bin", os.O_CREAT | os.O_WRONLY) for number in range(4)]
+    for _ in range(30):
+        for file in files:
+            with suppress(OSError):  # RAM may end before the daemon looks
+                os.write(file, b"x" * M)
+    assert left(small, numbered(0, 12)) == numbered(0, 12)
+    write(small, numbered(12, 16))
+    assert left(small, numbered(0, 16)) == numbered(0, 16)
+    assert left(large, numbered(0, 10)) == []
+    said = set()
+    for file in files:
+        try:
+            os.close(file)
+        except OSError as error:
+            said.add(error.errno)
+    assert said == {errno.ENOSPC}
 
 
 def test_who_goes_first(here: Path, shared: Mounted) -> None:
@@ -442,6 +476,8 @@ def test_full_of_what_stays(mount: Mount, tier: str) -> None:
     """
     kv = mount(tier)
     write(kv.path, ["a.kv"])
+    kv.allow_log("is cut off")
+    (kv.path / "a.kv").unlink()  # or the mount's own files would have its room to share
     kept = namespace(kv, "kept", eviction="never")
     names = numbered(0, 60)
     written = []
@@ -743,10 +779,10 @@ class Opener:
 def test_limits(here: Path, shared: Mounted) -> None:
     """
     `read_iops` and `write_iops` limit how many files are opened in a second, `read_bytes` and
-    `write_bytes` the sizes of what is opened to read and of what was written. An object is charged
-    whole, and there its reader or writer waits: at the open of what is read, at the close of what
-    was written, never in the middle of a file. Other namespaces do not wait, and a changed limit
-    holds for who waits already.
+    `write_bytes` the sizes, less their holes, of what is opened to read and of what was written. An
+    object is charged whole, and there its reader or writer waits: at the open of what is read, at
+    the close of what was written, never in the middle of a file. Other namespaces do not wait, and
+    a changed limit holds for who waits already.
     """
     write(here, numbered(0, 40))
     tell(here, weight="5")

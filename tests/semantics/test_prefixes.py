@@ -208,9 +208,9 @@ def test_blocks_are_made(shared: Mounted) -> None:
     It makes blocks in RAM in the same way, for who may make them by name, each after the one
     before it. Such a file has its name and is being written, by a descriptor of the tier's; its
     writer says when it is done. What has the size then that was asked for is sealed; what has not,
-    or whose lease ends before that, goes. Whoever still has it open to write, or mapped, writes it
-    until that is gone. What is there already, has no room in RAM at once or is of a mount with a
-    bucket is made by name.
+    or whose lease ends before that, goes, and what grows beyond that size goes at once. Whoever
+    still has it open to write, or mapped, writes it until that is gone. What is there already, has
+    no room in RAM at once or is of a mount with a bucket is made by name.
     """
     status = shared.status()["tiers"]
     space, keys = namespace(shared), chain(3)
@@ -236,6 +236,11 @@ def test_blocks_are_made(shared: Mounted) -> None:
     wait_for(lambda: shared.status()["writers"] == 1, "it is closed")
     assert ask(space, keys).blocks == 2
     assert client.make(ROOT, keys, BLOCK) == ([], [])
+    [large], _ = client.make(keys[2], chain(1, keys[2]), BLOCK)
+    shared.expect_log("is cut off: it was lent to be 4096 bytes")
+    os.pwrite(large, b"x", BLOCK)
+    wait_for(lambda: not list((space / keys[2].hex()).glob("*")), "it is too large")
+    os.close(large)
     client.close()
     os.close(made[2])
     wait_for(lambda: not paths[2].exists(), "nobody has said that it is done")

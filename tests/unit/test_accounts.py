@@ -17,7 +17,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import census, walks, watch
+from kvfs.core import bounds, census, walks
 from kvfs.core.objects import Objects
 from kvfs.core.residency import OpenObject
 from kvfs.errors import (
@@ -329,7 +329,7 @@ class Walk:
 
     async def grow(self) -> None:
         """The watcher looks after files that have outgrown their reservations."""
-        await trio.sleep(2 * watch.GROWTH_PERIOD)
+        await trio.sleep(2 * bounds.PERIOD)
 
     async def read_all(self) -> None:
         await self.world.flow.trash.empty()
@@ -361,7 +361,7 @@ def test_accounts_are_right_after_every_operation(
     async def walk(made: World) -> None:
         walker = Walk(made, seed)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.watch.growth)
+            nursery.start_soon(made.objects.bounds.watch)
             for number in range(250):
                 await walker.step()
                 walker.check_names()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvfs import failpoints
 from kvfs.catalog import FORMAT, Catalog, Dentry, Inode, PackedCopy, Stored, audit, keys
 from kvfs.catalog import catalog as module
+from kvfs.catalog.inode import SPARSE
 from kvfs.errors import CatalogError, ConfigError
 
 HOSTILE = [b"\x00", b"\x01", b"a", b"a\xff", b"b", b"\xfe\xff", b"\xff", b"\xff\xff", b"\xff" * 255]
@@ -264,7 +265,7 @@ def test_attributes_go_with_their_inode_and_one_by_one(catalog: Catalog) -> None
 # What is refused
 
 
-@pytest.mark.parametrize("found", ["5", "900", "draft"])
+@pytest.mark.parametrize("found", [str(FORMAT + 1), "900", "draft"])
 def test_a_newer_format_is_refused_and_both_are_named(tmp_path: Path, found: str) -> None:
     catalog = Catalog(tmp_path / "catalog")
     with catalog.batch() as batch:
@@ -482,6 +483,29 @@ def test_a_catalog_of_format_2_is_one_of_format_3_from_the_first_object_in_a_buc
         else:
             batch.mark(keys.UNSTORED, 20, bytes(8))
     assert (catalog.fact("format"), catalog.format) == ("3", 3)
+    catalog.close()
+
+
+def test_a_catalog_of_format_4_is_one_of_format_5_from_the_first_digest_of_a_sparse_file(
+    tmp_path: Path,
+) -> None:
+    catalog = Catalog(tmp_path / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("format", "4")
+    catalog.close()
+    catalog = Catalog(tmp_path / "catalog")
+    one = inode(20)
+    one.size, one.digest = 1 << 40, bytes(range(16))
+    with catalog.batch() as batch:
+        batch.put(one)
+    assert catalog.fact("format") == "4", "the kvfs that wrote it can have it back"
+    one.digest = SPARSE + one.digest
+    with catalog.batch() as batch:
+        batch.put(one)
+    assert (catalog.fact("format"), catalog.format) == ("5", 5)
+    catalog.close()
+    catalog = Catalog(tmp_path / "catalog")
+    assert catalog.inode(20) == one
     catalog.close()
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import stat
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from kvfs.catalog import ROOT_INO, Dentry, Inode, audit
 from kvfs.core.check import Background, Finding, Survey, check
@@ -20,11 +22,13 @@ from kvfs.core.check import background as background_module
 from kvfs.core.check import files as files_module
 from kvfs.core.check import survey as survey_module
 from kvfs.core.residency import OpenObject
-from kvfs.errors import ControlError
+from kvfs.errors import ControlError, NotFoundError
 from kvfs.movement.movers import Moved, MoverFailedError, SourceChangedError
 from kvfs.tiers import Tier
 from kvfs.tiers import tier as tier_module
 from tests.unit.world import World, digest, world
+
+POLL = 0.001  # s: what asks in each turn of the loop leaves the interpreter to no other thread
 
 BYTES = random.Random(1).randbytes(100_000)
 OTHER = random.Random(2).randbytes(100_000)
@@ -658,16 +662,20 @@ def test_a_directory_among_the_backing_files_is_left(tmp_path: Path) -> None:
 # Objects in use
 
 
-def test_an_open_object_is_not_taken_away(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_taken_from_an_open_object(tmp_path: Path) -> None:
+    """Its handle reads on; nobody else opens the copy."""
+
     async def case(made: World) -> None:
         there = await small(made)
         held = await made.objects.open(there.b.ino, writable=False)
         os.truncate(there.file(made.disk, there.b), 10)
         found, _ = await look(made, repair=True)
-        assert [(finding.kind, finding.state) for finding in found] == [("damaged", "left")]
-        await made.close(held, writable=False)
-        found, _ = await look(made, repair=True)
         assert [(finding.kind, finding.state) for finding in found] == [("damaged", "repaired")]
+        assert made.objects.open_at_once(there.b.ino) is None
+        with pytest.raises(NotFoundError):
+            await made.objects.open(there.b.ino, writable=False)
+        await made.close(held, writable=False)
+        assert (await look(made))[0] == []
         made.check()
 
     run(case, tmp_path)
@@ -909,10 +917,10 @@ def test_only_the_devices_own_errors_condemn_a_copy(
         bad = str(there.file(made.disk, there.b))
         read_through = made.movers.read_through
 
-        async def fail(source: str, size: int, *, sync: bool) -> Moved:
+        async def fail(source: str, size: int, *, sync: bool, sparse: bool, data: int) -> Moved:
             if source == bad:
                 raise error
-            return await read_through(source, size, sync=sync)
+            return await read_through(source, size, sync=sync, sparse=sparse, data=data)
 
         monkeypatch.setattr(made.movers, "read_through", fail)
         found, _ = await look(made, hashes=True, repair=True)
@@ -991,22 +999,49 @@ def test_a_check_runs_while_somebody_asks_for_it(
             while not (answer := await checks.look())["ended"] or answer["findings"]:
                 assert len(answer["findings"]) <= 2
                 found += [finding["kind"] for finding in answer["findings"]]
-                await trio.lowlevel.checkpoint()
+                await trio.sleep(POLL)
             assert found == ["foreign"] * 7
             assert answer["failed"] == ""
             assert answer["inodes"] == 8
 
             await checks.start(repair=False, hashes=False)
             with trio.fail_after(60):
-                while not checks._ended:
-                    await trio.lowlevel.checkpoint()
+                while not checks._ended:  # noqa: ASYNC110 (nobody may ask)
+                    await trio.sleep(POLL)
             assert "nobody has asked" in (await checks.look())["failed"]
             await checks.start(repair=True, hashes=False)
-            while not (await checks.look())["ended"]:
-                await trio.lowlevel.checkpoint()
+            while not (await checks.look())["ended"]:  # noqa: ASYNC110 (as clients do)
+                await trio.sleep(POLL)
             nursery.cancel_scope.cancel()
 
     run(case, tmp_path)
+
+
+def test_a_check_does_not_make_up_for_the_work_of_others(tmp_path: Path) -> None:
+    """A daemon that is busy for seconds while the check waits for a disk has it go on at once."""
+    worked = 0.0
+
+    def clock() -> float:
+        nonlocal worked
+        worked += 5.0
+        return worked
+
+    async def case(made: World) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "thread_time", clock)
+            survey = Survey(
+                made.residency, made.movers, set(), told, repair=False, hashes=False, live=True
+            )
+            began = trio.current_time()
+            await survey.step()
+            return trio.current_time() - began
+
+    async def told(_: Finding) -> None:
+        raise AssertionError
+
+    with world(tmp_path) as made:
+        slept = trio.run(case, made, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert slept <= survey_module.STEP_MAX * survey_module.SHARE + 1e-9
 
 
 def test_a_check_that_fails_says_so_and_ends_nothing_else(

@@ -68,7 +68,7 @@ def test_what_nothing_says_the_place_of_is_dropped_unless_it_is_here(made: World
     trio.run(case)
 
 
-@pytest.mark.parametrize("kind", [audit.STORED, audit.UNSTORED, audit.DELETED])
+@pytest.mark.parametrize("kind", [audit.STORED, audit.UNSTORED, audit.CONTESTED, audit.DELETED])
 def test_marks_that_make_no_sense_go(made: World, kind: bytes) -> None:
     async def case() -> None:
         write(made, kind, 999_999, b"\xff")

@@ -91,7 +91,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
     config = Config.from_options(
         KV,
         f"ram=2G,nvme={tmp_path},nvme_size=100G,passthrough=on,huge=always,allow_other,movers=3,"
-        "promote_after=0,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime,"
+        "promote_after=0,verify_after=2h,reclaimable=50%,entry_timeout=1.5,log=/var/log/x,log_level=debug,ro,noatime,"
         "s3=s3://bucket/a/b,s3_endpoint=http://[::1]:80,s3_region=here,s3_profile=p,s3_required=off,"
         "s3_dirty=1G,s3_delay=2,s3_wait=0.5,s3_shared=off,s3_exclusive=on,s3_recheck=5,"
         "metrics=localhost:9095,web=/run/kvfs//page.sock",
@@ -107,6 +107,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         movers=3,
         promote_after=0,
         reclaimable=50,
+        verify_after=7200,
         entry_timeout=1.5,
         log=Path("/var/log/x"),
         log_level="debug",
@@ -233,6 +234,21 @@ def test_json_of_a_newer_version_is_refused(text: str) -> None:
         Config.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("ram", "x"), ("ram", -1), ("nvme", "a/../x"), ("nvme", "/a/../x"), ("nvme", 5)),
+        *(("mountpoint", "kv"), ("watchdog", "soon"), ("promote_after", -1), ("huge", "maybe")),
+        *(("allow_other", "yes"), ("mount_flags", ["suid"]), ("s3", "/etc"), ("log", "x")),
+    ],
+)
+def test_json_with_a_value_that_no_option_takes_is_refused(name: str, value: object) -> None:
+    values = json.loads(Config(mountpoint=KV).to_json()) | {name: value}
+    with pytest.raises(ConfigError, match="makes no sense: ") as refused:
+        Config.from_json(json.dumps(values))
+    assert len(str(refused.value)) < 500
+
+
 def test_an_upgrade_changes_what_another_daemon_may() -> None:
     config = Config.from_options(KV, "ram=64M,movers=1")
     assert config.upgraded("") == config
@@ -266,8 +282,9 @@ def test_every_option_is_described() -> None:
     assert all(row.unit and row.default and row.meaning for row in rows.values())
     hot = {name for name, row in rows.items() if row.hot}
     assert hot == {
-        *("promote_after", "reclaimable", "entry_timeout", "log_level", "bandwidth", "nvme_writes"),
-        *("access_log", "access_log_size"),
+        *("promote_after", "reclaimable", "verify_after"),
+        *("entry_timeout", "log_level", "bandwidth", "nvme_writes"),
+        *("access_log", "access_log_size", "scrub"),
         *("s3_delay", "s3_wait", "s3_shared", "s3_stream", "s3_recheck"),
     }
 

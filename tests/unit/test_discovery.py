@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +24,16 @@ from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.importing import Importing
 from kvfs.core.matching import Matching
 from kvfs.errors import CatalogError, ControlError, NotFoundError, StaleError
-from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
+from kvfs.s3.errors import (
+    MetadataError,
+    NoBucketError,
+    NoObjectError,
+    ObjectChangedError,
+    OutageError,
+    RefusedError,
+    ThrottledError,
+    WrongBytesError,
+)
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Page
 from kvfs.settings import Settings
@@ -837,6 +847,72 @@ def test_nobody_reads_what_is_bare(run: Callable[[Case], None]) -> None:
         other.faults()
         await later(timing.QUIET)
         assert await other.read(b"x") == A
+
+    run(case)
+
+
+REFUSALS = (
+    *(NoObjectError("404"), NoBucketError("404"), ObjectChangedError("412")),
+    *(ThrottledError("503"), OutageError("out"), RefusedError("403")),
+    *(WrongBytesError("other bytes"), MetadataError("nonsense")),
+)
+OTHERS = ("p/@0/same", "p/@0/larger")
+LIES: dict[str, list[tuple[Fault, ...]]] = {
+    "errors of head": [(Fault("head", 0, error),) for error in REFUSALS],
+    "errors of get": [(Fault("get", 0, error),) for error in REFUSALS],
+    "errors of all": [(Fault("any", 0, error),) for error in REFUSALS],
+    "other bytes": [
+        *((Fault("get", keep=keep),) for keep in (0, 100)),
+        (Fault("get", 0, OutageError("out"), keep=100),),
+        (Fault("get", 1, NoObjectError("404")),),
+        (Fault("get", flip=True),),
+        *((Fault("get", instead=key),) for key in OTHERS),
+    ],
+    "another object": [
+        *((Fault(verb, instead=key),) for verb in ("head", "list") for key in OTHERS),
+        *((Fault("head", beside=key),) for key in OTHERS),
+        (Fault("head", instead=OTHERS[0]), Fault("get", instead=OTHERS[1])),
+        (Fault("head", instead=OTHERS[0]), Fault("get", 0, NoObjectError("404"))),
+        *((Fault("head", 1, instead=key), Fault("head", 2)) for key in OTHERS),
+    ],
+}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("kind", LIES)
+def test_a_store_that_lies_to_a_node_that_never_saw_the_name_is_a_miss(
+    run: Callable[[Case], None], store: MemoryStore, kind: str, *, listed: bool
+) -> None:
+    """Each open is ENOENT, or has the right bytes: never ESTALE, and never other bytes."""
+
+    async def case(one: Node, other: Node) -> None:
+        others = {b"same": b"s" * len(A), b"larger": B}
+        for name, content in others.items():
+            await one.store(name, content)
+        for number, lie in enumerate(LIES[kind]):
+            directory = b"d%d" % number
+            one.made.mkdir(directory)
+            path = directory + b"/x"
+            await one.store(path, A)
+            assert await other.find(directory)
+            other.faults(*lie)
+            if listed:
+                await other.names(directory)
+            for _ in range(3):
+                assert await other.read(path) in {None, A}, lie
+            await later(timing.QUIET)
+            assert await other.read(path) in {None, A}, lie
+            await other.behind()
+            other.faults()
+            other.bucket.health.probed(time.monotonic(), "")
+            await later(RECHECK)
+            await other.read(path)
+            await other.behind()
+            etag = store.head(f"p/@0/{path.decode()}").etag
+            damaged = other.bucket.gives_wrong_bytes(f"p/@0/{path.decode()}", etag)
+            assert await other.read(path) == (None if damaged else A), lie
+        for name, content in others.items():
+            assert await other.read(name) == content
 
     run(case)
 

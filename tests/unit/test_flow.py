@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import xxhash
 from trio.testing import MockClock
 
 from kvfs import failpoints
@@ -80,6 +81,62 @@ def test_a_sparse_object_stays_sparse_and_is_accounted_so(tmp_path: Path) -> Non
         assert made.disk.used < MIB
         assert len(await made.read(held.inode.ino)) == 8 * MIB + 3
         await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_digest_stays_of_its_kind_whatever_holes_there_are(
+    tmp_path: Path, *, known: bool
+) -> None:
+    """A catalog of an earlier kvfs has digests of all bytes of such files."""
+    content = bytes(8 * MIB) + b"end"
+    whole = xxhash.xxh3_128_digest(content)
+
+    async def case(made: World) -> None:
+        made.expect(b"a", 4096)
+        held = await made.create(b"a")
+        made.write(held, b"end", 8 * MIB)
+        await made.close(held, writable=True)
+        inode = made.residency.inode(held.inode.ino)
+        assert inode is not None
+        assert inode.sparse
+        if known:
+            inode.digest = whole
+            with made.residency.catalog.batch() as batch:
+                batch.put(inode)
+        await made.demote(inode.ino)
+        inode = made.residency.inode(inode.ino)
+        assert inode is not None
+        assert (inode.on_nvme, inode.sparse) == (True, not known)
+        assert (inode.digest == whole) == known
+        assert await made.flow.settlement.matches(made.disk, inode)
+        backing = Path(made.disk.path(inode.ino, inode.version))
+        with backing.open("r+b") as file:
+            file.write(b"x")
+        assert not await made.flow.settlement.matches(made.disk, inode)
+
+    run(case, tmp_path)
+
+
+def test_what_nvme_has_no_file_of_is_not_tried_again_and_again(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        large = await made.store(b"a", BYTES, made.fast)
+        await made.store(b"b", OTHER, made.fast)
+        assert made.flow.write_back.start()[1] == 2
+        failpoints.arm("movement.copy=raise:EFBIG")
+        try:
+            await made.demote(large.ino)
+        finally:
+            failpoints.arm("")
+        assert made.flow.write_back.start()[1] == made.flow.write_back.too_large == 1
+        assert large.ino not in made.flow.demotion.next()
+        assert (made.flow.trouble.failures, made.residency.counters["job_failures"]) == (0, 0)
+        assert made.disk.health.state == "healthy"
+        await made.check_at_rest()
+        await rewrite(made, made.find(b"a"))
+        assert made.flow.write_back.too_large == 0
+        assert made.flow.write_back.start()[1] == 2
 
     run(case, tmp_path)
 
@@ -193,6 +250,7 @@ def test_a_promotion_of_bytes_that_are_not_their_digest_ends_the_object(
             file.write(b"rot")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         await made.promote(inode.ino)
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert "do not match their digest" in caplog.text
         assert made.catalog.inode(inode.ino) is None
@@ -387,7 +445,7 @@ def test_reservations_follow_files_that_grow(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 4096)
         held = await made.create(b"a", bytes(3 * MIB))
-        await trio.sleep(2 * watch.GROWTH_PERIOD)
+        made.objects.bounds.look()
         assert held.reserved >= 3 * MIB
         assert held.tier.reserved == held.reserved
         await made.close(held, writable=True)

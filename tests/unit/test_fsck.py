@@ -53,7 +53,7 @@ def test_no_session_begins_and_nothing_is_written(directory: Path) -> None:
     assert facts(directory) == before
     assert run(directory, repair=True)["findings"][0]["state"] == "repaired"
     assert run(directory)["findings"] == []
-    assert dict(facts(directory)).keys() == {b"format"}
+    assert dict(facts(directory)).keys() == {b"changes", b"format"}
 
 
 def test_facts_that_make_no_sense_are_no_obstacle_to_their_repair(directory: Path) -> None:

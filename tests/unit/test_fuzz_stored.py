@@ -71,7 +71,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 @fuzzed
 @given(
-    st.sampled_from([b"i", b"d", b"c", b"x", b"o", b"n", b"r", b"t", b"p", b"l", b"s", b"u", b"z"]),
+    st.sampled_from(
+        [b"i", b"d", b"c", b"x", b"o", b"n", b"r", b"t", b"p", b"l", b"s", b"u", b"k", b"z"]
+    ),
     st.binary(max_size=24),
     spoiled_bytes([STORED, INODE.pack()]),
 )

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.catalog import LINK_MAX, Inode, PackedCopy
+from kvfs.catalog.inode import SPARSE
 
 U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 TIME = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -33,7 +34,11 @@ INODES = st.builds(
     ram_epoch=U32,
     on_nvme=st.booleans(),
     backing_mtime_ns=TIME,
-    digest=st.one_of(st.just(b""), st.binary(min_size=16, max_size=16)),
+    digest=st.one_of(
+        st.just(b""),
+        st.binary(min_size=16, max_size=16),
+        st.binary(min_size=16, max_size=16).map(lambda digest: SPARSE + digest),
+    ),
     packed=st.none()
     | st.builds(
         PackedCopy,

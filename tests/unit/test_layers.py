@@ -33,7 +33,7 @@ LAYERS = (
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
     (
-        *("kvfs.errors", "kvfs.failpoints", "kvfs.rates", "kvfs.units"),
+        *("kvfs.errors", "kvfs.failpoints", "kvfs.kept", "kvfs.rates", "kvfs.units"),
         *("kvfs.matching", "kvfs.leasing", "kvfs.prefix"),
     ),
 )
@@ -42,9 +42,11 @@ LAYERS = (
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix"),
+    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix", "kvfs.kept"),
 )
-KEEPER_MAY = ("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.errors")
+KEEPER_MAY = (
+    *("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.kept", "kvfs.errors"),
+)
 # A library that is expensive, or could be exchanged, has one home.
 HOMES = {
     "pyfuse3": ("kvfs.fuse",),
@@ -61,6 +63,7 @@ HOMES = {
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
+    "msgpack": ("kvfs.catalog.journal",),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),
     "prometheus_client": ("kvfs.metrics",),

@@ -78,7 +78,7 @@ def made(tmp_path: Path) -> Iterator[World]:
         found.namespace("ns", prefix="on")
         found.mkdir(b"ns/" + ROOT.hex().encode())
         for name in (b"", b".0", b".1"):
-            found.placement.learn(found.find(b"ns").ino, name, 4096)
+            found.placement.sizes.learn(found.find(b"ns").ino, name, 4096)
         yield found
 
 

@@ -70,7 +70,7 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
             "ram": tier(),
             "nvme": tier() | counted(NVME_COUNTERS),
             "s3": tier()
-            | counted((*dirty, *BUCKET_COUNTERS, "streaming"))
+            | counted((*dirty, *BUCKET_COUNTERS, "streaming", "in_conflict"))
             | {"loaded": True, "errors": {"DownError": next(unique)}},
         },
         **counted((*plain, *more)),
@@ -78,6 +78,14 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
         "writing_back": False,
         "counters": counted((*COUNTERS, *reasons, "promotions_skipped", "outrun")),
         "nvme_writes": counted(families.DECISIONS),
+        "scrub": {
+            "state": "paused",
+            "why": "a secret",
+            "pass": {"bytes": 1},
+            "last": counted(("ended", "seconds")),
+            "tiers": {"nvme": counted(("bytes", "objects", "rotten", "unread"))},
+            **counted(("period_s", "began", "progress", "cpu_s")),
+        },
         "errors": {"open": {"TierError": next(unique)}},
         "latencies": latencies.describe(),
         "namespaces": [namespace(".", unique)],
@@ -327,6 +335,11 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"kvfs_quarantined_total": "0x80 1x10", "kvfs_missing_total": "0x90"},
         {},
     ),
+    "KvfsRotFound": ({'kvfs_scrub_rotten_total{tier="nvme"}': "0x80 1x10"}, {"tier": "nvme"}),
+    "KvfsScrubLate": (
+        {"kvfs_scrub_began_timestamp_seconds": "60x90", "kvfs_scrub_period_seconds": "600x90"},
+        {},
+    ),
     "KvfsCatalogUnreadable": ({"kvfs_inodes_unreadable": "1x90"}, {}),
     "KvfsMoversDie": ({"kvfs_mover_failures_total": "0+1x90"}, {}),
     "KvfsDirtyFull": (
@@ -361,6 +374,9 @@ WELL = {
     'kvfs_evictions_total{reason="evicted"}': "0+7x90",
     "kvfs_quarantined_total": "7x90",
     "kvfs_missing_total": "7x90",
+    'kvfs_scrub_rotten_total{tier="nvme"}': "7x90",
+    "kvfs_scrub_began_timestamp_seconds": "0+60x90",
+    "kvfs_scrub_period_seconds": "600x90",
     "kvfs_inodes_unreadable": "0x90",
     "kvfs_mover_failures_total": "7x90",
     'kvfs_dirty_bytes{tier="s3"}': "50x90",

@@ -28,7 +28,7 @@ from tests.harness import wait_for
 pytestmark = pytest.mark.slow
 
 
-def dying(source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG001 (as read_through)
+def dying(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:  # noqa: ARG001
     """A job whose worker is killed as often as its source still has bytes, one for each death."""
     left = os.stat(source).st_size
     if left:
@@ -37,7 +37,7 @@ def dying(source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG001 (as r
     return Moved(os.getpid().to_bytes(4, "little"), size)
 
 
-def refusing(source: str, size: int, *, sync: bool) -> Moved:
+def refusing(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:  # noqa: ARG001
     raise SourceChangedError(f"{source} {size} {sync}")
 
 

@@ -464,6 +464,7 @@ def test_a_changed_copy_with_a_digest_is_a_miss_and_kept_for_a_look(made: World)
         spoil(made.disk.path(inode.ino, 1), None)
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
         await made.flow.trash.empty()
@@ -501,6 +502,7 @@ def test_another_size_is_a_miss(made: World, size: int) -> None:
         os.truncate(made.fast.path(inode.ino, 1), size)
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=True)
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         await made.check_at_rest()
 
@@ -513,6 +515,7 @@ def test_a_bad_copy_in_ram_is_replaced_by_the_good_one_below(made: World) -> Non
         await made.demote(inode.ino)
         spoil(made.fast.path(inode.ino, 1), None)
         assert await made.read(inode.ino) == BYTES
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.residency.holders(made.find(b"a")) == [made.disk]
         await made.check_at_rest()
@@ -635,6 +638,7 @@ def test_after_a_reboot_without_a_proper_end_only_digests_are_trusted(made: Worl
         for ino in (torn.ino, fresh.ino):
             with pytest.raises(MISS):
                 await made.objects.open(ino, writable=False)
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 2
         made.movers.before = _never
         assert await made.read(settled.ino) == BYTES, "once is enough"
@@ -730,8 +734,8 @@ def test_a_directory_that_goes_while_room_is_made(
             return found
 
         monkeypatch.setattr(made.objects.placement, "choose", meanwhile)
-        with pytest.raises(StaleError):
-            await made.objects.create(folder.ino, b"a", lambda: folder)
+        with pytest.raises(NotFoundError):
+            await made.objects.create(folder.ino, b"a", made.maker(folder.ino, b"a"))
         assert [tier.reserved for tier in made.residency.tiers] == before
 
     trio.run(scenario)

@@ -210,6 +210,7 @@ def test_a_source_that_is_not_what_was_sealed_is_not_packed(made: World) -> None
         await made.flow.trash.empty()
         replace(Path(made.fast.path(inode.ino, inode.version)), OTHER[: len(KV)])
         await made.demote(inode.ino)
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 
@@ -490,6 +491,7 @@ def test_a_damaged_one_is_never_given_out(made: World, damage: Callable[[Path], 
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
         kind = "missing" if damage is Path.unlink else "quarantined"
+        await made.flow.trash.empty()
         assert made.residency.counters[kind] == 1
 
     trio.run(case)
@@ -502,6 +504,7 @@ def test_what_the_bucket_has_too_comes_from_there_then(made: World) -> None:
         await made.upload_all()
         flip(on_nvme(made, inode))
         assert await made.read(inode.ino) == KV
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert counters(made)["downloads"] == 1
         assert again(made, inode.ino).packed is None
@@ -668,6 +671,7 @@ def test_a_damaged_packed_copy_does_not_go_up(made: World, store: MemoryStore) -
         flip(on_nvme(made, inode))
         await made.upload(inode.ino)
         assert contents(store) == {}
+        await made.flow.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 

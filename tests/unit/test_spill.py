@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from xxhash import xxh3_64_hexdigest
 
 from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core import dirty as dirty_module
-from kvfs.core.dirty import CAUGHT_UP
 from kvfs.core.renames import RENAME_EXCHANGE
 from kvfs.daemon.storage import bind
 from kvfs.errors import ConfigError, NoSpaceError
@@ -633,8 +633,6 @@ def test_another_block_of_that_name_stays_and_ours_is_local(
         assert not inode.in_bucket
         assert contents(store) == {"@0/a": B}
         assert counters(made)["conflicts"] == 1
-        with made.catalog.batch() as batch:
-            batch.set_fact(CAUGHT_UP, "1")
         where = made.lifecycle.attribute
         assert where(inode, b"user.kvfs.tier") == b"ram"
         assert where(inode, b"user.kvfs.dirty") == b"conflict"
@@ -782,13 +780,38 @@ def test_an_upload_in_parts_that_is_cut_short_is_aborted_at_the_next_start(
     async def case() -> None:
         assert made.bucket is not None
         assert made.flow.spill is not None
-        note = made.tmp / "uploads" / "x.json"
         upload_id = store.begin("p/@0/a", {})
+        note = made.tmp / "uploads" / f"{xxh3_64_hexdigest(b'p/@0/a')}.json"
         note.write_text(json.dumps({"key": "p/@0/a", "upload_id": upload_id}))
-        (made.tmp / "uploads" / "y.json").write_text("{")
         await made.flow.spill._sweep()
         assert not store.unfinished
         assert not list((made.tmp / "uploads").glob("*.json"))
+
+    trio.run(case)
+
+
+def test_a_damaged_note_of_an_upload_aborts_nothing_and_stays(
+    made: World, store: MemoryStore
+) -> None:
+    """A note is about the key that its name says, so that it cannot end another node's upload."""
+
+    async def case() -> None:
+        assert made.flow.spill is not None
+        upload_id = store.begin("p/@0/a", {})
+        notes = made.tmp / "uploads"
+        told = json.dumps({"key": "p/@0/a", "upload_id": upload_id})
+        (notes / "of-another-key.json").write_text(told)
+        (notes / "elsewhere").write_text(told)
+        (notes / f"{xxh3_64_hexdigest(b'p/@0/a')}.json").symlink_to(notes / "elsewhere")
+        (notes / "empty.json").touch()
+        (notes / "binary.json").write_bytes(bytes(range(256)))
+        (notes / "cut.json").write_text("{")
+        (notes / "deep.json").write_text("[" * 100_000)
+        os.mkfifo(notes / "pipe.json")
+        before = sorted(notes.iterdir())
+        await made.flow.spill._sweep()
+        assert [*store.unfinished] == [upload_id]
+        assert sorted(notes.iterdir()) == before
 
     trio.run(case)
 
@@ -928,15 +951,22 @@ def test_a_quota_waits_for_uploads_of_what_is_to_go(made: World, store: MemorySt
     trio.run(case)
 
 
-def test_a_file_of_holes_stays_here(made: World, store: MemoryStore) -> None:
+def test_a_file_of_holes_stays_here_and_is_dirty(
+    made: World, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     async def case() -> None:
         held = await made.create(b"a")
         made.write(held, b"x", 100 * MIB)
         await made.close(held, writable=True)
         assert not len(made.residency.dirty)
         assert contents(store) == {}
+        inode = made.residency.inode(held.inode.ino)
+        assert inode is not None
+        assert made.lifecycle.attribute(inode, b"user.kvfs.dirty") == b"1"
 
-    trio.run(case)
+    with caplog.at_level("WARNING"):
+        trio.run(case)
+    assert "stays on this node only, and user.kvfs.dirty says 1: it is mostly holes" in caplog.text
 
 
 @pytest.mark.parametrize("media", ["s3", "ram+s3"])

@@ -13,6 +13,7 @@ from kvfs import mounts, runtime
 from kvfs.errors import ConfigError, NoSpaceError, NotFoundError, TierError
 from kvfs.tiers import NvmeTier, RamTier, Tier
 from kvfs.tiers.tier import FANOUT
+from tests.unit.test_kept import DAMAGES
 
 MIB = 1 << 20
 Ram = Callable[..., RamTier]
@@ -182,8 +183,69 @@ def test_another_directory_in_its_place_is_refused_and_left_alone(tmp_path: Path
         NvmeTier(tmp_path / "empty", MIB, expected=identity)
     assert not list((tmp_path / "empty").iterdir())
     (tmp_path / "odd/identity").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="odd/identity is drwx"):
         NvmeTier(tmp_path / "odd", MIB, expected=identity)
+
+
+def entries(root: Path) -> list[tuple[str, int, int]]:
+    return [
+        (str(path), path.lstat().st_ino, path.lstat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+    ]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["identity", "identity.inode"])
+def test_a_damaged_identity_is_refused_and_nothing_is_changed(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    root = tmp_path / "nvme"
+    NvmeTier(root, MIB).close()
+    whole = (root / name).read_bytes()
+    (root / name).unlink()
+    DAMAGES[damage](root / name)
+    before = entries(root)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as refused:
+            NvmeTier(root, MIB)
+        assert str(root / name) in str(refused.value)
+        assert entries(root) == before
+    if damage == "directory":
+        (root / name).rmdir()
+    else:
+        (root / name).unlink()
+    (root / name).write_bytes(whole)
+    NvmeTier(root, MIB, expected=None).close()
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_directory_of_a_version_before_keeps_its_identity(
+    tmp_path: Path, end: str, *, noted: bool
+) -> None:
+    root = tmp_path / "nvme"
+    root.mkdir()
+    path, identity = root / "identity", "5d6c3f4e-2b1a-4c0d-9e8f-0123456789ab"
+    path.write_text(identity + end)
+    if noted:
+        (root / "identity.inode").write_text(str(path.stat().st_ino))
+    tier = NvmeTier(root, MIB, fresh="0b2bb2a5-1e4c-4f9c-8a3e-7a1f3b0c9d55")
+    assert tier.identity == identity
+    assert path.read_text() == identity + end
+    tier.close()
+
+
+def test_without_its_identity_a_directory_gets_a_new_one(tmp_path: Path) -> None:
+    """Which is what a message about a damaged one tells people to do."""
+    root = tmp_path / "nvme"
+    first = NvmeTier(root, MIB)
+    first.close()
+    (root / "identity").unlink()
+    second = NvmeTier(root, MIB)
+    second.close()
+    third = NvmeTier(root, MIB)
+    third.close()
+    assert first.identity != second.identity == third.identity
 
 
 def test_the_directory_is_private(nvme: NvmeTier) -> None:
@@ -257,15 +319,45 @@ def test_what_is_not_ours_is_thrown_away(ram: Ram, epoch: int, identity: str) ->
     assert not Path(path).exists()
 
 
-def test_a_label_without_a_tmpfs_is_not_believed(ram: Ram, tmp_path: Path) -> None:
+def test_memory_covers_no_files(ram: Ram, tmp_path: Path) -> None:
     (tmp_path / "ram").mkdir()
     (tmp_path / "ram/identity").write_text("one 7")
-    assert not ram(epoch=7).adopted
+    with pytest.raises(ConfigError, match="ram has files in it, expected an empty directory"):
+        ram(epoch=7)
+    assert runtime.mount_at(tmp_path / "ram") is None
+    assert (tmp_path / "ram/identity").read_text() == "one 7"
 
 
-def test_rubbish_as_label_is_not_believed(ram: Ram) -> None:
-    (ram(epoch=6).root / "identity").write_text("one seven")
-    assert not ram(epoch=7).adopted
+def test_a_mount_of_others_is_not_taken_away(ram: Ram, tmp_path: Path) -> None:
+    root = tmp_path / "ram"
+    root.mkdir()
+    mounts.mount("precious", root, "tmpfs", 0, "size=1M")
+    (root / "file").write_text("precious")
+    with pytest.raises(ConfigError, match=f"is a mount of tmpfs from precious, .* umount {root}"):
+        ram(epoch=7)
+    assert (root / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "words"])
+def test_a_damaged_label_is_refused_and_the_memory_stays(ram: Ram, damage: str) -> None:
+    """What only RAM has would be lost with it, which a person may decide, and no damage."""
+    before = ram(epoch=6)
+    path = put(before, 1, 1)
+    label = before.root / "identity"
+    label.unlink()
+    if damage == "words":
+        label.write_text("one seven")
+    else:
+        DAMAGES[damage](label)
+    with pytest.raises(ConfigError, match=f"{label} .*umount {before.root}"):
+        ram(epoch=7)
+    assert Path(path).read_bytes() == b"content"
+    if damage == "directory":
+        label.rmdir()
+    else:
+        label.unlink()
+    label.write_text("one 7")
+    assert ram(epoch=7).adopted
 
 
 def test_it_grows_and_shrinks_when_taken_over(ram: Ram) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
-from kvfs.catalog.database import Changes
+from kvfs.catalog.journal import Changes
 from kvfs.core import tree as module
 from kvfs.core.attributes import ATIME_STEP, Attributes
 from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames

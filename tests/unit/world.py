@@ -70,14 +70,18 @@ class Inline(Movers):
         *,
         sync: bool,  # noqa: ARG002
         cold: bool,  # noqa: ARG002
+        sparse: bool = False,
+        data: int | None = None,  # noqa: ARG002
     ) -> Moved:
         await self.before()
-        moved = copying.copy(source, destination, size, sync=False, cold=False)
+        moved = copying.copy(source, destination, size, sync=False, cold=False, sparse=sparse)
         await self.after()
         return moved
 
     async def copy_all(
-        self, items: list[tuple[str, str, int]]
+        self,
+        items: list[tuple[str, str, int, bool]],
+        data: Sequence[int],  # noqa: ARG002
     ) -> list[Moved | OSError | SourceChangedError]:
         await self.before()
         moved = copying.copy_all(items)
@@ -111,11 +115,34 @@ class Inline(Movers):
         await self.before()
         return repacking.unpacked_digest(source, packed, size)
 
-    async def read_through(self, source: str, size: int, *, sync: bool) -> Moved:  # noqa: ARG002
+    async def read_through(
+        self,
+        source: str,
+        size: int,
+        *,
+        sync: bool,  # noqa: ARG002
+        sparse: bool = False,
+        data: int | None = None,  # noqa: ARG002
+    ) -> Moved:
         await self.before()
-        moved = copying.read_through(source, size, sync=False)
+        moved = copying.read_through(source, size, sync=False, sparse=sparse)
         await self.after()
         return moved
+
+    async def run(
+        self,
+        job: Callable[..., T],
+        *arguments: object,
+        limiter: trio.CapacityLimiter,
+        patience: float,
+        destinations: Sequence[str] = (),
+    ) -> T:
+        del patience, destinations
+        async with limiter:
+            await self.before()
+            done = job(*arguments)
+            await self.after()
+            return done
 
 
 class InlineRemote(Remote):
@@ -308,10 +335,10 @@ class World:
 
     # What an application does
 
-    def maker(self, parent: int, name: bytes) -> Callable[[], Inode]:
-        def make() -> Inode:
+    def maker(self, parent: int, name: bytes) -> Callable[[], tuple[Inode, Inode]]:
+        def make() -> tuple[Inode, Inode]:
             directory = self.tree.check_new(parent, name)
-            return self.tree.born(directory, stat.S_IFREG | 0o644, 0, 0)
+            return directory, self.tree.born(directory, stat.S_IFREG | 0o644, 0, 0)
 
         return make
 
@@ -546,6 +573,15 @@ class World:
             return
         marked = {ino for ino, _ in self.catalog.marks(keys.UNSTORED)}
         assert set(dirty) == marked
+        contested = {ino for ino, _ in self.catalog.marks(keys.CONTESTED)}
+        assert set(dirty.contested) == contested
+        assert not contested & marked
+        for ino in contested:
+            inode = self.residency.inode(ino)
+            assert inode is not None
+            assert inode.sealed
+            assert inode.links
+            assert not inode.in_bucket
         deletes: dict[str, set[int]] = {}
         for number, key in self.catalog.marks(keys.DELETED):
             deletes.setdefault(key.decode().partition("\0")[0], set()).add(number)
@@ -600,6 +636,13 @@ class World:
             unfinished.add(ino)
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging
+        written = Counter[Namespace]()
+        for held in residency.open.values():
+            if held.space is not None:
+                written[held.space] += held.staged
+        for space in self.spaces():
+            assert space.staged == written[space]
+            assert not space.ahead or written[space]
         if self.flow.hydration is not None:
             headers = sum(held.header is not None for held in residency.open.values())
             assert self.flow.hydration.headers.kept == headers

@@ -125,20 +125,22 @@ class Copies:
 
     async def _read(self, inode: Inode, tier: Tier, suspects: dict[int, None]) -> None:
         """Whether a copy that looks sound has the right bytes; or give it its digest."""
-        survey = self.survey
+        survey, sparse = self.survey, inode.sparse
         try:
-            hashed = await self._hash(inode, tier)
+            hashed: Hashed = await self._hash(inode, tier)
         finally:
             self._hashing.release_on_behalf_of((inode.ino, tier))
         path = tier.path(inode.ino, inode.version)
         (status,) = await survey.io(partial(_stat_all, [path]))
         current = self._fit(inode.ino, inode.version)
+        if current is not None and current.sparse != sparse:
+            hashed = None  # it got a digest of the other kind meanwhile
         if current is not None and tier in self.residency.holders(current):
             if self._verdict(current, tier, status, hashed):
                 suspects[inode.ino] = None
             elif isinstance(hashed, bytes):
                 self._take_digest(current, tier, hashed)
-        await survey.step(inode.size)
+        await survey.step(inode.data)
 
     async def _hash(self, inode: Inode, tier: Tier, *, plain: bool = False) -> Hashed:
         """plain: it is, whatever the record says."""
@@ -147,18 +149,23 @@ class Copies:
             if inode.packed is not None and tier is self.residency.nvme and not plain:
                 movers = self.survey.movers
                 return await movers.unpacked_digest(path, inode.packed, inode.size)
-            return (await self.survey.movers.read_through(path, inode.size, sync=False)).digest
+            found = await self.survey.movers.read_through(
+                path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
+            )
         except (SourceChangedError, DamagedError) as error:
             return Verdict("damaged", str(error), "lose")
         except (OSError, KvfsError) as error:
             bad = isinstance(error, OSError) and error.errno in UNREADABLE
             return Verdict("unread", f"it cannot be read: {error}", "lose" if bad else "")
+        return found.digest
 
     def _take_digest(self, inode: Inode, tier: Tier, digest: bytes) -> None:
         """The bytes are those that were sealed, as far as anybody can tell."""
         survey = self.survey
         verified = bool(inode.digest)
         survey.notes["verified" if verified else "without_digest"] += 1
+        if verified and tier is self.residency.nvme:
+            self.residency.verified.note(inode.ino)
         trusted = verified and survey.live and self._suspect(inode, tier)
         if survey.repair and (trusted or not verified):
             inode.digest = digest
@@ -287,7 +294,7 @@ class Copies:
         if last:
             cure += " and drop the object with its names"
         mend: Callable[[], object] | None = None
-        if verdict.remedy == "lose" and ino in self.residency.open:
+        if verdict.remedy == "lose" and there is None and ino in self.residency.open:
             cure = "none while it is open"
         elif verdict.remedy:
             mend = partial(self._mend, ino, version, tier, there, verdict.remedy)
@@ -295,6 +302,8 @@ class Copies:
         if survey.repair and verdict.remedy == "restamp" and there is not None:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
             await survey.io(partial(_set_times, path, times))
+        if verdict.kind == "damaged" and not survey.repair and (now := self._fit(ino, version)):
+            self.residency.doubt(now, tier)
         survey.report(verdict.kind, ino, names, what, cure, mend)
 
     def _mend(
@@ -304,7 +313,7 @@ class Copies:
         if inode is None:
             return  # its last name went with another copy, or meanwhile
         if remedy == "lose":
-            residency.counters["missing" if there is None else "quarantined"] += 1
+            residency.counters["missing"] += there is None
             residency.lose(inode, tier, quarantine=there is not None)
         elif remedy in {"recount", "plain"} and there is not None:
             before = inode.copy()

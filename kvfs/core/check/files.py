@@ -3,7 +3,7 @@
 Contract: every name in `objects/` is looked at, a folder at a time, in a thread. One that no record
 means is looked at again with its inode held. A copy that lies in the wrong folder is put where its
 record looks for it, if nothing is there; all else goes, as the sweep of the next mount would have
-it. What was put into quarantine is counted and never touched.
+it: into quarantine where names are lost. What was put into quarantine is counted and never touched.
 """
 
 import os
@@ -106,6 +106,9 @@ class Files:
                 return  # a create may be about to say what it is
             proper = tier.path(ino, version)
             act, cure = partial(os.unlink, path), "remove it"
+            if survey.doubtful and kind == "leftover":
+                aside = f"{tier.root}/quarantine/{name}"
+                act, cure = partial(os.rename, path, aside), "put it into quarantine"
             free = kind == "misplaced" and await survey.io(partial(_changed, proper)) is None
             if kind == "misplaced" and not free:
                 kind = "leftover"

@@ -14,6 +14,7 @@ from kvfs.core.check.names import Names
 from kvfs.core.check.namespaces import Namespaces
 from kvfs.core.check.stored import Stored
 from kvfs.core.check.survey import Survey
+from kvfs.core.sessions import NUMBER
 
 
 class Inodes:
@@ -38,7 +39,7 @@ class Inodes:
                 self._unreadable(key)
             else:
                 survey.inodes += 1
-                survey.bytes += inode.size * len(self.residency.holders(inode))
+                survey.bytes += inode.data * len(self.residency.holders(inode))
                 self._session = max(self._session, inode.session)
                 self._epoch = max(self._epoch, inode.ram_epoch)
                 largest = max(largest, inode.ino, *(cookie for _, cookie in inode.links))
@@ -284,11 +285,11 @@ class Inodes:
             found = self.catalog.fact(name)
             if found is None and not number:
                 continue
-            if found is None or not found.isdigit() or int(found) < number:
+            if found is None or not NUMBER.fullmatch(found) or int(found) < number:
                 expected = f"a number not below {number}, which a record has"
                 self._wrong_fact(name, found, expected if number else "a number", str(number))
         found = self.catalog.fact("suspect")
-        if found is not None and [word.isdigit() for word in found.split()] != [True, True]:
+        if found is not None and len([*filter(NUMBER.fullmatch, found.split(" "))]) != 2:  # noqa: PLR2004
             # As if all sessions had ended with a power loss: digests are compared once more.
             self._wrong_fact("suspect", found, "two numbers of sessions", f"1 {self._session}")
 

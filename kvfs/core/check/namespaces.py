@@ -11,31 +11,44 @@ from collections.abc import Callable, Container
 from functools import partial
 
 from kvfs.catalog import ROOT_INO, Batch, Inode, audit
-from kvfs.core.check.survey import DEPTH_MAX, Survey
+from kvfs.core.check.survey import Survey
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
 
 LOST = b"lost+found"
 
 
-def home(survey: Survey, inode: Inode) -> int | None:
+def home(survey: Survey, inode: Inode, known: dict[int, int | None] | None = None) -> int | None:
     """The namespace in which its first name lies; None while that cannot be said.
 
-    It cannot where the way up leads into what was dropped, or is yet to be accounted anew.
+    It cannot where the way up leads into what was dropped, or is yet to be accounted anew, or back.
+    known: directories whose home was asked for; those on the way are added. So the way up from each
+    of n directories is no longer than to the first that is known, however deep they are.
     """
-    namespaces, at = survey.residency.namespaces, inode
-    for _ in range(DEPTH_MAX):
+    known = {} if known is None else known
+    namespaces, at, way = survey.residency.namespaces, inode, dict[int, None]()
+    found = None
+    while at.ino not in way:
+        if at.ino in known:
+            found = known[at.ino]
+            break
+        way[at.ino] = None
         if at.ino == ROOT_INO:
-            return ROOT_INO
+            found = ROOT_INO
+            break
         if at.ino in namespaces.dropped or not at.links:
-            return None
+            break
         if namespaces.own(at.ino) and at_top(survey, at):
-            return at.ino
+            found = at.ino
+            break
         parent = survey.inode(at.links[0][0])
         if parent is None or parent.ino in namespaces.unaccounted:
-            return None
+            break
         at = parent
-    return None
+    if not inode.is_dir:  # it may have other names, elsewhere
+        del way[inode.ino]
+    known.update(dict.fromkeys(way, found))
+    return found
 
 
 def at_top(survey: Survey, directory: Inode) -> bool:
@@ -60,7 +73,10 @@ class Namespaces:
         self.residency = survey.residency
         self.namespaces = survey.residency.namespaces
         self.prefixes = survey.residency.prefixes
-        self._homes: dict[int, int | None] = {}  # of what is in a directory, as far as asked for
+        # Of directories, as far as asked for. Beside a mount they may have moved since: what seems
+        # wrong by this is looked at anew.
+        self._homes: dict[int, int | None] = {}
+        self._reports = 0  # there were then
         self._suspects: list[int] = []
         self._models: set[int | None] = {
             audit.model(key, value) for key, value in self.catalog.records(audit.MODELS)
@@ -70,13 +86,10 @@ class Namespaces:
         """Look at it again if it does not seem to be accounted as it should be."""
         if not inode.links:
             return
-        if inode.is_dir:
-            expected = home(self.survey, inode)
-        else:
-            parent = inode.links[0][0]
-            if parent not in self._homes:
-                self._homes[parent] = home(self.survey, inode)
-            expected = self._homes[parent]
+        if self.survey.repair and self._reports != self.survey.reports:
+            self._homes.clear()  # what was mended may lie elsewhere now
+            self._reports = self.survey.reports
+        expected = home(self.survey, inode, self._homes)
         unknown = inode.model and inode.model not in self._models
         prefix = inode.is_dir and inode.key and self.namespaces.prefixes
         if prefix or unknown or (expected is not None and inode.namespace != expected):
@@ -86,6 +99,7 @@ class Namespaces:
         """Suspects first: a namespace that is none holds nothing any more when its mark goes."""
         survey = self.survey
         survey.begin("namespaces", len(self._suspects))
+        self._homes.clear()
         for ino in self._suspects:
             inode = survey.inode(ino)
             if inode is not None and inode.links:
@@ -113,7 +127,8 @@ class Namespaces:
 
     def _check_namespace(self, inode: Inode) -> None:
         survey, found = self.survey, inode.namespace
-        homes = [home(survey, self._with_link(inode, link)) for link in inode.links]
+        known = None if survey.live else self._homes
+        homes = [home(survey, self._with_link(inode, link), known) for link in inode.links]
         expected = homes[0]
         if expected is None or None in homes or found in homes:
             return

@@ -51,7 +51,7 @@ class Stored:
         """All marks. A key that is to be deleted may be any text: it is only ever deleted."""
         survey = self.survey
         survey.begin("bucket", 0)
-        for kind in (audit.STORED, audit.UNSTORED, audit.DELETED):
+        for kind in (audit.STORED, audit.UNSTORED, audit.CONTESTED, audit.DELETED):
             for key, _ in self.catalog.records(kind):
                 value = self.catalog.record(kind, key)
                 if value is not None:
@@ -64,6 +64,7 @@ class Stored:
         good = {
             audit.STORED: audit.stored(value) is not None,
             audit.UNSTORED: len(value) == audit.U64.size,
+            audit.CONTESTED: len(value) == audit.U64.size,
             audit.DELETED: audit.deleted(value) is not None,
         }[kind]
         if ino is None or not good:
@@ -71,7 +72,7 @@ class Stored:
             self._report(ino or 0, inode, what, partial(self._erase, kind, key))
         elif kind != audit.DELETED and ino not in self.survey.unreadable:
             fits = inode is not None and inode.is_file
-            if kind == audit.UNSTORED and inode is not None:
+            if kind != audit.STORED and inode is not None:
                 fits = fits and inode.sealed and bool(inode.links)
             if not fits and not self.survey.in_use(ino) and not self.survey.to_be_recovered(ino):
                 what = "the bucket has, or is to get, what is no file any more"

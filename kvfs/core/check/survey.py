@@ -23,9 +23,10 @@ from kvfs.tiers import Job
 
 T = TypeVar("T")
 STEP = 0.0003  # s of this thread's work between two turns of the loop
+STEP_MAX = 0.002  # s that it takes for its own: what others work while it waits is in there, too
 SHARE = 4  # beside a mount: for each second of work as many for everybody else
 JOB_PERIOD = 0.01  # s between two looks whether a mover has finished with an object
-DEPTH_MAX = 4096  # of a directory; beyond there is a cycle
+SHOWN = 128  # names of a path, from the end; each costs two look-ups, for each finding below
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,10 @@ class Survey:
         self.notes = Counter[str]()  # what is as it should be, but worth knowing
         self.phase, self.done, self.total = "", 0, 0
         self.inodes = 0  # how many there are, once they are counted
+        self.reports = 0
         self.bytes = 0  # in all copies
         self.unreadable: set[int] = set()  # inodes whose records make no sense
+        self.doubtful = False  # changes of the catalog are lost, with names perhaps
         self.said: set[tuple[object, ...]] = set()  # what was reported and shows elsewhere as well
         self._tell = tell
         self._pending: list[Finding] = []
@@ -92,6 +95,7 @@ class Survey:
             state = "left" if mend is None else "repaired"
             if mend is not None:
                 mend()
+        self.reports += 1
         self._pending.append(Finding(kind, ino, path, what, cure, state))
 
     def begin(self, phase: str, total: int) -> None:
@@ -102,7 +106,7 @@ class Survey:
         self.done += done
         while self._pending:
             await self._tell(self._pending.pop(0))
-        worked = time.thread_time() - self._turn
+        worked = min(time.thread_time() - self._turn, STEP_MAX)
         if worked > STEP:
             if self.live:
                 await trio.sleep(worked * SHARE)
@@ -164,7 +168,7 @@ class Survey:
     def entry_path(self, parent: int, name: bytes) -> str:
         """On one line, whatever somebody has called a file."""
         parts = [name]
-        for _ in range(DEPTH_MAX):
+        for _ in range(SHOWN):
             if parent == ROOT_INO:
                 parts.append(b"")
                 break
@@ -176,6 +180,8 @@ class Survey:
                 break
             parts.append(value[8:])
             parent = link[0]
+        else:
+            parts.append(b"(directory %d)" % parent)
         path = b"/".join(reversed(parts)).decode(errors="backslashreplace")
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
 

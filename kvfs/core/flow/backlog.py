@@ -1,7 +1,8 @@
 """What was sealed before it was to be in the bucket: it becomes dirty, step by step.
 
-Contract: `run` looks through the catalog once after `s3=` was given, after a mount without it, and
-after a namespace was told to take it. A step is synchronous, one batch, and looks at STEP inodes,
+Contract: `run` looks through the catalog once after `s3=` was given, after a mount without it,
+after a namespace was told to take it, and in a catalog that does not tell yet what is in conflict
+with another node. A step is synchronous, one batch, and looks at STEP inodes,
 in the order in which they were made; no more become dirty than keep the uploads busy, so that no
 writer waits for them. What a step has not reached may be dropped as before. A death makes the next
 daemon begin anew: what is dirty or uploaded is passed over. Not for uploading (`Spill`).
@@ -11,7 +12,7 @@ import logging
 
 import trio
 
-from kvfs.core.dirty import CAUGHT_UP
+from kvfs.core.dirty import CAUGHT_UP, TOLD_APART
 from kvfs.core.flow.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Backlog:
         await self.residency.census_done.wait()
         while True:
             self.dirty.behind = trio.Event()
-            if not self.catalog.fact(CAUGHT_UP):
+            if not self.catalog.fact(CAUGHT_UP) or not self.catalog.fact(TOLD_APART):
                 await self.look()
             await self.dirty.behind.wait()
 
@@ -56,12 +57,15 @@ class Backlog:
         if not behind.is_set():  # else a namespace came to take it meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
+                batch.set_fact(TOLD_APART, "1")
         if found:
             log.info("%d objects were sealed before they were to be in the bucket", found)
 
     def _lacks(self, ino: int) -> bool:
         inode = self.transfers.fit(ino)
         if inode is None or not inode.is_file or inode.in_bucket or ino in self.dirty:
+            return False
+        if ino in self.dirty.contested:
             return False
         return self.dirty.wanted(inode) and bool(self.residency.holders(inode))
 

@@ -68,7 +68,7 @@ class Demotion:
         size = 0
         spare = space.ram_spare if self.write_back.wanted else ()
         for ino in chain(space.ram_only, space.ram_kept, spare):
-            if ino in self._jobs or self.transfers.written(ino):
+            if ino in self._jobs or ino in space.too_large or self.transfers.written(ino):
                 continue
             inode = self.residency.inode(ino)
             alone = inode is not None and self.transfers.packs(inode)

@@ -3,9 +3,10 @@
 Contract: `find` and `confirm` ask the bucket where it is worth it and return within WAIT, whatever
 that does; what comes later is entered all the same, for who asks next. They raise nothing: a bucket
 that is down, throttled or slow leaves everything as it is known here, which for a name is a miss,
-and is then left alone for a moment. One question about a key at a time, whoever wants to know;
-those that come together go together. That a name is nowhere is remembered for a second. What a
-thread will open is asked for by that open itself (`openers`).
+and is then left alone for a moment. Of what is in conflict the question is whether its name is
+free. One question about a key at a time, whoever wants to know; those that come together go
+together. That a name is nowhere is remembered for a second. What a thread will open is asked for by
+that open itself (`openers`).
 Not for what an answer means (`core/adoption.py`), nor for listings (`core/flow/presence.py`).
 """
 
@@ -108,7 +109,7 @@ class Discovery:
 
     def doubts(self, inode: Inode) -> bool:
         """Whether `confirm` has anything to do for it."""
-        if not inode.in_bucket:
+        if not inode.in_bucket and inode.ino not in self.dirty.contested:
             return False
         if is_bare(inode):
             return True
@@ -133,11 +134,18 @@ class Discovery:
         self._waited(waited)
 
     def _confirm_behind(self, ino: int) -> None:
-        stored = self.dirty.stored(ino)
-        if stored is None or not self.may_ask() or len(self._looks) >= BEHIND:
+        key = self._key(ino)
+        if key is None or not self.may_ask() or len(self._looks) >= BEHIND:
             return  # at another time
-        self._look(Ask(stored.key, sure=True), ino=ino)
+        self._look(Ask(key, sure=True), ino=ino)
         self.confirmed.note(ino)  # as good as: it is on its way
+
+    def _key(self, ino: int) -> str | None:
+        """Where it is, or would be if another node had not its name."""
+        if ino in self.dirty.contested and (inode := self.residency.inode(ino)) is not None:
+            return self.dirty.key(inode)
+        stored = self.dirty.stored(ino)
+        return None if stored is None else stored.key
 
     def _not_opened(self, ino: int) -> None:
         """Nobody waits for it, and nobody is there to be told why not."""
@@ -157,8 +165,8 @@ class Discovery:
             for ino in inodes[start : start + AT_ONCE]:
                 if not self.may_ask():
                     return
-                if (stored := self.dirty.stored(ino)) is not None:
-                    looks.append(self._look(Ask(stored.key, sure=True), ino=ino))
+                if (key := self._key(ino)) is not None:
+                    looks.append(self._look(Ask(key, sure=True), ino=ino))
             for look in looks:
                 await look.ended.wait()
 

@@ -1,10 +1,11 @@
 """One object from the bucket into a tier, and what each failure means for it.
 
 Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
-another node has unlinked or replaced is looked up again. What the store gives wrongly is a miss and
-loses its name here; what is there stays, as something between may have made it wrong. Any other
-failure is one for those who wait only. What is fetched for an `Errand` takes no room from what was
-used lately, and is given up when nobody wants it any more.
+another node has unlinked or replaced is looked up again, once: a store that says of a key what it
+does not give would say so at each look, and is a miss from then on. What the store gives wrongly is
+a miss and loses its name here; what is there stays, as something between may have made it wrong.
+Any other failure is one for those who wait only. What is fetched for an `Errand` takes no room from
+what was used lately, and is given up when nobody wants it any more.
 
 Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
 earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
@@ -26,6 +27,7 @@ from kvfs.compression.container import DamagedError
 from kvfs.core.backpressure import Backpressure
 from kvfs.core.flow import streaming
 from kvfs.core.flow.budget import Turn
+from kvfs.core.flow.discovery import Times
 from kvfs.core.flow.transfers import PERIOD, Transfers
 from kvfs.core.room import Room
 from kvfs.core.stream import Stream
@@ -46,6 +48,9 @@ log = logging.getLogger(__name__)
 
 FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
 OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
+# s, beside what an open waits: between a fetch that found another object, or none, and the one
+# after the look that the kernel takes then.
+LOOK_AGAIN = 10.0
 
 
 class Errand(Protocol):
@@ -120,6 +125,7 @@ class Downloads:
         self._jobs = jobs
         self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
+        self._belied: Times[str] = Times()  # keys at which was not what the store had said
 
     def stored(self, ino: int) -> Stored | None:
         """Where it is, or, of what was unlinked since its header was read, where it still is."""
@@ -152,7 +158,7 @@ class Downloads:
         except FOR_GOOD as error:
             if running.stream is not None:  # its opens are to fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
-            running.problem = self._give_up(inode, error)
+            running.problem = self._give_up(inode, error, urgent=running.turn.urgent)
         except (StoreError, TierError) as error:
             running.problem = error
             self.bucket.failed("download", error)
@@ -247,15 +253,16 @@ class Downloads:
         """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
         held = self.residency.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
-            return None if held.writers else held.inode
+            return None if held.writers or held.lost else held.inode
         return self.transfers.fit(ino, version)
 
-    def _give_up(self, inode: Inode, error: KvfsError) -> KvfsError:
+    def _give_up(self, inode: Inode, error: KvfsError, *, urgent: bool) -> KvfsError:
         """The bucket cannot produce what it should have: a miss, now and later.
 
-        Unless nobody means that any more; what it comes to for those who wait.
+        Unless nobody means that any more; what it comes to for those who wait. urgent: an open
+        does.
         """
-        current = self.transfers.fit(inode.ino, inode.version)
+        current, stored = self.transfers.fit(inode.ino, inode.version), self.stored(inode.ino)
         if current is None:
             return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
         residency, place = self.residency, self.bucket.place
@@ -268,14 +275,25 @@ class Downloads:
             self._refuse_bytes(inode, error)
         if residency.holders(current) or inode.ino in residency.open:
             return error
+        belied = followed and stored is not None and self._is_belied(stored.key)
+        if belied and not urgent:
+            return error  # whoever has just looked it up is to find that out by an open
         try:
             if followed:
                 residency.let_go(current)
+                if belied:  # one ESTALE more, and the program would have it
+                    return error
                 return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
             residency.drop(current, "lost", stored=False)
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
+
+    def _is_belied(self, key: str) -> bool:
+        """Whether what is there was another object lately, too, or none. From now on it was."""
+        lately = self._belied.age(key) < self.bucket.wait + LOOK_AGAIN
+        self._belied.note(key)
+        return lately
 
     def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
         stored = self.residency.dirty.stored(inode.ino)

@@ -134,6 +134,8 @@ class Evict:
             self._done("dropped", inode, leaves, partial(residency.drop, inode, "evicted"))
         elif inode.ino in residency.dirty:
             self._refuse("s3 lacks it yet: kvfs flush --wait uploads it")
+        elif inode.ino in residency.dirty.contested:
+            self._refuse("it is only here, since another file has its name in s3: --drop loses it")
         else:
             self._refuse("it is only here, and s3 is not to have it: --drop loses it")
 

@@ -20,6 +20,7 @@ from kvfs.core.check import Background
 from kvfs.core.flow.announcement import Announcement
 from kvfs.core.flow.availability import Availability
 from kvfs.core.flow.backlog import Backlog
+from kvfs.core.flow.contests import Contests
 from kvfs.core.flow.demotion import Demotion
 from kvfs.core.flow.discovery import Discovery
 from kvfs.core.flow.evict import Evict
@@ -29,6 +30,7 @@ from kvfs.core.flow.movement import Movement, Requests
 from kvfs.core.flow.prefetch import Prefetch
 from kvfs.core.flow.presence import Presence
 from kvfs.core.flow.promotion import Promotion
+from kvfs.core.flow.scrub import Scrub
 from kvfs.core.flow.settlement import Settlement
 from kvfs.core.flow.spill import Spill
 from kvfs.core.flow.sweeps import Sweeps
@@ -66,6 +68,7 @@ class Flow:
         promote_after: int,
         reclaimable: int,
         nvme_writes: int = 0,
+        scrub: int = 0,
         urgent: Movers | None = None,
         remote: Remote | None = None,
         tree: Tree | None = None,
@@ -75,7 +78,7 @@ class Flow:
     ) -> None:
         """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
 
-        The rest is as its users say.
+        scrub: seconds of a pass of the scrubber, 0 for none. The rest is as its users say.
         """
         self.residency = residency
         self.room = room
@@ -101,12 +104,14 @@ class Flow:
         self.spill: Spill | None = None
         self.availability: Availability | None = None
         self.presence: Presence | None = None
+        self.contests: Contests | None = None
         self.importing: Importing | None = None
         self.announcement: Announcement | None = None
         if remote is not None and tree is not None:
             bucket = remote.bucket
             discovery = Discovery(Adoption(tree, bucket), remote, bucket)
             self.presence = Presence(discovery)
+            self.contests = Contests(discovery)
             self.importing = Importing(self.presence)
             self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
             self.spill = Spill(
@@ -123,6 +128,7 @@ class Flow:
             self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.sweeps = Sweeps(residency)
+        self.scrub = Scrub(transfers, movers, scrub)
         self.trash = TrashBin(residency, self._jobs)
         self.census = Census(residency, self._jobs)
         self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
@@ -149,11 +155,13 @@ class Flow:
         if self.prefetch is not None:
             self.prefetch.end()
         self.warm.end()
+        self.scrub.stop()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             for task in (
                 *(self.census.run, self.checks.run, self.warm.run, self.sweeps.run),
+                self.scrub.run,
                 *self.watch.tasks,
             ):
                 nursery.start_soon(self.keep_up, task)
@@ -164,6 +172,8 @@ class Flow:
                 nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
             if self.presence is not None:
                 nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
+            if self.contests is not None:
+                nursery.start_soon(self.keep_up, self.contests.run)
             if self.announcement is not None:
                 nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))

@@ -1,6 +1,7 @@
 """What was written directly to NVMe is read through: hashed, and proven to be on the disk.
 
-Contract: a settled object has its digest in its record, and its bytes were synced before. One that
+Contract: a settled object has its digest in its record, and its bytes were synced before. A digest
+that it has already is compared, never replaced. One that
 the kernel could not write is given up, whoever found out (`lose`). `matches` reads a copy for who
 doubts it. Nothing is copied here, so nothing is reserved.
 """
@@ -34,15 +35,10 @@ class Settlement:
         self.requests = requests
 
     def written(self, inode: Inode) -> None:
-        """An object was written directly to NVMe: hash and sync it.
-
-        Not a file that is mostly holes: a capacity file of 100 GB would be read for a minute, and
-        is no use to anyone after a crash.
-        """
+        """An object was written directly to NVMe: hash and sync it."""
         cost, now = Tier.cost(inode.blocks), time.time()
         self.admission.decide(key_of(inode), cost, now, touched=False, obliged=True)
-        if inode.blocks * 512 >= inode.size // 2:
-            self.requests.add(self, inode.ino)
+        self.requests.add(self, inode.ino)
 
     async def move(self, inodes: list[Inode]) -> None:
         """Read one object through, and record its digest."""
@@ -51,7 +47,12 @@ class Settlement:
         if nvme is None or not inode.on_nvme or inode.packed is not None:
             return
         try:
-            found = await self.movers.read_through(nvme.path(ino, version), inode.size, sync=True)
+            found = await self.movers.read_through(
+                *(nvme.path(ino, version), inode.size),
+                sync=True,
+                sparse=inode.sparse,
+                data=inode.data,
+            )
         except FileNotFoundError:
             current = self.transfers.fit(ino, version)
             if current is None or not current.on_nvme:
@@ -61,13 +62,16 @@ class Settlement:
             await self.lose(ino, version)
             raise
         current = self.transfers.fit(ino, version)
-        if current is not None:
+        if current is not None and current.digest not in {b"", found.digest}:
+            self.transfers.rotten(current, nvme)
+        elif current is not None:
             if failpoints.active:
                 failpoints.reach("flow.settled")
             current.digest = found.digest
             with self.residency.catalog.batch() as batch:
                 batch.put(current)
             self.residency.counters["settled"] += 1
+            self.residency.verified.note(ino)
 
     async def lose(self, ino: int, version: int) -> None:
         """The kernel could not write it, and says so once: its page cache is not to be trusted.
@@ -90,7 +94,9 @@ class Settlement:
         """
         path = tier.path(inode.ino, inode.version)
         try:
-            found = await self.movers.read_through(path, inode.size, sync=False)
+            found = await self.movers.read_through(
+                path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
+            )
         except (FileNotFoundError, SourceChangedError) as error:
             log.error("%s cannot be verified: %s", path, error)
             return False

@@ -6,6 +6,7 @@ Namespaces take turns at the movers by weight. Not for deciding what is worth it
 a copy takes is reserved by the caller, and given back by it.
 """
 
+import errno
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -49,12 +50,16 @@ class Transfers:
         self.sending: set[int] = set()
         self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
-        self._said_packing = False
+        self._said_packing = self._said_too_large = False
 
     def written(self, ino: int) -> bool:
-        """Whether a copy would be in vain: it is being written, or goes when it is closed."""
+        """Whether a copy would be in vain: it is being written, or goes when it is closed.
+
+        Or its handles read a copy that was given up, beside which none is made: the next daemon
+        knows by the record which copy is none.
+        """
         held = self.residency.open.get(ino)
-        return held is not None and (held.writers > 0 or not held.inode.links)
+        return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
 
     def fit(self, ino: int, version: int | None = None) -> Inode | None:
         """The object, if it is sealed, and still the version that a job was about."""
@@ -65,11 +70,15 @@ class Transfers:
 
     async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
         """Copy sealed objects and enter the copies of those that did not change meanwhile."""
-        jobs = [(inode.ino, inode.version, inode.digest, inode.size) for inode in inodes]
+        jobs = [(inode.ino, inode.version, inode.digest) for inode in inodes]
         paths = [
-            (source.path(ino, version), target.path(ino, version), size)
-            for ino, version, _, size in jobs
+            (
+                *(source.path(inode.ino, inode.version), target.path(inode.ino, inode.version)),
+                *(inode.size, inode.sparse),
+            )
+            for inode in inodes
         ]
+        data = [inode.data for inode in inodes]
         results: Sequence[Repacked | Moved | OSError | SourceChangedError]
         space = self.residency.namespaces.of(inodes[0])
         settings = space.settings
@@ -77,27 +86,29 @@ class Transfers:
         try:
             async with self._fair.turn(
                 space.ino,
-                sum(size for _, _, size in paths),
+                sum(data),
                 weight=settings.weight,
                 bulk=settings.priority == "bulk",
             ):
                 if len(paths) == 1:
-                    results = [await self._carry(inodes[0], target, *paths[0])]
+                    results = [await self._carry_one(inodes[0], target, paths[0])]
                 else:
-                    results = await self.movers.copy_all(paths)
+                    results = await self.movers.copy_all(paths, data)
         except (MoverFailedError, MoverOverdueError):
-            for ino, version, _, _ in jobs:  # the last act of a mover may have been its rename
+            for ino, version, _ in jobs:  # the last act of a mover may have been its rename
                 self.residency.throw_away(target, ino, version)
             raise
         finally:
             self.in_flight[space.ino] -= 1
-        for (ino, version, digest, _), result in zip(jobs, results, strict=True):
+        for (ino, version, digest), result in zip(jobs, results, strict=True):
             current = self.fit(ino, version)
             moved, packed = result[:2] if isinstance(result, Repacked) else (result, None)
             if isinstance(moved, Exception):
-                if current is not None:
+                if current is not None and _is_too_large(moved, target):
+                    self._too_large(current, target, moved)
+                elif current is not None:
                     self.trouble.failed("copy", ino, moved)
-            elif current is not None and digest in {b"", moved.digest}:
+            elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
                 try:
                     self._enter(current, target, moved, packed)
                 except CatalogError as error:
@@ -105,6 +116,7 @@ class Transfers:
                     self.trouble.failed("copy", ino, error)
                 else:
                     self.residency.counters[counter] += 1
+                    self.residency.verified.note(ino)  # NVMe has been read, or written
                     self.trouble.over()
             else:
                 self.residency.throw_away(target, ino, version)
@@ -116,16 +128,45 @@ class Transfers:
         ram, space = self.residency.ram, self.residency.namespaces.of(inode)
         if space.settings.compression != "nvme" or ram is None or not space.takes(ram):
             return False
-        if inode.size < PACKED_LEAST or inode.blocks * 512 < inode.size // 2:
+        if inode.size < PACKED_LEAST or inode.sparse or inode.mostly_holes:
             return False
         return ram.cost(inode.blocks) <= ram.capacity // 2
 
+    async def _carry_one(
+        self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
+    ) -> Repacked | OSError:
+        """What it was, or that the target has no file of its size."""
+        try:
+            return await self._carry(inode, target, path)
+        except OSError as error:
+            if not _is_too_large(error, target):
+                raise
+            return error
+
+    def _too_large(self, inode: Inode, target: Tier, error: Exception) -> None:
+        """No disk has failed, and no later try goes better."""
+        self.residency.namespaces.of(inode).refuse_too_large(inode)
+        log.log(
+            logging.DEBUG if self._said_too_large else logging.WARNING,
+            "inode %d is not copied to the %s tier, whose files cannot have its %d bytes; it is "
+            "lost when it leaves RAM (said once): %s",
+            *(inode.ino, target.name, inode.size, error),
+        )
+        self._said_too_large = True
+
     async def _carry(
-        self, inode: Inode, target: Tier, source: str, destination: str, size: int
+        self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked:
+        source, destination, size, sparse = path
         nvme = self.residency.nvme
         if nvme is None or target is not nvme or not self.packs(inode):
-            moved = await self.movers.copy(source, destination, size, sync=target.slow, cold=True)
+            moved = await self.movers.copy(
+                *(source, destination, size),
+                sync=target.slow,
+                cold=True,
+                sparse=sparse,
+                data=inode.data,
+            )
             return Repacked(moved)
         element_size = self.residency.namespaces.places.element_size(inode)
         found = await self.movers.pack(source, destination, size, element_size)
@@ -164,11 +205,14 @@ class Transfers:
         self.residency.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
     def rotten(self, inode: Inode, tier: Tier) -> None:
-        """A copy that looked untouched has other bytes than it was sealed with."""
-        where = tier.path(inode.ino, inode.version)
-        self.residency.counters["quarantined"] += 1
-        log.error(
-            "%s tier: %s is quarantined: its bytes do not match their digest", tier.name, where
-        )
-        if inode.ino not in self.residency.open and inode.ino not in self.residency.busy:
-            self.residency.lose(inode, tier, quarantine=True)
+        """A copy that looked untouched has other bytes than it was sealed with.
+
+        No open is served from it any more, whoever has the object open: see `Residency.lose`.
+        """
+        why = "its bytes do not match their digest"
+        self.residency.lose(inode, tier, quarantine=True, why=why)
+
+
+def _is_too_large(error: Exception, target: Tier) -> bool:
+    """Whether the file system below NVMe has no file of that size."""
+    return target.slow and isinstance(error, OSError) and error.errno == errno.EFBIG

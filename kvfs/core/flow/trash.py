@@ -10,6 +10,7 @@ from collections.abc import Container
 from functools import partial
 
 from kvfs.core.residency import Residency, Trash
+from kvfs.tiers import NvmeTier
 
 AT_ONCE = 64  # files that one thread removes
 
@@ -31,12 +32,19 @@ class TrashBin:
         trash, nvme = self.residency.trash, self.residency.nvme
         while trash and nvme is not None and not nvme.health.down:
             batch = trash[:AT_ONCE]
-            self._undeleted += await nvme.calls.wait(partial(_remove, batch))
+            self._undeleted += await self._remove(batch, nvme)
             del trash[: len(batch)]
         if self._undeleted and nvme is not None and nvme.health.state == "healthy":
             again, self._undeleted = self._undeleted, []
             batch = [one for one in again if not self._in_use(one)]
-            await nvme.calls.wait(partial(_remove, batch))
+            await self._remove(batch, nvme)
+
+    async def _remove(self, batch: list[Trash], nvme: NvmeTier) -> list[Trash]:
+        """Returns what could not be removed."""
+        done = await nvme.calls.wait(partial(_remove_all, batch))
+        for trash, its in zip(batch, done, strict=True):
+            self.residency.removed(trash, done=its)
+        return [trash for trash, its in zip(batch, done, strict=True) if its is False]
 
     def _in_use(self, trash: Trash) -> bool:
         """Whether a backing file that was thrown away has been made again since."""
@@ -46,6 +54,5 @@ class TrashBin:
         return trash.ino in self._jobs or trash.tier in self.residency.holders(current)
 
 
-def _remove(batch: list[Trash]) -> list[Trash]:
-    """Returns what could not be removed."""
-    return [trash for trash in batch if not trash.remove()]
+def _remove_all(batch: list[Trash]) -> list[bool | None]:
+    return [trash.remove() for trash in batch]

@@ -30,7 +30,7 @@ from kvfs.movement.movers import (
     Repacked,
     SourceChangedError,
 )
-from kvfs.tiers import Job, NvmeTier, Tier
+from kvfs.tiers import Job, Tier
 
 log = logging.getLogger(__name__)
 
@@ -171,12 +171,16 @@ class Unpacking:
                 *(path, to, packed, inode.size, digest), sync=target.slow
             )
         except (DamagedError, SourceChangedError) as error:
-            self._lose(inode, nvme, f"is quarantined: {error}", quarantine=True)
+            self._expect_packed(inode)
+            residency.lose(inode, nvme, quarantine=True, why=str(error))
             return
         except FileNotFoundError as error:
             if error.filename != path or not await nvme.calls.call(Job("stat", nvme.present)):
                 raise nvme.failed("unpack", ino, error) from error
-            self._lose(inode, nvme, "is gone", quarantine=False)
+            self._expect_packed(inode)
+            log.error("nvme tier: %s is gone", path)
+            residency.counters["missing"] += 1
+            residency.lose(inode, nvme)
             return
         except (MoverFailedError, MoverOverdueError):  # its last act may have been its rename
             if target is not nvme:
@@ -211,11 +215,8 @@ class Unpacking:
         nvme.counters["decompressed"] += 1
         nvme.counters["decompress_cpu_us"] += round(found.moved.cpu_seconds * 1e6)
 
-    def _lose(self, inode: Inode, nvme: NvmeTier, what: str, *, quarantine: bool) -> None:
-        """The packed copy is not what it should be, unless nobody means it any more."""
-        residency, current = self.residency, self.transfers.fit(inode.ino, inode.version)
+    def _expect_packed(self, inode: Inode) -> None:
+        """Raises StaleError if nobody means its packed copy any more."""
+        current = self.transfers.fit(inode.ino, inode.version)
         if current is None or current.packed != inode.packed:
             raise StaleError(f"inode {inode.ino} has changed while it was decompressed")
-        log.error("nvme tier: %s %s", nvme.path(inode.ino, inode.version), what)
-        residency.counters["quarantined" if quarantine else "missing"] += 1
-        residency.lose(current, nvme, quarantine=quarantine)

@@ -3,7 +3,7 @@
 Contract: a record says that the bucket has its object after the bucket has it, in one batch with
 all that follows from it. If the object has changed meanwhile, what went up takes an older version's
 place, or goes again. What goes to a key for the first time is noted before, as an attempt; another
-node that was there first keeps the name there, and the object stays on this one.
+node that was there first keeps the name there, and the object stays on this one (`contested`).
 Across the upload the object is in `jobs`, and its key is locked or a new one: the caller sees to
 both. All else may have changed, so that the record is looked up anew behind each await.
 Not for what goes up when, nor to which key: `spill`.
@@ -234,7 +234,7 @@ class Uploads:
     def _conflict(
         self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
     ) -> Later | None:
-        """Another node was the first to publish the name: this version is for this mount only.
+        """Another node has published the name: this version is for this mount, until that one goes.
 
         What the bucket has of it by another name goes, and with it an object that is nowhere else:
         its name means that of the other node from then on.
@@ -243,6 +243,11 @@ class Uploads:
         current = self.transfers.fit(inode.ino, inode.version)
         if current is not None and not residency.holders(current) and self._in_use(current.ino):
             return Later(AGAIN)
+        renamed = current is not None and self.dirty.key(current) not in {key, None}
+        if renamed:  # meanwhile: it goes up by its new name
+            with residency.catalog.batch() as batch:
+                self.superseded.settle(key, batch)
+            return Later(0.0)
         counters["conflicts"] += 1
         log.log(
             logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
@@ -252,11 +257,11 @@ class Uploads:
         with residency.catalog.batch() as batch:
             self.superseded.settle(key, batch)  # what is there is not ours
             if current is not None and stored is None:
-                self.dirty.settled(inode.ino, batch)
+                self.dirty.contest(inode.ino, batch)
         if current is None or stored is None:
             return None
         if residency.holders(current):
-            residency.take_from_bucket(current)
+            residency.take_from_bucket(current, contested=True)
         else:
             residency.let_go(current, delete=True)
         return None

@@ -2,10 +2,12 @@
 
 Contract: `start` asks for it and says what is left; it goes on until whoever asks hears that
 nothing is left, or for a while after it was last asked for, as demotions with all that this obliges
-to (`Demotion`). `drain` asks until it is done, or NVMe takes no more. Not for copying.
+to (`Demotion`). `drain` asks until it is done, or NVMe takes no more. What is larger than a file of
+NVMe's file system may be is not waited for. Not for copying.
 """
 
 import logging
+from collections.abc import Iterator
 from itertools import chain
 
 import trio
@@ -52,9 +54,9 @@ class WriteBack:
         spaces = demotable(residency)
         size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
         count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
+        count -= self.too_large
         if count <= FEW:  # look closely: what is open without a name is not worth copying
-            orders = ((space.ram_only, space.ram_kept, space.ram_spare) for space in spaces)
-            inos = chain.from_iterable(chain.from_iterable(orders))
+            inos = chain.from_iterable(map(_only_in_ram, spaces))
             written = self.transfers.written
             inodes = [residency.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
@@ -62,6 +64,11 @@ class WriteBack:
         if count:
             residency.wake()
         return size, count
+
+    @property
+    def too_large(self) -> int:
+        """Objects that only RAM has, and that are lost with it: NVMe has no file of their size."""
+        return sum(len(space.too_large) for space in demotable(self.residency))
 
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""
@@ -75,6 +82,12 @@ class WriteBack:
                 break
             await trio.sleep(0.02)
         self._until = 0.0
+
+
+def _only_in_ram(space: Namespace) -> Iterator[int]:
+    """What of it can be written back."""
+    orders = chain(space.ram_only, space.ram_kept, space.ram_spare)
+    return (ino for ino in orders if ino not in space.too_large)
 
 
 def demotable(residency: Residency) -> list[Namespace]:

@@ -1,0 +1,146 @@
+"""Small files that kvfs keeps for itself: written whole, and read with suspicion.
+
+Contract: `read` and what is made of it take what kvfs wrote and nothing else. All else is a
+ConfigError of one line: the file, its content (escaped and cut), what was expected, the cure. No
+link is followed, no pipe is waited for, no more than LIMIT bytes are read. After `write` the file
+has all of its old content or all of the new one, also after a power loss. `inside` checks each path
+that is built from a file's content. Not for files of users, nor for objects.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from kvfs.errors import ConfigError
+
+LIMIT = 1 << 20  # bytes; the largest is a configuration of some 1.5 KiB
+SHOWN = 60  # bytes of a content that a message repeats
+DISK_FAILED = {errno.EIO, errno.ENODEV, errno.EUCLEAN, errno.ESHUTDOWN}
+UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+
+
+def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigError:
+    """Return what is to be raised about a content that kvfs has not written."""
+    raw = os.fsencode(found) if isinstance(found, str) else found
+    shown = ascii(raw[:SHOWN])[1:] + ("..." if len(raw) > SHOWN else "")
+    return ConfigError(f"{path} has {shown}, expected {expected}: {cure}")
+
+
+def read(path: Path, expected: str, cure: str) -> str | None:
+    """Return the text of a file, None if there is none. Raises ConfigError."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unread(path, "opened", error, expected, cure) from error
+    try:
+        mode = os.fstat(file).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(
+                f"{path} is {stat.filemode(mode)}, expected a file with {expected}: {cure}"
+            )
+        content = os.pread(file, LIMIT + 1, 0)
+    except OSError as error:
+        raise _unread(path, "read", error, expected, cure) from error
+    finally:
+        os.close(file)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise wrong(path, content, expected, cure) from None
+    if len(content) > LIMIT:
+        raise wrong(path, content, expected, cure)
+    return text
+
+
+def _unread(path: Path, what: str, error: OSError, expected: str, cure: str) -> ConfigError:
+    """Return what is to be raised about a file that cannot be read: its disk may be to blame."""
+    if error.errno in DISK_FAILED:
+        cure = "its disk or file system fails: mount that anew, or take another one"
+    return ConfigError(
+        f"{path} cannot be {what} ({error.strerror}), expected a file with {expected}: {cure}"
+    )
+
+
+def read_uuid(path: Path, cure: str) -> str | None:
+    """Return the UUID that a file has, None if there is none. Raises ConfigError."""
+    text = read(path, expected := "a UUID", cure)
+    if text is not None and not UUID_TEXT.fullmatch(text.strip()):
+        raise wrong(path, text, expected, cure)
+    return None if text is None else text.strip()
+
+
+def read_number(path: Path, cure: str) -> int | None:
+    """Return the number that a file has, None if there is none. Raises ConfigError."""
+    text = read(path, expected := "a number", cure)
+    if text is not None and not _NUMBER.fullmatch(text):
+        raise wrong(path, text, expected, cure)
+    return None if text is None else int(text)
+
+
+def read_table(path: Path, expected: str, cure: str) -> dict[str, Any] | None:
+    """Return the JSON object that a file has, None if there is none. Raises ConfigError."""
+    text = read(path, expected, cure)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise wrong(path, text, expected, cure)
+    return found
+
+
+def write(path: Path, text: str) -> None:
+    """Give a file this content, durably. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(fresh, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+    sync(path.parent)
+
+
+def sync(directory: Path) -> None:
+    """Have the names in a directory on its disk. Raises OSError."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def folder(path: Path) -> None:
+    """Have a directory here, not what leads to another one. Raises ConfigError, OSError."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    mode = path.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(
+            f"{path} is {stat.filemode(mode)}, expected a directory that kvfs makes itself: take "
+            "it away"
+        )
+
+
+def inside(root: Path, name: str) -> Path:
+    """Return the path of what a file's content names in `root`, which is one plain name.
+
+    Raises ConfigError: `..`, a slash, or no name at all would mean something else.
+    """
+    if not _PLAIN.fullmatch(name):
+        raise wrong(
+            root, name, "the name of a file in it", "the file that says so is damaged, restore it"
+        )
+    return root / name

@@ -1,0 +1,132 @@
+"""What a mover does for the scrubber: it reads sealed copies and compares each with its digest.
+
+Contract: runs in a worker process, decides nothing, changes nothing, knows no catalog. `verify`
+reads at most `rate` bytes a second, and sleeps in between. A copy on a disk is read past the page
+cache: the bytes are those of the disk, and what readers have in the cache stays there.
+Not for deciding what becomes of a wrong copy (`kvfs.core.flow.scrub`).
+"""
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvfs.movement import hashing
+
+PIECE = 4 << 20  # bytes, as `copying.PIECE`
+BLOCK = hashing.BLOCK  # bytes: reads past the page cache begin and end at multiples of it
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME
+
+
+class Copy(NamedTuple):
+    """One backing file. `forms`: the size and the digest of each content that it may have.
+
+    direct: it is on a disk.
+    """
+
+    path: str
+    forms: tuple[tuple[int, bytes], ...]
+    direct: bool
+
+
+class Batch(NamedTuple):
+    """The copies of one job."""
+
+    copies: tuple[Copy, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.copies)} copies from {self.copies[0].path} on"
+
+
+class Verified(NamedTuple):
+    """For each copy "" if it is right, what is wrong with it, or why it was not read.
+
+    cpu_seconds: processor time of the job.
+    """
+
+    results: list[str | OSError]
+    cpu_seconds: float
+
+
+def verify(batch: Batch, rate: float) -> Verified:
+    """Read each copy of the batch once; rate: bytes a second at most."""
+    begun, spent, read = time.monotonic(), time.process_time(), 0
+
+    def has_read(count: int) -> None:
+        nonlocal read
+        read += count
+        ahead = begun + read / rate - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+
+    results: list[str | OSError] = []
+    with mmap.mmap(-1, PIECE) as room, memoryview(room) as piece:  # aligned as disks want it
+        for copy in batch.copies:
+            try:
+                results.append(_verify(copy, piece, has_read))
+            except OSError as error:
+                results.append(error)
+    return Verified(results, time.process_time() - spent)
+
+
+def _verify(copy: Copy, piece: memoryview, has_read: Callable[[int], None]) -> str:
+    fd, direct = _open(copy)
+    try:
+        before = os.fstat(fd)
+        size = before.st_size
+        expected = dict(copy.forms).get(size)
+        if expected is None:
+            sizes = " or ".join(str(form[0]) for form in copy.forms)
+            return f"it has {size} bytes, expected {sizes}"
+        sparse = len(expected) == hashing.SPARSE_LENGTH
+        found = _digest(fd, before, piece, has_read, sparse=sparse)
+        if copy.direct and not direct:  # this file system has no other way
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    return "" if found == expected else f"it has the digest {found.hex()}"
+
+
+def _open(copy: Copy) -> tuple[int, bool]:
+    """A descriptor, and whether it reads past the page cache. Raises OSError."""
+    if copy.direct:
+        try:
+            return os.open(copy.path, _READ | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # which is how a file system says that it cannot
+                raise
+    return os.open(copy.path, _READ), False
+
+
+def _digest(
+    fd: int,
+    before: os.stat_result,
+    piece: memoryview,
+    has_read: Callable[[int], None],
+    *,
+    sparse: bool,
+) -> bytes:
+    """The digest of the bytes, whose holes are not read; b"" if the file ends before.
+
+    Raises OSError. BlockingIOError: somebody writes it. Then the descriptor is closed soon, since
+    as long as it is open the writer's close would take it for a mapping (`Tier.shared`).
+    """
+    digest, size = hashing.Sparse() if sparse else hashing.Dense(), before.st_size
+    for start, end in hashing.data_ranges(fd, size):
+        position = start
+        while position < end:
+            wanted = min(len(piece), -(-(end - position) // BLOCK) * BLOCK)
+            got = min(os.preadv(fd, [piece[:wanted]], position), end - position)
+            if position + got < end:
+                got -= got % BLOCK  # the next read must begin at a block, too
+            if not got:
+                return b""
+            digest.update(position, piece[:got])
+            position += got
+            has_read(got)
+            if os.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+                raise BlockingIOError(errno.EAGAIN, "it was written to while it was read")
+    return digest.digest(size)

@@ -1,0 +1,347 @@
+"""What open writers take: it counts while it is written, and goes at nobody else's expense.
+
+A limit is looked after between two looks of the daemon, so each test waits until that is kept, with
+the files still open and written on, and says by how much it may be passed then.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mount
+from tests.harness import Mounted, local, wait_for
+from tests.leases import Borrower
+from tests.semantics.syscalls import opened, refused
+from tests.semantics.test_namespaces import change, left, namespace, numbered, show, write
+from tests.semantics.test_prefixes import ROOT, chain
+from tests.semantics.test_prefixes import namespace as prefixes
+
+M = 1 << 20
+MODES = ["passthrough=auto", "passthrough=off"]
+TIERS = ["ram=64M", "ram=0,nvme={tmp}/nvme,nvme_size=64M", "ram=32M,nvme={tmp}/nvme,nvme_size=64M"]
+SLACK = 2 * M  # what may be written between two looks, of writers that wait for the daemon
+CROWDED = "nothing is demoted: the NVMe tier has no room"  # as long as the file is there
+LOST = "is (cut off|lost with its close)"
+
+
+def taken(kv: Mounted, tier: str) -> int:
+    """Bytes of a tier's backing files, also of those without a name, as its accounts never say."""
+    path = local(kv.status())[tier]["path"]
+    found = 0
+    for file in Path(path, "objects").rglob("*.*"):
+        try:
+            found += file.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def sizes(kv: Mounted) -> dict[str, int]:
+    return {name: tier["capacity_bytes"] for name, tier in local(kv.status()).items()}
+
+
+def within(kv: Mounted, limit: int, *, of: str = "") -> None:
+    """All tiers hold no more than that together, though files are open."""
+    names = [of] if of else list(sizes(kv))
+    wait_for(
+        lambda: sum(taken(kv, name) for name in names) <= limit,
+        f"no more than {limit} bytes are held",
+    )
+
+
+class Writers:
+    """Open files that grow."""
+
+    def __init__(self, paths: list[Path], stack: ExitStack) -> None:
+        flags = os.O_CREAT | os.O_RDWR
+        self.files = [os.open(path, flags) for path in paths]
+        self.open = set(self.files)
+        self.errors: list[int] = []
+        stack.callback(self.close)
+
+    def grow(self, size: int = M) -> bool:
+        """Each by so much, if it may."""
+        for file in self.files:
+            try:
+                os.write(file, b"g" * size)
+            except OSError as error:
+                self.errors.append(error.errno or 0)
+        return not self.errors
+
+    def close(self) -> list[int]:
+        """What the closes say."""
+        found = []
+        for file in list(self.open):
+            self.open.discard(file)
+            try:
+                os.close(file)
+                found.append(0)
+            except OSError as error:
+                found.append(error.errno or 0)
+        return found
+
+
+@contextmanager
+def writers(paths: list[Path]) -> Iterator[Writers]:
+    with ExitStack() as stack:
+        yield Writers(paths, stack)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_hard_quota_holds_while_files_are_written(mount: Mount, tier: str, mode: str) -> None:
+    kv = mount(f"{tier},{mode}")
+    kv.allow_log(LOST)
+    bob, alice = namespace(kv, "bob", quota_hard="4M"), namespace(kv, "alice")
+    write(alice, numbered(0, 15))
+    kv.idle()
+    before = sum(taken(kv, name) for name in sizes(kv))
+    with writers([bob / f"{number}.bin" for number in range(12)]) as grown:
+        for _ in range(16):
+            grown.grow()
+            within(kv, before + 4 * M + SLACK + 15 * M)  # RAM's copies on NVMe may come meanwhile
+        assert left(alice, numbered(0, 15)) == numbered(0, 15)
+        write(alice, numbered(15, 20))
+        assert left(alice, numbered(0, 20)) == numbered(0, 20)
+        said = grown.close()
+        assert {*said, *grown.errors} - {0} == {errno.EDQUOT}
+    kv.idle()
+    assert show(kv, "bob")["bytes"] <= 4 * M
+    assert left(alice, numbered(0, 20)) == numbered(0, 20)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_growing_files_take_nothing_from_who_has_less(mount: Mount, tier: str, mode: str) -> None:
+    """Without a quota as well: who has most beyond its share gives, if by losing what it writes."""
+    kv = mount(f"{tier},{mode}")
+    kv.allow_log(LOST)
+    kv.allow_log(CROWDED)
+    bob, alice = namespace(kv, "bob"), namespace(kv, "alice")
+    write(alice, numbered(0, 15))
+    kv.idle()
+    limits = sizes(kv)
+    with writers([bob / f"{number}.bin" for number in range(12)]) as grown:
+        for _ in range(20):  # 240 MiB
+            grown.grow()
+            if "nvme" in limits:
+                within(kv, limits["nvme"] + SLACK, of="nvme")
+        assert left(alice, numbered(0, 15)) == numbered(0, 15)
+        write(alice, numbered(15, 20))
+        assert left(alice, numbered(0, 20)) == numbered(0, 20)
+        assert errno.ENOSPC in {*grown.close(), *grown.errors}
+    kv.idle()
+    assert left(alice, numbered(0, 20)) == numbered(0, 20)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_that_can_never_fit_stops_soon(mount: Mount, mode: str) -> None:
+    kv = mount(f"ram=16M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    kv.allow_log(LOST)
+    kv.allow_log(CROWDED)
+    other, large = namespace(kv, "other"), namespace(kv, "large")
+    write(other, numbered(0, 30))
+    kv.idle()
+    with writers([large / "dd"]) as grown:
+        for _ in range(375):
+            grown.grow()
+        within(kv, 64 * M + SLACK, of="nvme")
+        assert left(other, numbered(0, 30)) == numbered(0, 30)
+        found = os.statvfs(kv.path)
+        assert found.f_bavail <= found.f_blocks
+        assert not (large / "dd").exists() or mode == "passthrough=off"
+        assert errno.ENOSPC in {*grown.close(), *grown.errors}
+    kv.idle()
+    assert left(other, numbered(0, 30)) == numbered(0, 30)
+    # Where the daemon serves the bytes it was told at the write, and what fits stays.
+    limit = 64 * M if mode == "passthrough=off" else 0
+    wait_for(lambda: show(kv, "large")["bytes"] <= limit, "it has gone")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_cut_off_cannot_be_opened(mount: Mount, mode: str) -> None:
+    """Or a reader would find a gap where bytes were."""
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    kv.expect_log("'a.bin' in directory [0-9]+, is (cut off|lost with its close)")
+    space = namespace(kv, "space", quota_hard="4M")
+    path = space / "a.bin"
+    with writers([path]) as grown:
+        for _ in range(3):
+            grown.grow()
+        change(kv, "space", quota_hard="1M")
+        if mode == "passthrough=auto":
+            wait_for(lambda: grown.grow() and not path.exists(), "it has no name any more")
+            with refused(errno.ENOENT):
+                os.open(path, os.O_RDONLY)
+            with refused(errno.ESTALE):
+                os.open(f"/proc/self/fd/{grown.files[0]}", os.O_RDONLY)
+            path.write_bytes(b"another")
+            assert path.read_bytes() == b"another"
+        assert grown.close() == [errno.EDQUOT]
+    if mode == "passthrough=auto":
+        assert path.read_bytes() == b"another"
+
+
+def test_a_daemon_that_takes_over_keeps_what_was_cut_off_so(mount: Mount) -> None:
+    kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
+    kv.expect_log("is cut off")
+    space = namespace(kv, "space", quota_hard="4M")
+    with writers([space / "a.bin"]) as grown:
+        wait_for(lambda: grown.grow() and not (space / "a.bin").exists(), "it is cut off")
+        kv.kill_daemon()
+        for _ in range(64):
+            grown.grow()
+        within(kv, 4 * M + SLACK)
+        assert not (space / "a.bin").exists()
+        assert grown.close() == [errno.EDQUOT]
+    kv.idle()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_brings_what_it_has_where_it_is_renamed_to(mount: Mount, mode: str) -> None:
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    kv.allow_log(LOST)
+    space = namespace(kv, "space", quota_hard="4M")
+    with writers([kv.path / "a.bin"]) as grown:
+        grown.grow(3 * M)
+        (kv.path / "a.bin").rename(space / "a.bin")
+        for _ in range(16):
+            grown.grow()
+        within(kv, 4 * M + SLACK)
+        assert {*grown.close(), *grown.errors} - {0} == {errno.EDQUOT}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_open_file_is_not_renamed_into_a_quota_that_it_does_not_fit(
+    mount: Mount, mode: str
+) -> None:
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    space = namespace(kv, "space", quota_hard="4M")
+    with writers([kv.path / "a.bin"]) as grown:
+        grown.grow(6 * M)
+        with pytest.raises(OSError, match="quota exceeded"):
+            (kv.path / "a.bin").rename(space / "a.bin")
+        assert not list(space.iterdir())
+        assert grown.close() == [0]
+    assert (kv.path / "a.bin").stat().st_size == 6 * M
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_open_file_is_cut_off_when_its_quota_becomes_less(mount: Mount, mode: str) -> None:
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    kv.allow_log(LOST)
+    space = namespace(kv, "space", quota_hard="16M")
+    with writers([space / "a.bin"]) as grown:
+        grown.grow(6 * M)
+        os.setxattr(space, "user.kvfs.quota_hard", b"4M")
+        wait_for(lambda: not list(space.iterdir()), "it has no name any more")
+        assert grown.close() == [errno.EDQUOT]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_published_at_its_close_counts_before(mount: Mount, mode: str) -> None:
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    kv.allow_log(LOST)
+    space = namespace(kv, "space", quota_hard="4M", publish="close")
+    with writers([space / f"{number}.bin" for number in range(4)]) as grown:
+        for _ in range(16):
+            grown.grow()
+        within(kv, 4 * M + SLACK)
+        assert errno.EDQUOT in {*grown.close(), *grown.errors}
+    kv.idle()
+    assert sum(path.stat().st_size for path in space.iterdir()) <= 4 * M
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lease_ends_when_its_block_grows_beyond_it(mount: Mount, mode: str) -> None:
+    """Whether its writer writes on, or sets more aside with fallocate(2), which no size tells."""
+    kv = mount(f"ram=64M,{mode}")
+    kv.expect_log("is cut off")
+    space, keys = prefixes(kv), chain(3)
+    client = Borrower(space)
+    made, leases = client.make(ROOT, keys, 4096)
+    assert len(made) == 3
+    os.pwrite(made[0], b"x" * 4096, 0)
+    os.pwrite(made[1], b"x" * 4096, 0)
+    for at in range(48):
+        os.pwrite(made[1], b"y" * M, 4096 + at * M)
+    os.posix_fallocate(made[2], 0, 48 * M)
+    within(kv, 1 * M)
+    with refused(errno.ESTALE):
+        client.done(leases[1:])
+    for descriptor in made[1:]:
+        os.pwrite(descriptor, b"z" * 8 * M, 0)
+    within(kv, 1 * M)
+    client.done(leases[:1])
+    for descriptor in made:
+        os.close(descriptor)
+    client.close()
+    files = [path.name for path in space.rglob("*") if path.is_file()]
+    assert files == [keys[0].hex()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_small_writers_in_an_empty_mount_take_nothing(mount: Mount, mode: str) -> None:
+    """Of a file in a new directory nothing is known: 64 MiB would be set aside for each."""
+    kv = mount(f"ram=0,nvme={{tmp}}/nvme,nvme_size=512M,{mode}")
+    write(kv.path, numbered(0, 8))
+    kv.idle()
+    folders = [kv.path / f"new{number}" for number in range(16)]
+    for folder in folders:
+        folder.mkdir()
+    with writers([folder / "a.bin" for folder in folders]) as grown:
+        grown.grow(100)
+        assert left(kv.path, numbered(0, 8)) == numbered(0, 8)
+        assert grown.close() == [0] * 16
+    assert left(kv.path, numbered(0, 8)) == numbered(0, 8)
+    assert kv.counter("dropped") == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, known: bool) -> None:  # noqa: FBT001
+    """In a full tier as well: an open file takes what an empty one takes, of which many fit in one.
+
+    A copy in RAM of what NVMe has may go before.
+    """
+    kv = mount(f"{tier},{mode}")
+    names = numbered(0, 160)
+    write(kv.path, names)
+    kv.idle()
+    folders = [kv.path if known else kv.path / f"new{number}" for number in range(8)]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    before = kv.counter("dropped")
+    assert before > 0, "the tiers are full"
+    suffix = "kv" if known else "bin"
+    paths = [folder / f"x{number}.{suffix}" for number, folder in enumerate(folders)]
+    with writers(paths) as grown:
+        grown.grow(100)
+        kv.status()
+        assert kv.counter("dropped") <= before + 1
+        assert grown.close() == [0] * 8
+    assert kv.counter("dropped") <= before + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_is_lent_comes_back_to_who_writes(mount: Mount, tier: str, mode: str) -> None:
+    """A namespace that has all of an idle mount gives it back to one that begins, file by file."""
+    kv = mount(f"{tier},{mode}")
+    idle, busy = namespace(kv, "idle"), namespace(kv, "busy")
+    write(idle, numbered(0, 150))
+    for begin in range(0, 20, 4):
+        names = numbered(begin, begin + 4)
+        with ExitStack() as stack:
+            files = [stack.enter_context(opened(busy / n, os.O_CREAT | os.O_WRONLY)) for n in names]
+            for name, file in zip(names, files, strict=True):
+                assert os.write(file, name.encode() * (M // len(name))) > 0
+        assert left(busy, names) == names
+    kv.idle()
+    assert left(busy, numbered(0, 20)) == numbered(0, 20)
+    assert len(left(idle, numbered(0, 150))) >= 20

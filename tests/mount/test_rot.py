@@ -1,0 +1,163 @@
+"""Bytes that a disk changes and nothing tells of: what a mount serves of them, and says."""
+
+import os
+import random
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+
+MIB = 1 << 20
+OPTIONS = "ram=64M,nvme={tmp}/nvme,nvme_size=1G"
+
+
+def nvme_of(kv: Mounted) -> Path:
+    return Path(kv.status()["tiers"]["nvme"]["path"])
+
+
+def kept(kv: Mounted) -> list[Path]:
+    return sorted((nvme_of(kv) / "quarantine").iterdir())
+
+
+def said(kv: Mounted) -> int:
+    return len(re.findall("is quarantined", kv.log.read_text()))
+
+
+def on_nvme(kv: Mounted, name: str = "a.kv") -> bytes:
+    """A file that only NVMe has."""
+    content = random.Random(name).randbytes(MIB)
+    (kv.path / name).write_bytes(content)
+    kv.idle()
+    if kv.status()["tiers"]["ram"]["objects"]:
+        subprocess.run([*KVFS, "evict", str(kv.path / name)], check=True, capture_output=True)
+    assert kv.idle()["tiers"]["ram"]["objects"] == 0
+    return content
+
+
+def rot(kv: Mounted, name: str = "a.kv") -> bytes:
+    """Change a byte of its file, and return what that has then."""
+    ino = os.stat(kv.path / name).st_ino
+    (path,) = nvme_of(kv).glob(f"objects/*/{ino:x}.*")
+    times, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return bytes(content)
+
+
+def is_missed(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except FileNotFoundError:
+        return True
+    return False
+
+
+@contextmanager
+def opened_twice(path: Path) -> Iterator[int]:
+    """The second open asks for the promotion, which finds the object open."""
+    os.close(os.open(path, os.O_RDONLY))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        wait_for(lambda: is_missed(path), "the promotion has found it")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("passthrough", ["auto", "off"])
+def test_a_copy_that_is_found_rotten_is_never_opened_again(mount: Mount, passthrough: str) -> None:
+    kv = mount(f"{OPTIONS},passthrough={passthrough}")
+    on_nvme(kv)
+    wrong = rot(kv)
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    again = os.urandom(MIB)
+    with opened_twice(kv.path / "a.kv") as descriptor:
+        kv.idle()
+        for _ in range(8):
+            assert is_missed(kv.path / "a.kv")
+        assert os.pread(descriptor, 2 * MIB, 0) == wrong, "who has it reads on"
+        assert os.listdir(kv.path) == []
+        (kv.path / "a.kv").write_bytes(again)
+    assert (kv.path / "a.kv").read_bytes() == again
+    (file,) = kept(kv)
+    assert file.read_bytes() == wrong
+    assert kv.counter("quarantined") == said(kv) == 1
+    kv.remount()
+    assert (kv.path / "a.kv").read_bytes() == again
+    assert len(kept(kv)) == 1
+
+
+def test_a_daemon_that_takes_over_opens_it_as_little(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    on_nvme(kv)
+    wrong = rot(kv)
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    with opened_twice(kv.path / "a.kv") as descriptor:
+        kv.idle()
+        kv.kill_daemon()
+        assert is_missed(Path(f"/proc/self/fd/{descriptor}")), "the way to it that needs no name"
+        if kv.status()["passthrough"]["on"]:
+            assert os.pread(descriptor, 2 * MIB, 0) == wrong
+    wait_for(lambda: kv.idle()["objects"] == 0, "it goes when it is closed")
+    assert len(kept(kv)) == 1
+
+
+def test_a_check_beside_the_mount_gives_up_what_is_open_too(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    on_nvme(kv)
+    wrong = rot(kv)
+    kv.expect_log("repaired: put this copy into quarantine and drop the object with its names")
+    command = [*KVFS, "fsck", "--repair", "--hashes", str(kv.path)]
+    with open(kv.path / "a.kv", "rb", buffering=0) as file:
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+        assert is_missed(kv.path / "a.kv")
+        assert file.read() == wrong
+    kv.idle()
+    assert kv.counter("quarantined") == len(kept(kv)) == 1
+
+
+@pytest.mark.parametrize("passthrough", ["auto", "off"])
+def test_the_first_open_after_a_mount_finds_what_rotted(mount: Mount, passthrough: str) -> None:
+    kv = mount(f"{OPTIONS},passthrough={passthrough}")
+    contents = {name: on_nvme(kv, name) for name in ("a.kv", "b.kv")}
+    rot(kv)
+    kv.remount()
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    for _ in range(8):
+        assert is_missed(kv.path / "a.kv")
+    assert (kv.path / "b.kv").read_bytes() == contents["b.kv"]
+    kv.idle()
+    assert len(kept(kv)) == kv.counter("quarantined") == said(kv) == 1
+    assert kv.counter("verified") == 1
+
+
+def test_verify_after_says_how_long_a_copy_is_trusted(mount: Mount) -> None:
+    kv = mount(f"{OPTIONS},promote_after=0,verify_after=0")
+    on_nvme(kv)
+    kv.remount()
+    wrong = rot(kv)
+    assert (kv.path / "a.kv").read_bytes() == wrong, "that is what 0 means"
+    subprocess.run([*KVFS, "set", str(kv.path), "verify_after=1d"], check=True)
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    assert is_missed(kv.path / "a.kv")
+    kv.idle()
+    assert kv.counter("quarantined") == 1
+
+
+def test_the_next_daemon_compares_them_once_more(mount: Mount) -> None:
+    kv = mount(f"{OPTIONS},promote_after=0")
+    on_nvme(kv)
+    rot(kv)
+    kv.kill_daemon()
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    assert is_missed(kv.path / "a.kv")
+    kv.idle()
+    assert kv.counter("quarantined") == 1

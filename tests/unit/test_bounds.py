@@ -1,0 +1,91 @@
+"""Limits hold between two looks at what is written; a file that is just closed is no obstacle."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.core.residency import OpenObject
+from kvfs.errors import NoSpaceError, QuotaError
+from kvfs.settings import Settings
+from tests.unit.world import World, world
+
+M = 1 << 20
+
+
+def limit(made: World, **settings: str) -> None:
+    made.residency.namespaces.default.change(Settings.parse(settings))
+
+
+def test_what_the_daemon_writes_counts_before_the_next_look(tmp_path: Path) -> None:
+    """Also what it writes at this moment: two of these four are in flight."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        bounds = made.objects.bounds
+        files = [await made.create(b"%d" % number) for number in range(4)]
+        for held in files[:2]:
+            await made.objects.write(held, 0, b"x" * M)
+        with ExitStack() as stack:
+            for held, at, length in (
+                (files[2], 0, M),
+                (files[3], 0, M // 2),
+                (files[2], M, M // 2),
+            ):
+                stack.enter_context(bounds.admitted(held, at, length))
+            bounds.look()
+            for held in files:
+                with pytest.raises(QuotaError):
+                    await made.objects.write(held, 3 * M, b"x" * M)
+        bounds.look()
+        await made.objects.write(files[3], 0, b"x" * 2 * M)
+        for held in files:
+            await made.close(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool) -> None:
+    """Until its release it may not be dropped, and if it has no name any more it still counts."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        made.expect(b"b", 3 * M)
+        held = await made.create(b"a", b"x" * 3 * M)
+        made.objects.flush(held, writable=True)
+        if gone:
+            made.tree.unlink(1, b"a")
+        found: list[OpenObject] = []
+
+        async def create() -> None:
+            found.append(await made.create(b"b"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(create)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            await made.objects.release(held, writable=True)
+        await made.close(found[0], writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        made.expect(b"b", 3 * M)
+        held = await made.create(b"a", b"x" * 3 * M)
+        for flushed in (False, True):
+            if flushed:  # of a second descriptor of it
+                made.objects.flush(held, writable=True)
+            with pytest.raises((QuotaError, NoSpaceError)):
+                await made.create(b"b")
+        await made.objects.release(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)

@@ -1,0 +1,702 @@
+"""A copy whose bytes are wrong: no open is served from it again, whoever finds that out, and when.
+
+Files rot here as on a disk: a byte is another one, and nothing else tells of it.
+"""
+
+import errno
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core import copies, takeover, verified
+from kvfs.core.check import Finding, Survey, check
+from kvfs.core.verified import DAY
+from kvfs.errors import InUseError, NotFoundError, StaleError
+from kvfs.tiers import Tier
+from tests.s3.memory import MemoryStore
+from tests.unit.world import MIB, World, digest, world
+
+BYTES = random.Random(1).randbytes(300_000)
+NUMBERS = bytes(2 * MIB) + random.Random(2).randbytes(MIB)  # smaller when compressed
+Case = Callable[[], Awaitable[None]]
+GONE = (NotFoundError, StaleError)
+
+
+def run(case: Case) -> None:
+    trio.run(case, clock=MockClock(autojump_threshold=0.002))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[World]:
+    """With a bucket."""
+    with world(tmp_path, store=MemoryStore()) as one:
+        yield one
+
+
+def rot(tier: Tier, inode: Inode, at: int | None = None) -> bytes:
+    """What a disk does that fails silently; returns the bytes that a small file has now."""
+    path = Path(tier.path(inode.ino, inode.version))
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(times.st_size // 2 if at is None else at)
+        wrong = bytes([file.read(1)[0] ^ 1])
+        file.seek(-1, os.SEEK_CUR)
+        file.write(wrong)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return path.read_bytes() if times.st_size < MIB else wrong
+
+
+def kept(tier: Tier) -> list[str]:
+    return sorted(os.listdir(tier.root / "quarantine"))
+
+
+async def on_nvme(made: World, name: bytes = b"a") -> Inode:
+    """An object that only NVMe has, with its digest."""
+    inode = await made.store(name, BYTES, made.disk)
+    await made.settle(inode.ino)
+    settled = made.catalog.inode(inode.ino)
+    assert settled is not None
+    assert settled.digest == digest(BYTES)
+    return settled
+
+
+# Those that find it, while somebody has the object open
+
+
+async def by_promotion(made: World, ino: int) -> None:
+    await made.promote(ino)
+
+
+async def by_settlement(made: World, ino: int) -> None:
+    """Asked for once more: it had its digest before."""
+    await made.settle(ino)
+
+
+async def by_check(made: World, ino: int) -> None:
+    del ino
+    found: list[Finding] = []
+
+    async def tell(finding: Finding) -> None:
+        found.append(finding)
+
+    jobs = made.flow._jobs
+    survey = Survey(made.residency, made.movers, jobs, tell, repair=True, hashes=True, live=True)
+    await check(survey)
+    assert [(one.kind, one.state) for one in found] == [("damaged", "repaired")]
+
+
+async def by_scrub(made: World, ino: int) -> None:
+    inode = made.residency.inode(ino)
+    assert inode is not None
+    made.flow.transfers.rotten(inode, made.disk)
+
+
+FINDERS = [by_promotion, by_settlement, by_check, by_scrub]
+
+
+@pytest.mark.parametrize("find", FINDERS)
+def test_nobody_opens_a_rotten_copy_again_though_somebody_has_it_open(
+    made: World, find: Callable[[World, int], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case() -> None:
+        inode = await on_nvme(made)
+        reader = await made.objects.open(inode.ino, writable=False)
+        wrong = rot(made.disk, inode)
+        await find(made, inode.ino)
+        made.check_accounts()
+        for _ in range(3):
+            assert made.objects.open_at_once(inode.ino) is None
+            with pytest.raises(GONE):
+                await made.objects.open(inode.ino, writable=False)
+            with pytest.raises(InUseError):
+                await made.objects.open(inode.ino, writable=True)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        assert made.gone == [(ROOT_INO, b"a", inode.ino)]
+        assert os.pread(reader.fd, len(wrong), 0) == wrong, "who has it reads on"
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        assert made.residency.counters["quarantined"] == 1
+        assert caplog.text.count("is quarantined") == (find is not by_check)
+        await made.close(reader, writable=False)
+        assert made.catalog.inode(inode.ino) is None
+        await made.store(b"a", BYTES)
+        assert made.find(b"a").ino > inode.ino, "it is computed again, as what was lost"
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_a_promotion_finds_it_while_the_object_is_being_opened(made: World) -> None:
+    """That made it busy, and the copy was served on."""
+
+    async def case() -> None:
+        inode = await on_nvme(made)
+        rot(made.disk, inode)
+        await made.residency.lock(inode.ino)
+        await made.promote(inode.ino)
+        made.residency.unlock(inode.ino)
+        with pytest.raises(GONE):
+            await made.objects.open(inode.ino, writable=False)
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_an_open_under_way_is_not_served_from_what_is_given_up_meanwhile(made: World) -> None:
+    async def case() -> None:
+        inode = await on_nvme(made)
+        rot(made.disk, inode)
+        opened: list[object] = []
+
+        async def do(number: int) -> None:
+            with pytest.raises(GONE):
+                opened.append(await made.objects.open(inode.ino, writable=number % 2 > 0))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(do, number)
+            nursery.start_soon(made.promote, inode.ino)
+        assert not opened
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    # The opens wait for the disk while the promotion gives the copy up, in any order of the tasks.
+    for _ in range(8):
+        run(case)
+        made.restart()
+        (made.disk.root / "quarantine").rename(made.tmp / f"kept{_}")
+        (made.disk.root / "quarantine").mkdir()
+        made.swept = False
+        trio.run(made.census)
+
+
+def test_a_writer_about_to_begin_does_not_make_new_bytes_of_rotten_ones(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has its next name already, and gets the old one back."""
+
+    async def case() -> None:
+        inode = await on_nvme(made)
+        reader = await made.objects.open(inode.ino, writable=False)
+        rot(made.disk, inode)
+        rename = made.disk.rename
+
+        def renamed(ino: int, version: int, new: int) -> None:
+            rename(ino, version, new)
+            if new > version:
+                made.flow.transfers.rotten(inode, made.disk)
+                made.residency.trash.pop().remove()  # looks for it in vain
+
+        monkeypatch.setattr(made.disk, "rename", renamed)
+        with pytest.raises(InUseError):
+            await made.objects.open(inode.ino, writable=True)
+        assert not made.residency.staging
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        assert made.residency.counters["quarantined"] == 1
+        await made.close(reader, writable=False)
+        await made.check_at_rest()
+
+    run(case)
+
+
+# Another copy is left
+
+
+def test_what_ram_has_as_well_is_opened_when_the_rotten_copy_is_closed(made: World) -> None:
+    async def case() -> None:
+        inode = await on_nvme(made)
+        reader = await made.objects.open(inode.ino, writable=False)
+        await made.promote(inode.ino)
+        assert made.residency.holders(reader.inode) == made.tiers
+        rot(made.disk, inode)
+        made.flow.transfers.rotten(reader.inode, made.disk)
+        made.check_accounts()
+        assert made.find(b"a").links, "its name stays"
+        with pytest.raises(NotFoundError):
+            await made.objects.open(inode.ino, writable=False)
+        assert made.residency.counters["misses"] == 1
+        await made.close(reader, writable=False)
+        assert await made.read(inode.ino) == BYTES
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_who_reads_another_copy_does_not_notice(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        reader = await made.objects.open(inode.ino, writable=False)
+        rot(made.disk, inode)
+        await by_check(made, inode.ino)
+        assert await made.read(inode.ino) == BYTES
+        assert made.residency.holders(reader.inode) == [made.fast]
+        await made.close(reader, writable=False)
+        await made.flow.trash.empty()
+        assert made.residency.counters["quarantined"] == 1
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_what_the_bucket_has_comes_anew_when_the_rotten_copy_is_closed(stored: World) -> None:
+    async def case() -> None:
+        inode = await on_nvme(stored)
+        await stored.upload_all()
+        reader = await stored.objects.open(inode.ino, writable=False)
+        wrong = rot(stored.disk, inode)
+        stored.flow.transfers.rotten(reader.inode, stored.disk)
+        with pytest.raises(NotFoundError):
+            await stored.objects.open(inode.ino, writable=False)
+        assert stored.flow.transfers.fit(inode.ino) is None, "nor does it come while that is open"
+        assert os.pread(reader.fd, len(wrong), 0) == wrong
+        await stored.flow.trash.empty()
+        await stored.close(reader, writable=False)
+        assert await stored.read(inode.ino) == BYTES
+        assert kept(stored.disk) == [f"{inode.ino:x}.1"]
+        await stored.check_at_rest()
+
+    run(case)
+
+
+def test_a_rotten_copy_that_goes_up_is_given_up_while_it_is_open(stored: World) -> None:
+    async def case() -> None:
+        inode = await on_nvme(stored)
+        reader = await stored.objects.open(inode.ino, writable=False)
+        rot(stored.disk, inode)
+        await stored.upload(inode.ino)
+        with pytest.raises(GONE):
+            await stored.objects.open(inode.ino, writable=False)
+        await stored.flow.trash.empty()
+        assert kept(stored.disk) == [f"{inode.ino:x}.1"]
+        await stored.close(reader, writable=False)
+        await stored.check_at_rest()
+
+    run(case)
+
+
+def test_the_only_copy_in_ram_that_rots_is_given_up_by_its_demotion(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        inode = made.find(b"a")
+        inode.digest = digest(BYTES)
+        with made.catalog.batch() as batch:
+            batch.put(inode)
+        reader = await made.objects.open(inode.ino, writable=False)
+        lent = made.objects.lend(reader.inode)
+        assert lent is not None
+        rot(made.fast, inode)
+        await made.demote(inode.ino)
+        assert kept(made.fast) == [f"{inode.ino:x}.1"]
+        assert made.residency.counters["quarantined"] == 1
+        assert made.objects.lend(reader.inode) is None
+        with pytest.raises(GONE):
+            await made.objects.open(inode.ino, writable=False)
+        lent.leases -= 1
+        await made.close(lent, writable=False)
+        await made.close(reader, writable=False)
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_a_packed_copy_that_rots_is_given_up_each_time_it_is_unpacked(made: World) -> None:
+    async def case() -> None:
+        space = made.namespace("n", compression="nvme")
+        inode = await made.store(b"n/a", NUMBERS, made.fast)
+        await made.demote(inode.ino)
+        found = made.find(b"a", space.ino)
+        assert found.packed is not None
+        made.residency.drop_copy(found, made.fast)
+        assert await made.read(inode.ino) == NUMBERS
+        made.residency.drop_copy(made.find(b"a", space.ino), made.fast)
+        rot(made.disk, inode)
+        with pytest.raises(GONE):
+            await made.objects.open(inode.ino, writable=False)
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        assert made.residency.counters["quarantined"] == 1
+        await made.check_at_rest()
+
+    run(case)
+
+
+@pytest.mark.parametrize("tier", ["ram", "nvme"])
+@pytest.mark.parametrize("after", [0.0, DAY])
+def test_what_a_check_only_reports_is_compared_by_the_next_open(
+    made: World, tier: str, after: float
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        made.residency.verified.after = after
+        inode, where = made.find(b"a"), made.fast if tier == "ram" else made.disk
+        if tier == "nvme":
+            made.residency.drop_copy(inode, made.fast)
+        reader = await made.objects.open(inode.ino, writable=False)
+        rot(where, inode)
+        found = []
+
+        async def tell(finding: Finding) -> None:
+            found.append((finding.kind, finding.state))
+
+        jobs = made.flow._jobs
+        survey = Survey(
+            *(made.residency, made.movers, jobs, tell), repair=False, hashes=True, live=True
+        )
+        await check(survey)
+        assert found == [("damaged", "found")]
+        assert made.objects.open_at_once(inode.ino) is None, "it has the copy of who reads"
+        await made.close(reader, writable=False)
+        assert not kept(where), "nothing is changed"
+        if tier == "ram":
+            assert await made.read(inode.ino) == BYTES, "NVMe has it, too"
+        else:
+            with pytest.raises(GONE):
+                await made.objects.open(inode.ino, writable=False)
+        await made.flow.trash.empty()
+        assert kept(where) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    run(case)
+
+
+# What is said is true
+
+
+def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(
+    made: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case() -> None:
+        inode = await on_nvme(made)
+        rot(made.disk, inode)
+        await made.promote(inode.ino)
+        assert made.residency.counters["quarantined"] == 0
+        await made.flow.trash.empty()
+        assert made.residency.counters["quarantined"] == 1
+        assert "is quarantined: its bytes do not match their digest" in caplog.text
+        made.flow.transfers.rotten(inode, made.disk)
+        await made.flow.trash.empty()
+        assert made.residency.counters["quarantined"] == 1, "there is nothing more to give up"
+
+    run(case)
+
+
+def test_nothing_is_said_of_a_file_that_was_not_there(
+    made: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case() -> None:
+        inode = await on_nvme(made)
+        os.unlink(made.disk.path(inode.ino, 1))
+        made.flow.transfers.rotten(inode, made.disk)
+        await made.flow.trash.empty()
+        assert made.residency.counters["quarantined"] == 0
+        assert "quarantined" not in caplog.text
+
+    run(case)
+
+
+def test_only_the_copy_that_is_meant_goes(made: World) -> None:
+    """Two may find the same one, and what RAM has is not the one that they found."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        found = made.find(b"a")
+        for _ in range(2):
+            made.flow.transfers.rotten(found.copy(), made.disk)
+        assert await made.read(inode.ino) == BYTES
+        await made.check_at_rest()
+
+    run(case)
+
+
+# After a death
+
+
+async def _open_and_rotten(made: World, *, promoted: bool) -> Inode:
+    inode = await on_nvme(made)
+    reader = await made.objects.open(inode.ino, writable=False)
+    if promoted:
+        await made.promote(inode.ino)
+    rot(made.disk, inode)
+    made.flow.transfers.rotten(reader.inode, made.disk)
+    await made.flow.trash.empty()
+    os.close(reader.fd)
+    made.residency.open.clear()
+    return inode
+
+
+def test_a_daemon_that_takes_over_does_not_serve_it_either(made: World) -> None:
+    """Beside the handles that read it; then what RAM has."""
+
+    async def case() -> None:
+        inode = await _open_and_rotten(made, promoted=True)
+        made.restart(crash=True)
+        left = takeover.Left(1, inode.ino, 77, writable=False, tier=made.disk.number, ending=False)
+        held = takeover.adopt(made.objects, [left])[1]
+        assert made.objects.open_at_once(inode.ino) is None
+        with pytest.raises(NotFoundError):
+            await made.objects.open(inode.ino, writable=False)
+        held.backing_id = 0  # which is none of these tests' backings
+        await made.census()
+        await made.close(held, writable=False)
+        assert await made.read(inode.ino) == BYTES
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_of_the_last_copy_nothing_is_left_after_a_death(made: World) -> None:
+    async def case() -> None:
+        inode = await _open_and_rotten(made, promoted=False)
+        made.restart(crash=True)
+        await made.census()
+        assert made.catalog.inode(inode.ino) is None
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    run(case)
+
+
+# Silent, until an open compares it
+
+
+async def _on_nvme_after_a_mount(made: World) -> Inode:
+    inode = await on_nvme(made)
+    made.restart()
+    await made.census()
+    return inode
+
+
+def test_the_first_open_after_a_mount_finds_it(made: World) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+        rot(made.disk, inode)
+        for writable in (True, False):
+            with pytest.raises(GONE):
+                await made.objects.open(inode.ino, writable=writable)
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        assert made.residency.counters["quarantined"] == made.residency.counters["misses"] == 1
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_an_open_of_a_file_that_is_mostly_holes_compares_its_data(made: World) -> None:
+    async def case() -> None:
+        made.expect(b"a", None)
+        held = await made.create(b"a", BYTES)
+        os.ftruncate(held.fd, 1 << 42)
+        await made.close(held, writable=True)
+        inode = held.inode
+        await made.settle(inode.ino)
+        made.restart()
+        await made.census()
+        opened = await made.objects.open(inode.ino, writable=False)
+        await made.close(opened, writable=False)
+        assert made.residency.counters["verified"] == 1
+        made.residency.verified.forget(inode.ino)
+        rot(made.disk, inode, 1 << 41)
+        with pytest.raises(GONE):
+            await made.objects.open(inode.ino, writable=False)
+        await made.flow.trash.empty()
+        assert kept(made.disk) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_opens_at_the_same_time_share_one_look(made: World) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(made.read, inode.ino)
+        assert await made.read(inode.ino) == BYTES
+        assert made.residency.counters["verified"] == 1
+
+    run(case)
+
+
+def test_it_is_looked_at_again_after_a_while(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+        for seconds, looks in ((0.0, 1), (DAY - 1, 1), (DAY, 2), (2 * DAY - 1, 2), (2 * DAY, 3)):
+            monkeypatch.setattr("time.monotonic", lambda: began + seconds)  # noqa: B023
+            assert await made.read(inode.ino) == BYTES
+            assert made.residency.counters["verified"] == looks, seconds
+        rot(made.disk, inode)
+        assert await made.read(inode.ino) != BYTES, "within that time it is not"
+        made.residency.verified.after = 60
+        monkeypatch.setattr("time.monotonic", lambda: began + 2 * DAY + 60)
+        with pytest.raises(GONE):
+            await made.read(inode.ino)
+
+    began = time.monotonic()
+    run(case)
+
+
+def test_with_verify_after_0_no_open_looks(made: World) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+        made.residency.verified.after = 0
+        wrong = rot(made.disk, inode)
+        assert await made.read(inode.ino) == wrong
+        assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+@pytest.mark.parametrize("by", ["settle", "demote", "promote", "check"])
+def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: str) -> None:
+    async def case() -> None:
+        if by == "demote":
+            inode = await made.store(b"a", BYTES, made.fast)
+            await made.demote(inode.ino)
+        elif by == "settle":
+            inode = await on_nvme(made)
+        else:
+            inode = await _on_nvme_after_a_mount(made)
+        if by == "promote":
+            await made.promote(inode.ino)
+        if by == "check":
+            survey = Survey(
+                *(made.residency, made.movers, made.flow._jobs, _no_finding),
+                repair=False,
+                hashes=True,
+                live=True,
+            )
+            await check(survey)
+        if made.fast in made.residency.holders(made.find(b"a")):
+            made.residency.drop_copy(made.find(b"a"), made.fast)
+        assert await made.read(inode.ino) == BYTES
+        assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+async def _no_finding(finding: Finding) -> None:
+    raise AssertionError(finding)
+
+
+def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        made.restart()
+        await made.census()
+        assert await made.read(inode.ino) == BYTES
+        assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+def test_an_open_from_ram_looks_at_nothing(made: World) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+        await made.promote(inode.ino)
+        made.residency.verified.forget(inode.ino)
+        held = made.objects.open_at_once(inode.ino)
+        assert held is not None
+        assert held.tier is made.fast
+        await made.close(held, writable=False)
+        assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+def test_a_disk_that_cannot_be_read_loses_no_copy(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        inode = await _on_nvme_after_a_mount(made)
+
+        def fail(fd: int, size: int, *, sparse: bool) -> bytes:
+            del fd, size, sparse
+            raise OSError(errno.EIO, "no such sector")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(copies, "digest_of", fail)
+            with pytest.raises(NotFoundError):
+                await made.read(inode.ino)
+        assert await made.read(inode.ino) == BYTES
+        assert made.residency.counters["quarantined"] == 0
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> None:
+    async def case() -> None:
+        inode = await on_nvme(stored)
+        await stored.upload_all()
+        stored.restart()
+        await stored.census()
+        rot(stored.disk, inode)
+        assert await stored.read(inode.ino) == BYTES
+        assert stored.residency.uncached == {inode.ino}, "the kernel may have read wrong bytes"
+        await stored.flow.trash.empty()
+        assert kept(stored.disk) == [f"{inode.ino:x}.1"]
+        await stored.check_at_rest()
+
+    run(case)
+
+
+def test_what_was_compared_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verified, "MOST", 3)
+    noted = verified.Verified()
+    for ino in (1, 2, 3, 1, 4):
+        noted.note(ino)
+    assert [ino for ino in range(6) if not noted.due(ino)] == [1, 3, 4]
+    noted.forget(3)
+    assert noted.due(3)
+
+
+def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy(
+    made: World,
+) -> None:
+    """A daemon died when a writer was about to begin; the next one takes the file for mapped."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        made.restart(crash=True)
+        with made.catalog.batch() as batch:
+            batch.mark_unfinished(inode.ino)
+        takeover.adopt(made.objects, [])
+        await made.census()
+        held = await made.objects.open(inode.ino, writable=True)
+        os.pwrite(held.fd, BYTES[::-1], 0)
+        await made.close(held, writable=True)
+        await made.objects.mappings.end(lambda _: True)
+        await made.flow.trash.empty()
+        found = made.find(b"a")
+        assert found.digest == b""
+        assert made.residency.holders(found) == [made.fast]
+        assert await made.read(inode.ino) == BYTES[::-1]
+        await made.demote(inode.ino)
+        made.residency.drop_copy(made.find(b"a"), made.fast)
+        await made.flow.trash.empty()
+        assert await made.read(inode.ino) == BYTES[::-1]
+        await made.check_at_rest()
+
+    run(case)
