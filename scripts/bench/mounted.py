@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ class Failed(click.ClickException):
     """The benchmark cannot go on: one line, exit code 1."""
 
 
-def command(*arguments: str) -> str:
+def command(*arguments: str, program: Sequence[str] = KVFS) -> str:
     """Run `kvfs` with these arguments; its output, or Failed."""
-    done = subprocess.run([*KVFS, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip()
         raise Failed(f"kvfs {' '.join(arguments)} exited {done.returncode}: {reason}")
@@ -35,21 +35,25 @@ def command(*arguments: str) -> str:
 
 
 class Mounted:
-    """One mount. `options` as `kvfs mount -o` takes them."""
+    """One mount. `options` as `kvfs mount -o` takes them; `program` is the kvfs that makes it."""
 
-    def __init__(self, path: Path, options: str) -> None:
+    def __init__(self, path: Path, options: str, program: Sequence[str] = KVFS) -> None:
         self.path = path
         self.options = options
+        self.program = program
 
     def mount(self) -> None:
-        command("mount", str(self.path), "-o", self.options)
+        self._command("mount", str(self.path), "-o", self.options)
 
     def umount(self, *, now: bool = False) -> None:
-        command("umount", str(self.path), *(["--now"] if now else []))
+        self._command("umount", str(self.path), *(["--now"] if now else []))
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(command("status", str(self.path), "--json"))
+        found: dict[str, Any] = json.loads(self._command("status", str(self.path), "--json"))
         return found
+
+    def _command(self, *arguments: str) -> str:
+        return command(*arguments, program=self.program)
 
     @property
     def pid(self) -> int:
@@ -115,10 +119,10 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def kvfs(mountpoint: Path, options: str) -> Iterator[Mounted]:
+def kvfs(mountpoint: Path, options: str, program: Sequence[str] = KVFS) -> Iterator[Mounted]:
     """A mount that is gone afterwards."""
     mountpoint.mkdir(parents=True)
-    mounted = Mounted(mountpoint, options)
+    mounted = Mounted(mountpoint, options, program)
     mounted.mount()
     try:
         yield mounted
