@@ -1,4 +1,4 @@
-"""mount(2), umount2(2), syncfs(2), parts of statx(2) and mount_setattr(2), which Python lacks.
+"""What Python lacks of mount(2), umount2(2), syncfs(2), sync_file_range(2), statx(2) and others.
 
 `kvfs.runtime` knows what is mounted.
 """
@@ -14,6 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
 MNT_DETACH = 2
 AT_FDCWD = -100
+SYNC_FILE_RANGE_WAIT_BEFORE = 1
 STATX_MNT_ID_UNIQUE = 0x4000
 # Numbers of system calls: the same on all architectures, as of all that are so new.
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
@@ -72,6 +73,19 @@ def syncfs(path: Path) -> None:
             raise OSError(code, os.strerror(code), str(path))
     finally:
         os.close(fd)
+
+
+def expect_written(fd: int) -> None:
+    """Raises OSError if the kernel could not write something of a file, and has told nobody yet.
+
+    The page cache may have lost it, so that a read gives zeros. Nothing is written, and waited for
+    is the first page alone, if it is on its way to the disk. An error is told once: who gets it has
+    to remember it (errseq_t, https://docs.kernel.org/core-api/errseq.html).
+    """
+    offset, one = ctypes.c_int64(0), ctypes.c_int64(1)
+    if _libc.sync_file_range(fd, offset, one, SYNC_FILE_RANGE_WAIT_BEFORE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def number(path: Path) -> int:

@@ -20,13 +20,14 @@ from typing import Protocol
 
 import trio
 
+from kvfs import mounts
 from kvfs.catalog import Inode
 from kvfs.core.backings import Io
 from kvfs.core.header import Header
 from kvfs.core.residency import Residency
 from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
-from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
+from kvfs.errors import CatalogError, KvfsError, NotFoundError, StaleError, TierError
 from kvfs.movement.copying import SourceChangedError, digest_of
 from kvfs.tiers import Bucket, Job, Tier, sync_patience
 
@@ -278,7 +279,11 @@ class Copies:
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """It looks as it was sealed. What a disk has changed since only the digest can tell."""
-        if not tier.slow or not inode.digest or not self.residency.verified.due(inode.ino):
+        if not tier.slow:
+            return True
+        if not inode.digest:
+            return await self._written(inode, tier, fd)
+        if not self.residency.verified.due(inode.ino):
             return True
         hashing = partial(digest_of, size=inode.size, sparse=inode.sparse)
         job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
@@ -290,10 +295,20 @@ class Copies:
         except SourceChangedError:
             found = b""  # it has become shorter
         if found != inode.digest:
-            self.residency.lose(inode, tier, quarantine=True, why=WRONG)
+            self._lose(inode, tier, quarantine=True, why=WRONG)
             return False
         self.residency.counters["verified"] += 1
         self.residency.verified.note(inode.ino)
+        return True
+
+    async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """It has no digest yet: the kernel tells whether it could write all of it so far."""
+        try:
+            await self._io(tier, Job.on_file("writeback", fd, mounts.expect_written))
+        except OSError as error:
+            tier.failed("writeback", inode.ino, error)
+            self._lose(inode, tier)
+            return False
         return True
 
     async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
@@ -319,7 +334,7 @@ class Copies:
             why = f"it has {found.st_size} bytes, expected {inode.size}"
         else:
             why = "it was written to, or not synced before a crash, and has no digest"
-        self.residency.lose(inode, tier, quarantine=True, why=why)
+        self._lose(inode, tier, quarantine=True, why=why)
         return False
 
     async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
@@ -339,8 +354,15 @@ class Copies:
             return True
         log.error("a copy is missing: %s", reason)
         self.residency.counters["missing"] += 1
-        self.residency.lose(inode, tier)
+        self._lose(inode, tier)
         return True
+
+    def _lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
+        """Whatever the catalog says to it: an open is a miss then, and no error."""
+        try:
+            self.residency.lose(inode, tier, quarantine=quarantine, why=why)
+        except CatalogError as error:
+            log.debug("inode %d is a miss all the same: %s", inode.ino, error)
 
     def _drop_if_lost(self, inode: Inode) -> None:
         current = self.catalog.inode(inode.ino)

@@ -21,7 +21,7 @@ Not for opening files, nor for moving bytes, nor for choosing what goes (that is
 
 import logging
 import os
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,7 @@ from kvfs.core.order import key_of
 from kvfs.core.prefixes import Prefixes
 from kvfs.core.stream import Stream
 from kvfs.core.verified import Verified
-from kvfs.errors import KvfsError
+from kvfs.errors import CatalogError, KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
 
 log = logging.getLogger(__name__)
@@ -214,11 +214,12 @@ class Residency:
         # inode -> where, bytes; a directory is nowhere
         self.limbo: OrderedDict[int, tuple[Tier | None, int]] = OrderedDict()
         self.trash: list[Trash] = []
-        self.late: list[Callable[[], Awaitable[None]]] = []  # what the catalog has refused
+        self.late: deque[Callable[[], Awaitable[None]]] = deque()  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
         self.census_done = trio.Event()
         self.census_step = trio.Event()
         self.verified = Verified()
+        self._losing: set[tuple[int, int, str]] = set()  # copies that are in `late` to be lost
         # Copies of them were given up: what the kernel has of their bytes may be wrong.
         self.uncached: set[int] = set()
         self.counted_to = 0  # inode number that the census has reached
@@ -527,10 +528,20 @@ class Residency:
             log.error("%s tier: %s is quarantined: %s", trash.tier.name, where, trash.why)
 
     async def retry(self) -> None:
-        """Do what the catalog has refused; what it refuses again is there again."""
-        late, self.late = self.late, []
-        for again in late:
-            await again()
+        """Do what the catalog has refused; what it refuses again is there again.
+
+        Raises what the last of those met, when all had their turn.
+        """
+        refused: KvfsError | None = None
+        for _ in range(len(self.late)):  # what is added meanwhile, by any thread, is for the next
+            again = self.late.popleft()
+            try:
+                await again()
+            except KvfsError as error:
+                self.late.append(again)
+                refused = error
+        if refused is not None:
+            raise refused
 
     # Changes of a sealed object that no writer has
 
@@ -540,7 +551,8 @@ class Residency:
         The last one takes the object along. That somebody has it open, or is about to, changes
         nothing: handles that read this copy read on, and nobody else opens it until they are
         closed. The kernel would refuse an open with another backing file, EIO. `quarantine` and
-        `why` are those of `throw_away`. Raises CatalogError.
+        `why` are those of `throw_away`. Raises CatalogError; then it is done when the catalog takes
+        it, and no open is served from the copy meanwhile.
         """
         current = self.inode(inode.ino)
         if (
@@ -551,25 +563,56 @@ class Residency:
         ):
             return
         self.verified.forget(inode.ino)
+        self.distrust(inode, tier)
+        try:
+            if current.in_bucket or len(self.holders(current)) > 1:
+                self.uncached.add(inode.ino)
+                self.drop_copy(current, tier, quarantine=quarantine, why=why)
+            else:
+                self.drop(current, "lost", quarantine=quarantine, why=why)
+        except CatalogError as error:
+            again = partial(self._lose_again, inode.copy(), tier, quarantine=quarantine, why=why)
+            self._lose_when_it_can((inode.ino, inode.version, tier.name), again, error)
+            raise
         self.verified.end_doubt(inode.ino, inode.version, tier.name)
-        held = self.open.get(inode.ino)
-        if held is not None and held.reads(tier):
-            held.lost = True
-        if current.in_bucket or len(self.holders(current)) > 1:
-            self.uncached.add(inode.ino)
-            self.drop_copy(current, tier, quarantine=quarantine, why=why)
-        else:
-            self.drop(current, "lost", quarantine=quarantine, why=why)
 
-    def doubt(self, inode: Inode, tier: Tier) -> None:
-        """A check has found a wrong copy, and is not to change anything: the next open compares it.
+    async def _lose_again(
+        self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
+    ) -> None:
+        self.lose(inode, tier, quarantine=quarantine, why=why)
+        self._losing.discard((inode.ino, inode.version, tier.name))
 
-        Handles that read it read on, and nobody else opens it before they are closed.
+    def _lose_when_it_can(
+        self, copy: tuple[int, int, str], again: Callable[[], Awaitable[None]], error: CatalogError
+    ) -> None:
+        if copy in self._losing:  # each open of it may ask for that
+            return
+        log.error(
+            "the copy of inode %d, version %d, on %s is wrong, and no open is served from it; its "
+            "record goes when the catalog works: %s",
+            *(*copy, error),
+        )
+        self._losing.add(copy)
+        self.late.append(again)
+
+    def distrust(self, inode: Inode, tier: Tier) -> None:
+        """A copy is known not to be what it should be, and the catalog has it yet.
+
+        The next open compares it, and without a digest takes it for lost. Nobody makes a copy of
+        one without a digest. Handles that read it read on, and nobody else opens it before they
+        are closed.
         """
         self.verified.doubt(inode.ino, inode.version, tier.name)
         held = self.open.get(inode.ino)
-        if held is not None and held.reads(tier) and not held.writers:
+        if held is not None and held.reads(tier):
             held.lost = True
+
+    def is_distrusted(self, inode: Inode) -> bool:
+        """Whether nothing can tell what a copy of it should be that is known to be wrong."""
+        return not inode.digest and any(
+            self.verified.is_doubted(inode.ino, inode.version, tier.name)
+            for tier in self.holders(inode)
+        )
 
     def add_copy(
         self,

@@ -28,7 +28,7 @@ class Moved(NamedTuple):
 
 
 class LostError(OSError):
-    """A sync failed: what was written may be gone, though the page cache still has it."""
+    """What was written to a file may be gone, though the page cache may still have it."""
 
 
 class SourceChangedError(Exception):
@@ -42,7 +42,7 @@ def copy(
 
     sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
     these bytes is elsewhere. sparse: the digest is of that kind, see `hashing`. Raises OSError,
-    SourceChangedError; then nothing is left behind.
+    LostError of the source, SourceChangedError; then nothing is left behind.
     """
     moved = _copy_part(source, destination, size, sync=sync, cold=cold, sparse=sparse)
     _finish(destination)
@@ -96,6 +96,7 @@ def _copy_part(
             if size and not sparse:
                 os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
             digest = _stream(inp, size, out, sparse=sparse)
+            expect_written(inp, source)
             if sparse:
                 os.truncate(out, size)  # no huge page for each few bytes
             if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
@@ -160,6 +161,14 @@ def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
 def _sync(inp: int, source: str) -> None:
     try:
         os.fsync(inp)
+    except OSError as error:
+        raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
+
+
+def expect_written(inp: int, source: str) -> None:
+    """Raises LostError if the bytes that were read may be others than those that were written."""
+    try:
+        mounts.expect_written(inp)
     except OSError as error:
         raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 

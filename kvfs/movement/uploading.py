@@ -14,7 +14,7 @@ from pathlib import Path
 from kvfs import failpoints
 from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
-from kvfs.movement.copying import SourceChangedError
+from kvfs.movement.copying import LostError, SourceChangedError, expect_written
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
@@ -61,10 +61,14 @@ def upload(
             digest = about.digest
             if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
                 digest, chunks = weigh(fd, about.size)
+            if not about.digest:
+                _expect_written(fd, source)
             first = header.weigh(fd, about.size)
             sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)
         else:
             digest = packed.content
+            if not about.digest:
+                _expect_written(fd, source)
             sent = packed.fd
             stored = Stored(
                 target.key, "", packed.size, packed.digest, packed.codec, told=about.told
@@ -116,6 +120,14 @@ def remove(
 def sweep(transfers: Transfers, notes: str) -> int:
     """Abort the uploads that were cut short; how many there were."""
     return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
+
+
+def _expect_written(fd: int, source: str) -> None:
+    """Of a file without a digest: it has what was written to it. Raises SourceError."""
+    try:
+        expect_written(fd, source)
+    except LostError as error:
+        raise SourceError(f"the kernel could not write {source}: {error}") from error
 
 
 def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:

@@ -8,17 +8,20 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from kvfs import mounts
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core import copies, takeover, verified
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.verified import DAY
-from kvfs.errors import InUseError, NotFoundError, StaleError
+from kvfs.errors import CatalogError, InUseError, NotFoundError, StaleError
+from kvfs.movement.movers import LostError
 from kvfs.tiers import Tier
 from tests.s3.memory import MemoryStore
 from tests.unit.world import MIB, World, digest, world
@@ -606,6 +609,128 @@ def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
         await made.census()
         assert await made.read(inode.ino) == BYTES
         assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+def unwritten(fd: int) -> None:
+    """As the kernel says that the disk did not take what it has taken."""
+    os.fstat(fd)
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise CatalogError("its disk takes no writes")
+
+
+def test_what_the_kernel_could_not_write_is_a_miss(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        monkeypatch.setattr(mounts, "expect_written", unwritten)
+        with pytest.raises(NotFoundError):
+            await made.read(inode.ino)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_no_copy_is_made_of_what_the_kernel_could_not_write(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        monkeypatch.setattr(mounts, "expect_written", unwritten)
+        await made.promote(inode.ino)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_what_the_kernel_could_not_write_does_not_go_up(
+    stored: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        inode = await stored.store(b"a", BYTES, stored.disk)
+        monkeypatch.setattr(mounts, "expect_written", unwritten)
+        await stored.upload(inode.ino)
+        with pytest.raises(NotFoundError):
+            stored.find(b"a")
+        await stored.check_at_rest()
+
+    run(case)
+
+
+@pytest.mark.parametrize("found_by", ["sync", "open", "promotion", "fsync"])
+def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it(
+    made: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_by: str
+) -> None:
+    """Who is told of the error is the only one: the next sync would say that all is well."""
+
+    async def lost(*_: object, **__: object) -> None:
+        raise LostError(errno.EIO, "Input/output error")
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        with monkeypatch.context() as patch:
+            patch.setattr(made.catalog, "commit", refuse)
+            with monkeypatch.context() as once:
+                once.setattr(mounts, "expect_written", unwritten)
+                once.setattr(made.movers, "read_through", lost)
+                if found_by == "sync":
+                    await made.settle(inode.ino)
+                elif found_by == "open":
+                    with pytest.raises(NotFoundError):
+                        await made.read(inode.ino)
+                elif found_by == "promotion":
+                    await made.promote(inode.ino)
+                else:
+                    with pytest.raises(CatalogError):
+                        await made.flow.settlement.lose(inode.ino, inode.version)
+            for _ in range(3):
+                with pytest.raises(NotFoundError):
+                    await made.read(inode.ino)
+            for _ in range(2):
+                with pytest.raises(CatalogError):
+                    await made.residency.retry()
+            assert len(made.residency.late) == 1
+            assert caplog.text.count("no open is served from it") == 1
+        await made.settle(inode.ino)
+        await made.promote(inode.ino)
+        found = made.find(b"a")
+        assert (found.digest, made.residency.holders(found)) == (b"", [made.disk])
+        await made.residency.retry()
+        assert not made.residency.late
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_what_is_tried_again_and_fails_takes_nothing_else_along(made: World) -> None:
+    async def case() -> None:
+        done: list[int] = []
+        broken = [True]
+
+        async def work(number: int) -> None:
+            if number == 1 and broken:
+                made.residency.late.append(partial(work, 3))  # as any thread may do meanwhile
+                raise CatalogError("its disk takes no writes")
+            done.append(number)
+
+        made.residency.late.extend(partial(work, number) for number in range(3))
+        with pytest.raises(CatalogError):
+            await made.residency.retry()
+        assert done == [0, 2]
+        broken.clear()
+        await made.residency.retry()
+        assert done == [0, 2, 3, 1]
 
     run(case)
 

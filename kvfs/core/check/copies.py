@@ -303,7 +303,7 @@ class Copies:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
             await survey.io(partial(_set_times, path, times))
         if verdict.kind == "damaged" and not survey.repair and (now := self._fit(ino, version)):
-            self.residency.doubt(now, tier)
+            self.residency.distrust(now, tier)
         survey.report(verdict.kind, ino, names, what, cure, mend)
 
     def _mend(

@@ -79,12 +79,17 @@ class Settlement:
         Who has it open has what the page cache has; nobody opens it after that.
         """
         residency, nvme = self.residency, self.residency.nvme
+        current = residency.inode(ino)
+        if nvme is None or current is None or not current.on_nvme:
+            return
         held = residency.open.get(ino)
         if held is not None:  # if it is being written, the file gets its next version's name
-            residency.late.append(partial(self.lose, ino, held.inode.version))
-        elif ino in residency.busy:
+            residency.distrust(current, nvme)
+            residency.late.append(partial(self.lose, ino, current.version))
+        elif current.version == version and ino in residency.busy:
+            residency.distrust(current, nvme)
             residency.late.append(partial(self.lose, ino, version))
-        elif nvme is not None and (current := self.transfers.fit(ino, version)) and current.on_nvme:
+        elif current.version == version:
             residency.lose(current, nvme)
 
     async def matches(self, tier: Tier, inode: Inode) -> bool:

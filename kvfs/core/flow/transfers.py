@@ -20,6 +20,7 @@ from kvfs.core.residency import Residency
 from kvfs.errors import CatalogError
 from kvfs.fairness.fair_queue import FairQueue
 from kvfs.movement.movers import (
+    LostError,
     Moved,
     MoverFailedError,
     MoverOverdueError,
@@ -66,7 +67,9 @@ class Transfers:
         current = self.residency.inode(ino)
         if current is None or not current.links or not current.sealed or self.written(ino):
             return None
-        return current if version in {None, current.version} else None
+        if version not in {None, current.version} or self.residency.is_distrusted(current):
+            return None
+        return current
 
     async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
         """Copy sealed objects and enter the copies of those that did not change meanwhile."""
@@ -108,6 +111,8 @@ class Transfers:
                     self._too_large(current, target, moved)
                 elif current is not None:
                     self.trouble.failed("copy", ino, moved)
+                    if isinstance(moved, LostError):
+                        self.residency.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
                 try:
                     self._enter(current, target, moved, packed)
@@ -135,11 +140,11 @@ class Transfers:
     async def _carry_one(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked | OSError:
-        """What it was, or that the target has no file of its size."""
+        """What it was, or that the target has no file of its size, or the source lacks bytes."""
         try:
             return await self._carry(inode, target, path)
         except OSError as error:
-            if not _is_too_large(error, target):
+            if not isinstance(error, LostError) and not _is_too_large(error, target):
                 raise
             return error
 
