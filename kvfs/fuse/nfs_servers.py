@@ -9,14 +9,15 @@ or with hidepid) is none.
 
 from pathlib import Path
 
+from kvfs.core.scans import process_of
+
 NAMES = {"ganesha.nfsd", "nfsd"}  # of processes; threads may have names of their own
 
 
 def is_nfs_server(thread: int) -> bool:
     """Two small files of /proc: some 30 us."""
     try:
-        status = Path(f"/proc/{thread}/status").read_text("utf-8", "replace")
-        process = next(line.split()[1] for line in status.splitlines() if line.startswith("Tgid:"))
-        return Path(f"/proc/{process}/comm").read_text("utf-8", "replace").strip() in NAMES
+        name = Path(f"/proc/{process_of(thread)}/comm").read_text("utf-8", "replace")
     except OSError:
         return False
+    return name.strip() in NAMES
