@@ -118,15 +118,6 @@ def publish_name(transfers: Transfers, record: tuple[str, bytes] | None) -> None
         transfers.store.put(key, content, {}, once=False)
 
 
-def refuse_existing(transfers: Transfers, key: str) -> None:
-    """Raises ObjectExistsError if something has this key."""
-    try:
-        transfers.store.head(key)
-    except NoObjectError:
-        return
-    raise ObjectExistsError(f"{transfers.store.name}/{key} is there already")
-
-
 def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
     """What another node has stored there, if it is this very object, and can be read here."""
     head, where = transfers.store.head(key), f"{transfers.store.name}/{key}"

@@ -35,7 +35,7 @@ def copy(
     fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)
     try:
         if fresh:
-            publishing.refuse_existing(transfers, target.key)
+            transfers.refuse_existing(target.key)
         if source.size <= WHOLE:
             made_by = {ATTEMPT: target.token} if target.token else {}
             etag = transfers.store.copy(

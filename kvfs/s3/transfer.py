@@ -81,7 +81,7 @@ class Transfers:
         token: what the attempt is called in the object's metadata, if that is to be known.
         """
         if once and not self.terms.once_put:
-            self._refuse_existing(key)
+            self.refuse_existing(key)
         token = token or uuid.uuid4().hex
         try:
             return self.store.put(
@@ -135,7 +135,7 @@ class Transfers:
             begun(upload_id)
             parts = self._send_parts(key, upload_id, fd, size, digest)
             if once and not self.terms.once_complete:
-                self._refuse_existing(key)
+                self.refuse_existing(key)
             once = once and self.terms.once_complete
             self.store.complete(key, upload_id, parts, once=once)
         except (ObjectExistsError, NoUploadError, OutageError):
@@ -219,7 +219,7 @@ class Transfers:
             if self.store.head(source).etag != etag:  # not every store looks by itself
                 raise ObjectChangedError(f"{self.store.name}/{source}: its ETag has changed")
             if once and not self.terms.once_complete:
-                self._refuse_existing(key)
+                self.refuse_existing(key)
             self.store.complete(key, upload_id, parts, once=once and self.terms.once_complete)
         except (ObjectExistsError, NoUploadError, OutageError):
             if made := self._made(key, token):
@@ -314,7 +314,8 @@ class Transfers:
                 future.cancel()
             wait(running)
 
-    def _refuse_existing(self, key: str) -> None:
+    def refuse_existing(self, key: str) -> None:
+        """Raises ObjectExistsError if something has this key."""
         try:
             self.store.head(key)
         except NoObjectError:
