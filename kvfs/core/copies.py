@@ -28,7 +28,8 @@ from kvfs.core.residency import Residency
 from kvfs.core.scans import Scans
 from kvfs.core.stream import Stream
 from kvfs.errors import CatalogError, KvfsError, NotFoundError, StaleError, TierError
-from kvfs.movement.copying import SourceChangedError, digest_of
+from kvfs.movement.copying import digest_of
+from kvfs.movement.parts import SourceChangedError
 from kvfs.tiers import Bucket, Job, Tier, sync_patience
 
 log = logging.getLogger(__name__)

@@ -6,15 +6,22 @@ by the workers, so it imports little. Not for picking what to move.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kvfs import failpoints, mounts
 from kvfs.movement.hashing import Dense, Sparse, data_ranges
+from kvfs.movement.parts import (
+    SourceChangedError,
+    complete,
+    expect_size,
+    part,
+    reading,
+    remove_parts,
+)
 
 T = TypeVar("T")
-PART = ".part"
 NICENESS = 15  # opens while movers work: see scripts/bench/busy.py
 PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost system calls
 
@@ -29,10 +36,6 @@ class Moved(NamedTuple):
 
 class LostError(OSError):
     """What was written to a file may be gone, though the page cache may still have it."""
-
-
-class SourceChangedError(Exception):
-    """The source is not (or no longer) the file that the job was about."""
 
 
 def copy(
@@ -73,8 +76,7 @@ def copy_all(
         if done:
             mounts.syncfs(Path(done[0]).parent)
     except OSError:
-        for destination in done:
-            Path(destination + PART).unlink(missing_ok=True)
+        remove_parts(done)
         raise
     for destination in done:
         _finish(destination)
@@ -85,21 +87,18 @@ def _copy_part(
     source: str, destination: str, size: int, *, sync: bool, cold: bool, sparse: bool
 ) -> Moved:
     """The bytes, under a name that nobody looks for."""
-    part = destination + PART
-    inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with reading(source) as inp:
         if failpoints.active:
             failpoints.reach("movement.copy")
-        out = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            before = _expect(inp, source, size)
+        with part(destination) as out:
+            before = expect_size(inp, source, size)
             if size and not sparse:
                 os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
             digest = _stream(inp, size, out, sparse=sparse)
             expect_written(inp, source)
             if sparse:
                 os.truncate(out, size)  # no huge page for each few bytes
-            if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
+            if expect_size(inp, source, size).st_mtime_ns != before.st_mtime_ns:
                 raise SourceChangedError(f"{source} was written to while it was copied")
             os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             if sync:
@@ -110,29 +109,12 @@ def _copy_part(
             if failpoints.active:
                 failpoints.reach("movement.copy.written")
             return Moved(digest, os.fstat(out).st_blocks)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(out)
-    finally:
-        os.close(inp)
 
 
 def _finish(destination: str) -> None:
-    try:
-        os.rename(destination + PART, destination)
-    except OSError:
-        Path(destination + PART).unlink(missing_ok=True)
-        raise
+    complete(destination)
     if failpoints.active:
         failpoints.reach("movement.copy.renamed")
-
-
-def remove_parts(destinations: Sequence[str]) -> None:
-    """What a mover that was killed has left. Raises OSError."""
-    for destination in destinations:
-        Path(destination + PART).unlink(missing_ok=True)
 
 
 def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:
@@ -140,17 +122,14 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
 
     Raises LostError if that fails, OSError, SourceChangedError.
     """
-    inp = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with reading(source) as inp:
         if failpoints.active:
             failpoints.reach("movement.read")
-        blocks = _expect(inp, source, size).st_blocks
+        blocks = expect_size(inp, source, size).st_blocks
         digest = _stream(inp, size, None, sparse=sparse)
         if sync:
             _sync(inp, source)
         return Moved(digest, blocks)
-    finally:
-        os.close(inp)
 
 
 def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
@@ -171,13 +150,6 @@ def expect_written(inp: int, source: str) -> None:
         mounts.expect_written(inp)
     except OSError as error:
         raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
-
-
-def _expect(inp: int, source: str, size: int) -> os.stat_result:
-    found = os.fstat(inp)
-    if found.st_size != size:
-        raise SourceChangedError(f"{source} has {found.st_size} bytes, expected {size}")
-    return found
 
 
 def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:

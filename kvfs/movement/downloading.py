@@ -7,16 +7,14 @@ It is not synced: after a crash its digest has to tell. Not for choosing what co
 """
 
 import os
-from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.catalog import Stored
 from kvfs.movement import copying, publishing
-from kvfs.movement.copying import PART, Moved
+from kvfs.movement.copying import Moved
+from kvfs.movement.parts import complete, part
 from kvfs.s3.errors import ObjectChangedError, WrongBytesError
 from kvfs.s3.transfer import Transfers
-
-_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 def download(
@@ -31,50 +29,43 @@ def download(
 
     If it has another ETag by now it must say of itself that it has the same bytes.
     """
-    part = destination + PART
     if failpoints.active:
         failpoints.reach("movement.download")
-    out = os.open(part, _NEW, 0o600)
-    try:
+    with part(destination) as out:
         if size:
             os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
         try:
-            spent = _fetch(transfers, stored, out, part, size, digest)
+            spent = _fetch(transfers, stored, out, destination, size, digest)
         except ObjectChangedError:
             now, *_ = publishing.as_it_is_now(transfers, stored, digest)
-            spent = _fetch(transfers, now, out, part, size, digest)
+            spent = _fetch(transfers, now, out, destination, size, digest)
         os.utime(out, ns=(touched_ns, touched_ns))
         if failpoints.active:
             failpoints.reach("movement.download.written")
         blocks = os.fstat(out).st_blocks
-        os.rename(part, destination)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(out)
+        complete(destination)
     if failpoints.active:
         failpoints.reach("movement.download.renamed")
     return Moved(digest, blocks, spent)
 
 
 def _fetch(
-    transfers: Transfers, stored: Stored, out: int, part: str, size: int, digest: bytes
+    transfers: Transfers, stored: Stored, out: int, destination: str, size: int, digest: bytes
 ) -> float:
     """Processor time of decompressing, in seconds."""
     if stored.codec != "none":
-        return _decompressed(transfers, stored, out, part, size, digest)
+        return _decompressed(transfers, stored, out, destination, size, digest)
     transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
     return 0.0
 
 
 def _decompressed(
-    transfers: Transfers, stored: Stored, out: int, part: str, size: int, digest: bytes
+    transfers: Transfers, stored: Stored, out: int, destination: str, size: int, digest: bytes
 ) -> float:
     """Processor time in seconds."""
     from kvfs.compression.files import decompress  # noqa: PLC0415 (who needs it loads it)
 
-    packed = os.open(os.path.dirname(part), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    packed = os.open(os.path.dirname(destination), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         transfers.download(stored.key, packed, stored.size, etag=stored.etag, digest=stored.digest)
         spent = decompress(stored.codec, packed, out, size, stored.size)

@@ -22,7 +22,8 @@ import trio_parallel  # type: ignore[import-untyped]
 from kvfs.catalog import PackedCopy
 from kvfs.errors import TierError
 from kvfs.movement import copying, repacking
-from kvfs.movement.copying import NICENESS, LostError, Moved, SourceChangedError
+from kvfs.movement.copying import NICENESS, LostError, Moved
+from kvfs.movement.parts import SourceChangedError, remove_parts
 from kvfs.movement.repacking import Repacked
 
 log = logging.getLogger(__name__)
@@ -299,7 +300,7 @@ class Movers:
 
     @staticmethod
     async def _remove_parts(destinations: Sequence[str]) -> None:
-        remove = partial(copying.remove_parts, destinations)
+        remove = partial(remove_parts, destinations)
         try:
             await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
         except OSError as error:

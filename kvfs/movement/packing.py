@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 from kvfs.compression.files import compress
 from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement import copying
-from kvfs.movement.copying import SourceChangedError
+from kvfs.movement.parts import SourceChangedError
 
 MEMORY = 64 << 20  # bytes of an object that is packed in memory: as many as a put has in it
 

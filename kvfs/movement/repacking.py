@@ -11,7 +11,6 @@ whose size it is known. Raises OSError, SourceChangedError, TierError. Not for t
 
 import os
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 from kvfs import failpoints
@@ -20,11 +19,9 @@ from kvfs.compression.container import DamagedError
 from kvfs.compression.files import compress, content_digest, decompress
 from kvfs.errors import KvfsError
 from kvfs.movement import copying
-from kvfs.movement.copying import PART, Moved, SourceChangedError
+from kvfs.movement.copying import Moved
 from kvfs.movement.packing import Packing
-
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+from kvfs.movement.parts import SourceChangedError, complete, expect_size, part, reading
 
 
 class Repacked(NamedTuple):
@@ -41,17 +38,14 @@ class Repacked(NamedTuple):
 
 def pack(source: str, destination: str, size: int, element_size: int | None) -> Repacked:
     """Compress `size` bytes into a new file and sync it; element_size: see `compress`."""
-    part = destination + PART
-    inp = os.open(source, _READ)
-    try:
+    with reading(source) as inp:
         if failpoints.active:
             failpoints.reach("movement.pack")
-        before = _expect(inp, source, size)
-        out = os.open(part, _NEW, 0o600)
-        try:
+        before = expect_size(inp, source, size)
+        with part(destination) as out:
             packed, content, packing = _compressed(inp, out, size, element_size)
             if packed is not None:
-                if _expect(inp, source, size).st_mtime_ns != before.st_mtime_ns:
+                if expect_size(inp, source, size).st_mtime_ns != before.st_mtime_ns:
                     raise SourceChangedError(f"{source} was written to while it was compressed")
                 os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
                 os.fsync(out)
@@ -60,14 +54,7 @@ def pack(source: str, destination: str, size: int, element_size: int | None) -> 
                 packed = packed._replace(blocks=os.fstat(out).st_blocks)
                 if failpoints.active:
                     failpoints.reach("movement.pack.written")
-                os.rename(part, destination)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(out)
-    finally:
-        os.close(inp)
+                complete(destination)
     if packed is None:
         moved = copying.copy(source, destination, size, sync=True, cold=True)
         return Repacked(moved, packing=packing)
@@ -110,8 +97,7 @@ def unpack(
 def _unpack(
     source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
 ) -> Repacked:
-    inp = os.open(source, _READ)
-    try:
+    with reading(source) as inp:
         if failpoints.active:
             failpoints.reach("movement.unpack")
         found = os.fstat(inp)
@@ -120,8 +106,6 @@ def _unpack(
             _expect_digest(source, moved.digest, digest)
             return Repacked(moved, in_place=True)
         moved = _unpacked(inp, found, destination, packed, size, digest, sync=sync)
-    finally:
-        os.close(inp)
     if failpoints.active:
         failpoints.reach("movement.unpack.renamed")
     return Repacked(moved)
@@ -137,12 +121,10 @@ def _unpacked(
     *,
     sync: bool,
 ) -> Moved:
-    part = destination + PART
-    out = os.open(part, _NEW, 0o600)
-    try:
+    with part(destination) as out:
         os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
         spent = decompress(packed.codec, inp, out, size, packed.size)
-        _expect_digest(part, copying.digest_of(out, size, sparse=False), digest)
+        _expect_digest(destination, copying.digest_of(out, size, sparse=False), digest)
         os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
         if sync:
             os.fsync(out)
@@ -150,29 +132,14 @@ def _unpacked(
         if failpoints.active:
             failpoints.reach("movement.unpack.written")
         blocks = os.fstat(out).st_blocks
-        os.rename(part, destination)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(out)
+        complete(destination)
     return Moved(digest, blocks, spent)
 
 
 def unpacked_digest(source: str, packed: PackedCopy, size: int) -> bytes:
     """The xxh3-128 of what a packed copy stands for. Raises DamagedError."""
-    inp = os.open(source, _READ)
-    try:
+    with reading(source) as inp:
         return content_digest(packed.codec, inp, size, packed.size)
-    finally:
-        os.close(inp)
-
-
-def _expect(inp: int, source: str, size: int) -> os.stat_result:
-    found = os.fstat(inp)
-    if found.st_size != size:
-        raise SourceChangedError(f"{source} has {found.st_size} bytes, expected {size}")
-    return found
 
 
 def _expect_digest(path: str, found: bytes, expected: bytes) -> None:

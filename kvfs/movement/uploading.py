@@ -14,7 +14,8 @@ from pathlib import Path
 from kvfs import failpoints
 from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
-from kvfs.movement.copying import LostError, SourceChangedError, expect_written
+from kvfs.movement.copying import LostError, expect_written
+from kvfs.movement.parts import SourceChangedError, reading
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
@@ -40,8 +41,7 @@ def upload(
     digest than it should.
     """
     with ExitStack() as stack:
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        stack.callback(os.close, fd)
+        fd = stack.enter_context(reading(source))
         if failpoints.active:
             failpoints.reach("movement.upload")
         if copy is not None and os.fstat(fd).st_size == about.size:

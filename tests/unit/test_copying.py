@@ -11,7 +11,8 @@ import xxhash
 
 from kvfs.mounts import mount, umount
 from kvfs.movement import copying
-from kvfs.movement.copying import PIECE, Moved, SourceChangedError, copy, read_through
+from kvfs.movement.copying import PIECE, Moved, copy, read_through
+from kvfs.movement.parts import SourceChangedError
 
 RANDOM = random.Random(1)
 

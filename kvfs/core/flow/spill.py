@@ -28,7 +28,7 @@ from kvfs.core.flow.upload import AGAIN, BUSY, Later, Uploads
 from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
 from kvfs.errors import KvfsError, TierError
-from kvfs.movement.copying import SourceChangedError
+from kvfs.movement.parts import SourceChangedError
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
 from kvfs.tiers import Bucket

@@ -21,8 +21,8 @@ from kvfs.core.flow.backoff import Backoff
 from kvfs.core.flow.transfers import Transfers
 from kvfs.core.quota import Quota
 from kvfs.core.residency import Residency
-from kvfs.movement.copying import SourceChangedError
 from kvfs.movement.packing import Packing
+from kvfs.movement.parts import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
