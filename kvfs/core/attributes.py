@@ -43,7 +43,7 @@ class Attributes:
         inode = self.tree.inode(ino)
         if mode is not None:
             inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
-        elif inode.is_file and (uid is not None or gid is not None):
+        elif not stat.S_ISDIR(inode.mode) and (uid is not None or gid is not None):
             inode.mode &= ~stat.S_ISUID  # a new owner has not granted them
             if inode.mode & stat.S_IXGRP:
                 inode.mode &= ~stat.S_ISGID

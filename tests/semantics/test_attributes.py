@@ -22,7 +22,8 @@ HOUR = 3600 * 10**9
 def test_mode_and_owner(here: Path) -> None:
     """
     `chmod` and `chown` change mode, user and group of anything, and `st_ctime` with them. Changing
-    the owner of a file takes its set-user-ID bit away, as does writing to it without privileges.
+    the owner of a file, a fifo, a socket or a device takes its set-user-ID bit away, as does
+    writing to a file without privileges.
     """
     (here / "a").touch()
     os.symlink("a", here / "link")
@@ -37,6 +38,12 @@ def test_mode_and_owner(here: Path) -> None:
     os.chmod(here / "a", 0o4777)
     assert as_nobody(here, lambda: os.close(_written(os.open("a", os.O_WRONLY)))) == 0
     assert os.stat(here / "a").st_mode == 0o100777
+    for kind in (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR):
+        node = here / f"{kind}"
+        os.mknod(node, kind | 0o600, os.makedev(1, 3))
+        os.chmod(node, 0o6711)
+        os.chown(node, 1, -1)
+        assert os.lstat(node).st_mode == kind | 0o711
     os.lchown(here / "link", 77, 88)
     assert os.lstat(here / "link").st_uid == 77
     assert os.stat(here / "a").st_uid == 1
