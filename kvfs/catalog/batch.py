@@ -43,7 +43,7 @@ class Batch:
         self.sync = False
 
     def then(self, consequence: Callable[[], None]) -> None:
-        """What is to be done once this is committed, and only then. It may not fail."""
+        """What is to be done once this is committed, and only then. It reads no disk."""
         self._then.append(consequence)
 
     def put(self, inode: Inode) -> None:
@@ -93,6 +93,14 @@ class Batch:
             return None
         found = next((one for one in reversed(self._put) if one.ino == ino), None)
         return self._catalog.inode(ino) if found is None else found
+
+    def marked(self, kind: bytes, ino: int) -> bytes | None:
+        """What a mark will say; None if there will be none."""
+        key = kind + keys.number_key(ino)
+        for changed, value in reversed(self._changes):
+            if changed == key:
+                return value
+        return self._catalog.mark(kind, ino)
 
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
         key = keys.NAMES + keys.name_key(parent, name)
@@ -166,8 +174,19 @@ class Batch:
         except BaseException:
             self._undo()
             raise
+        self._follow()
+
+    def _follow(self) -> None:
+        """Do what follows, all of it: the change has happened. Raises what the first of it met."""
+        met: Exception | None = None
         for consequence in self._then:
-            consequence()
+            try:
+                consequence()
+            except Exception as error:
+                log.exception("what follows from a change of the catalog failed")
+                met = met or error
+        if met is not None:
+            raise met
 
     def _undo(self) -> None:
         """The records in memory must not say what was never committed: some are of open files."""

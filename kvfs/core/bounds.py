@@ -101,14 +101,9 @@ class Bounds:
         held.grows = taken > held.staged
         self.residency.weigh(held, taken)
         if taken > held.reserved:
-            self._reserve(held, taken + held.ahead)
+            held.reserve(taken + held.ahead)
         if (why := _too_much(held, taken)) is not None:  # also where its quota became less
             self._end(held, why)
-
-    @staticmethod
-    def _reserve(held: OpenObject, wanted: int) -> None:
-        held.tier.reserved += wanted - held.reserved
-        held.reserved = wanted
 
     def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
         """What grows goes, the largest first, when the rest may not."""
@@ -172,7 +167,7 @@ class Bounds:
         if held.space is not None and not self.quota.follow(held.space):
             raise self.quota.exceeded(held.space)
         if wanted > held.reserved:
-            self._reserve(held, wanted)
+            held.reserve(wanted)
         while (found := self.room.make_room(held.tier)) is not None:
             if found is held:
                 raise _no_room(held.tier, wanted)

@@ -275,18 +275,19 @@ class Dirty:
         self.contested.leave(inode.ino, batch)
         batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
         if self.bucket is not None:
-            batch.then(partial(self._add, inode, sealed_ns))
+            value = batch.marked(keys.STORED, inode.ino)
+            batch.then(partial(self._add, inode, sealed_ns, value))
 
     def _unmark(self, ino: int, batch: Batch) -> None:
         self.contested.leave(ino, batch)
         batch.unmark(keys.UNSTORED, ino)
         batch.then(partial(self._discard, ino))
 
-    def _add(self, inode: Inode, sealed_ns: int) -> None:
+    def _add(self, inode: Inode, sealed_ns: int, stored: bytes | None) -> None:
+        """stored: the mark of what the bucket has of it."""
         self._discard(inode.ino)
-        stored = self.stored(inode.ino)
         if stored is not None:
-            self.superseded.claim(inode.ino, stored.key)
+            self.superseded.claim(inode.ino, keys.stored(stored).key)
         size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
         self._entries[inode.ino] = _Entry(sealed_ns, size)
         heapq.heappush(self._ages, (sealed_ns, inode.ino))
@@ -397,4 +398,4 @@ class Dirty:
             return
         inode = self.catalog.inode(ino)
         if inode is not None:
-            self._add(inode, keys.U64.unpack(value)[0])
+            self._add(inode, keys.U64.unpack(value)[0], self.catalog.mark(keys.STORED, ino))

@@ -25,6 +25,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from struct import Struct
 from typing import NoReturn, TypeVar
@@ -52,7 +53,7 @@ from kvfs.errors import (
     TierError,
     TooLargeError,
 )
-from kvfs.tiers import Bucket, Job, OverdueError, Tier
+from kvfs.tiers import Bucket, Job, OverdueError, Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,7 @@ class Objects:
     ) -> OpenObject:
         """where: its bytes were there, if they had to be brought here for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
-        held.reserved = self.residency.from_limbo(inode.ino)
+        held.reservation = self.residency.from_limbo(inode.ino)
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
@@ -359,9 +360,9 @@ class Objects:
         namespace = self.residency.namespaces.of(self._directory(parent))
         late = namespace.settings.publish == "close" and not at_once
         publish = (parent, name) if late else None
-        room = await self.placement.choose(parent, name, namespace)
-        expected = self.placement.expect(parent, name, namespace) or 0
-        return await self._begin(parent, name, make, room, expected, publish=publish)
+        expected = self.placement.expect(parent, name, namespace)
+        with await self.placement.choose(namespace, expected) as room:
+            return await self._begin(parent, name, make, room, expected or 0, publish=publish)
 
     async def create_at_once(
         self, parent: int, name: bytes, make: Make, size: int
@@ -373,42 +374,38 @@ class Objects:
         with self.residency.prefixes.entering(parent):
             namespace = self.residency.namespaces.of(self._directory(parent))
             room = self.placement.choose_at_once(namespace, size)
-            return None if room is None else await self._begin(parent, name, make, room, size)
+            if room is None:
+                return None
+            with room:
+                return await self._begin(parent, name, make, room, size)
 
     async def _begin(
         self,
         parent: int,
         name: bytes,
         make: Make,
-        room: tuple[Tier, int],
+        room: Reservation,
         expected: int,
         *,
         publish: tuple[int, bytes] | None = None,
     ) -> OpenObject:
-        """room: a tier, and the bytes that are reserved there; given back if this raises."""
+        """The object takes the room over, unless this raises."""
         catalog, residency = self.catalog, self.residency
-        tier, reserved = room
-        try:
-            ino = catalog.next_id()
+        ino = catalog.next_id()
+        with ExitStack() as rooms:
             try:
-                fd = await self._make(tier, ino, 1)
+                fd = await self._make(room.tier, ino, 1)
             except (TierError, NoSpaceError):
-                ram = residency.ram  # NVMe fails, or is full: go on with what there is
-                namespace = residency.namespaces.of(self._directory(parent))
-                if ram is None or tier is ram or not namespace.takes(ram):
+                instead = self._room_in_ram(parent, room)  # NVMe fails, or is full
+                if instead is None:
                     raise
-                least = min(reserved, ram.capacity // 4)  # what nothing is known of takes much
-                found = self.room.begin(ram, least, namespace)
-                if found is None:
-                    raise
-                tier.reserved -= reserved
-                tier, reserved = ram, found
-                fd = tier.create(ino, 1)
+                room = rooms.enter_context(instead)
+                fd = room.tier.create(ino, 1)
             try:
                 directory, inode = make()
                 inode.ino = ino
                 inode.version = 1
-                residency.set_holder(inode, tier, holds=True)
+                residency.set_holder(inode, room.tier, holds=True)
                 with catalog.batch() as batch:
                     residency.namespaces.places.place(inode, directory, name, batch)
                     if publish is None:
@@ -420,20 +417,25 @@ class Objects:
                     batch.answers(ino)
             except BaseException:
                 os.close(fd)
-                residency.throw_away(tier, ino, 1)
+                residency.throw_away(room.tier, ino, 1)
                 raise
-        except BaseException:
-            tier.reserved -= reserved
-            raise
-        held = OpenObject(
-            inode, tier, fd, writable=True, writers=1, reserved=reserved, publish=publish
-        )
+            held = OpenObject(inode, room.tier, fd, writable=True, writers=1, publish=publish)
+            held.reservation = room.keep()
         held.expected = expected
         held.backing_id = self.register(held)
         residency.open[ino] = held
         residency.stage(held)
         residency.counters["created"] += 1
         return held
+
+    def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
+        """The same for a file that could not begin where it was to."""
+        ram = self.residency.ram
+        namespace = self.residency.namespaces.of(self._directory(parent))
+        if ram is None or room.tier is ram or not namespace.takes(ram):
+            return None
+        least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
+        return self.room.begin(ram, least, namespace)
 
     @staticmethod
     def _name(inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
@@ -488,33 +490,38 @@ class Objects:
         parent, name = self._some_name(inode)
         namespace = residency.namespaces.of(inode)
         had = Tier.cost(inode.blocks)
-        tier, reserved = await self.placement.choose(parent, name, namespace, replaces=had)
-        version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
-        try:
-            fd = await self._make(tier, inode.ino, version)
+        expected = self.placement.expect(parent, name, namespace)
+        with await self.placement.choose(namespace, expected, replaces=had) as room:
+            tier = room.tier
+            version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
             try:
-                current = self.catalog.inode(inode.ino)
-                if current is None or current.version != inode.version or not current.links:
-                    raise StaleError(f"inode {inode.ino} went away while it was opened")
-                with self.catalog.batch() as batch:
-                    self.versions.restage(current, version, tier, batch, keep=False)
-            except BaseException:
-                os.close(fd)
-                # Not into the trash: the next attempt makes a file of the same name.
-                await self._io(tier, Job("unlink", partial(tier.unlink, inode.ino, version)))
-                raise
-        except BaseException as error:
-            tier.reserved -= reserved
-            if isinstance(error, OverdueError):  # the next attempt must not make what then goes
+                current, fd = await self._make_version(inode, version, tier)
+            except OverdueError:  # the next attempt must not make what then goes
                 self._taken_back[inode.ino] = version
-            raise
-        self._taken_back.pop(inode.ino, None)
-        held = OpenObject(current, tier, fd, writable=True, reserved=reserved)
-        held.expected = self.placement.expect(parent, name, namespace) or 0
+                raise
+            self._taken_back.pop(inode.ino, None)
+            held = OpenObject(current, tier, fd, writable=True, reservation=room.keep())
+        held.expected = expected or 0
         held.backing_id = self.register(held)
         residency.open[current.ino] = held
         residency.stage(held)
         return held
+
+    async def _make_version(self, inode: Inode, version: int, tier: Tier) -> tuple[Inode, int]:
+        """Its record, being written from now on, and an empty file for that version."""
+        fd = await self._make(tier, inode.ino, version)
+        try:
+            current = self.catalog.inode(inode.ino)
+            if current is None or current.version != inode.version or not current.links:
+                raise StaleError(f"inode {inode.ino} went away while it was opened")
+            with self.catalog.batch() as batch:
+                self.versions.restage(current, version, tier, batch, keep=False)
+        except BaseException:
+            os.close(fd)
+            # Not into the trash: the next attempt makes a file of the same name.
+            await self._io(tier, Job("unlink", partial(tier.unlink, inode.ino, version)))
+            raise
+        return current, fd
 
     def _directory(self, ino: int) -> Inode:
         found = self.residency.inode(ino)
@@ -554,9 +561,7 @@ class Objects:
         held.doom = why
         held.leaving = max(held.leaving, held.staged)
         residency.weigh(held, 0)
-        least = min(held.reserved, Tier.cost(0))
-        held.tier.reserved -= held.reserved - least
-        held.reserved = least
+        held.reserve(min(held.reserved, Tier.cost(0)))
         try:
             residency.take_names(held, type(why).__name__.encode())
         except CatalogError as error:  # it cannot be opened, and loses its name at its close
@@ -743,7 +748,7 @@ class Objects:
         elif last:
             with self.catalog.batch() as batch:
                 residency.forget(inode, batch, accounted=held.accounted)
-            held.tier.reserved -= held.reserved
+            held.reserve(0)
         elif written:  # readers that stay may still ask for its size
             self.measure(held)
             with self.catalog.batch() as batch:
@@ -759,16 +764,30 @@ class Objects:
         if last:
             del residency.open[inode.ino]
         if lost and inode.links:
-            residency.drop(inode, "too_large")
+            self._drop_too_large(inode)
         elif written and inode.links:
             self.quota.trim(residency.namespaces.of(inode))
         return last
 
+    def _drop_too_large(self, inode: Inode) -> None:
+        """Its handles are gone, whatever the catalog says to this."""
+        try:
+            self.residency.drop(inode, "too_large")
+        except CatalogError as error:
+            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
+            again = partial(self._drop_too_large_again, inode.ino, inode.version)
+            self.residency.late.append(again)
+
+    async def _drop_too_large_again(self, ino: int, version: int) -> None:
+        """Unless it was written to meanwhile. Raises CatalogError."""
+        inode = self.residency.inode(ino)
+        if inode is not None and inode.links and inode.version == version:
+            self.residency.drop(inode, "too_large")
+
     def _end_of_writing(self, held: OpenObject) -> None:
         residency, inode = self.residency, held.inode
         self._seal(held)
-        held.tier.reserved -= held.reserved
-        held.reserved = 0
+        held.reserve(0)
         residency.admit(inode)
         held.accounted = True
         residency.unstage(held)  # or its namespace's quota would count it twice

@@ -1,8 +1,8 @@
 """Where a new file begins, and whether one that was written can stay.
 
-Contract: `choose` returns with bytes of a tier reserved, which are the caller's to give back, or
-raises; between its last look at the accounts and the reservation nothing else happens. Before that
-it has the namespace's quotas kept, and waits where only uploads would help, up to its deadline.
+Contract: `choose` returns a `Reservation`, which the caller owns, or raises; between its last look
+at the accounts and the reservation nothing else happens. Before that it has the namespace's quotas
+kept, and waits where only uploads would help, up to its deadline.
 After each such await it begins its search anew. A tier that is down takes no new file.
 Not for how room is made in a tier: `Room`.
 """
@@ -18,7 +18,7 @@ from kvfs.core.quota import AT_ONCE, Quota
 from kvfs.core.room import Room
 from kvfs.core.sizes import ExpectedSizes
 from kvfs.errors import KvfsError, NoSpaceError, QuotaError, TierError
-from kvfs.tiers import Tier
+from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -46,27 +46,26 @@ class Placement:
         self.sizes.learn(*_kind(parent, name, space), size)
 
     async def choose(
-        self, parent: int, name: bytes, namespace: Namespace | None = None, *, replaces: int = 0
-    ) -> tuple[Tier, int]:
-        """The tier for a new file, with the bytes reserved there.
+        self, namespace: Namespace, expected: int | None, *, replaces: int = 0
+    ) -> Reservation:
+        """Room for a new file in the tier where it begins.
 
-        replaces: bytes of the object that it is a new version of, if it is one.
-        Raises QuotaError, NoSpaceError, TierError. A file of unknown size begins on NVMe: one that
-        outgrows the RAM tier would get ENOSPC from the kernel, where kvfs cannot help it any more.
+        expected: bytes that it will take, as `expect` has it. replaces: bytes of the object that it
+        is a new version of, if it is one. Raises QuotaError, NoSpaceError, TierError.
+        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
+        the kernel, where kvfs cannot help it any more.
         """
-        namespace = namespace or self.residency.namespaces.default
         try:
-            return await self._choose(parent, name, namespace, replaces)
+            return await self._choose(namespace, expected, replaces)
         except (QuotaError, NoSpaceError):
             if not await self.residency.closed():
                 raise
-            return await self._choose(parent, name, namespace, replaces)
+            return await self._choose(namespace, expected, replaces)
 
     async def _choose(
-        self, parent: int, name: bytes, namespace: Namespace, replaces: int
-    ) -> tuple[Tier, int]:
+        self, namespace: Namespace, expected: int | None, replaces: int
+    ) -> Reservation:
         residency = self.residency
-        expected = self.expect(parent, name, namespace)
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0
@@ -92,8 +91,8 @@ class Placement:
             + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
         )
 
-    def choose_at_once(self, namespace: Namespace, size: int) -> tuple[Tier, int] | None:
-        """RAM for a file of so many bytes, reserved; None where that is not to be had now.
+    def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:
+        """Room in RAM for a file of so many bytes; None where that is not to be had now.
 
         Half of RAM at most is set aside then: such files are made before they are needed, and what
         is set aside for them is missing to who writes now.
@@ -112,8 +111,7 @@ class Placement:
         aside = max(ram.reserved, sum(held.expected for held in self.residency.staging.values()))
         if aside + wanted > ram.capacity // 2:
             return None
-        reserved = self.room.begin(ram, wanted, namespace)
-        return None if reserved is None else (ram, reserved)
+        return self.room.begin(ram, wanted, namespace)
 
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
@@ -134,8 +132,8 @@ class Placement:
 
     async def _choose_now(
         self, space: Namespace, tiers: list[Tier], wanted: int, *, known: bool, last: bool
-    ) -> tuple[Tier, int] | None:
-        """One of these tiers, and what is reserved there; None if nothing may be dropped for it.
+    ) -> Reservation | None:
+        """Room in one of these tiers; None if nothing may be dropped for it.
 
         last: nothing will be different later, so that less than wanted has to do.
         """
@@ -150,27 +148,27 @@ class Placement:
                 )
             for tier in order:
                 least = wanted if known else min(wanted, tier.capacity // 4)
-                if (reserved := self.room.begin(tier, least, space)) is not None:
-                    return tier, reserved
+                if (found := self.room.begin(tier, least, space)) is not None:
+                    return found
             if residency.census_done.is_set():
                 break
             await residency.census_step.wait()  # the estimate leaves no room, what is counted may
         if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
-            return ram, found
+            return found
         if not last:
             return None
         for tier in order:  # others may expect too much as well: begin, and see how it grows
-            if self.room.begin(tier, Tier.cost(0), space) is not None:
-                return tier, Tier.cost(0)
-        if ram is not None and self.room.begin(ram, Tier.cost(0), space, lose=True):
-            return ram, Tier.cost(0)
+            if (found := self.room.begin(tier, Tier.cost(0), space)) is not None:
+                return found
+        if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
+            return found
         bucket = residency.bucket
         if bucket is None or not bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
             for tier in order:
-                if (reserved := self.room.begin(tier, wanted, space)) is not None:
-                    return tier, reserved
+                if (found := self.room.begin(tier, wanted, space)) is not None:
+                    return found
         return None
 
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:

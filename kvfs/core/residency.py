@@ -41,7 +41,7 @@ from kvfs.core.prefixes import Prefixes
 from kvfs.core.stream import Stream
 from kvfs.core.verified import Verified
 from kvfs.errors import CatalogError, KvfsError
-from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
+from kvfs.tiers import Bucket, NvmeTier, RamTier, Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class OpenObject:
     backing_id: int = 0  # 0: the daemon serves the bytes itself
     readers: int = 0
     writers: int = 0
-    reserved: int = 0
+    reservation: Reservation | None = None
     staged: int = 0  # bytes that it had at the last look, or was promised since, being written
     in_flight: int = 0  # writes that the daemon carries out
     promised: int = 0  # bytes that it will have when they are through
@@ -107,6 +107,18 @@ class OpenObject:
     leases: int = 0  # of the readers those that the kernel knows nothing of: core/leases.py
     lent: int = -1  # a descriptor for them, which cannot be written
     brought_from: str = ""  # the medium that its first open has waited for; until that is counted
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of its tier that are set aside for it."""
+        return 0 if self.reservation is None else self.reservation.size
+
+    def reserve(self, size: int) -> None:
+        """Set aside so many bytes for it from now on."""
+        if self.reservation is not None:
+            self.reservation.resize(size)
+        elif size:
+            self.reservation = Reservation(self.tier, size)
 
     @property
     def refused(self) -> bool:
@@ -211,8 +223,8 @@ class Residency:
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.writing = trio.Event()  # set while there are any
-        # inode -> where, bytes; a directory is nowhere
-        self.limbo: OrderedDict[int, tuple[Tier | None, int]] = OrderedDict()
+        # Inode -> the room of its copy; a directory has none.
+        self.limbo: OrderedDict[int, Reservation | None] = OrderedDict()
         self.trash: list[Trash] = []
         self.late: deque[Callable[[], Awaitable[None]]] = deque()  # what the catalog has refused
         self.work = trio.Event()  # something for the movers, or for whoever empties the trash
@@ -821,9 +833,7 @@ class Residency:
 
     def _forgotten(self, inode: Inode, *, accounted: bool, away: Away) -> None:
         if inode.ino in self.limbo:
-            keep, cost = self.limbo.pop(inode.ino)
-            if keep is not None:
-                keep.reserved -= cost
+            self._leave_limbo(inode.ino)
         elif accounted:
             self.dismiss(inode)
         self.namespaces.hot.discard(inode.ino)
@@ -892,12 +902,10 @@ class Residency:
     def enter_limbo(self, inode: Inode) -> None:
         """Reserve what its fastest copy takes, until the kernel has forgotten it."""
         if not inode.is_file:
-            self.limbo[inode.ino] = None, 0
+            self.limbo[inode.ino] = None
             return
         keep = self.holders(inode)[0]
-        cost = self.cost(inode, keep)
-        keep.reserved += cost
-        self.limbo[inode.ino] = keep, cost
+        self.limbo[inode.ino] = Reservation(keep, self.cost(inode, keep))
 
     def back_to_limbo(self, held: OpenObject) -> None:
         """Its last reader has closed it: another may have looked its name up, when it had one."""
@@ -906,15 +914,34 @@ class Residency:
             with self.catalog.batch() as batch:
                 self.to_limbo(inode, batch)
         else:
-            self.limbo[inode.ino] = held.tier, held.reserved
+            self.limbo[inode.ino] = held.reservation or Reservation(held.tier, 0)
 
-    def from_limbo(self, ino: int) -> int:
-        """It is opened after all: its room, in bytes, is the caller's to give back."""
-        return self.limbo.pop(ino)[1] if ino in self.limbo else 0
+    def from_limbo(self, ino: int) -> Reservation | None:
+        """It is opened after all: the caller owns its room."""
+        return self.limbo.pop(ino, None)
 
-    def purge(self, ino: int) -> None:
-        """The kernel has forgotten it, or its room is needed."""
-        inode = self.catalog.inode(ino) if ino in self.limbo and ino not in self.busy else None
-        if inode is not None:
-            with self.catalog.batch() as batch:
-                self.forget(inode, batch)
+    def _leave_limbo(self, ino: int) -> None:
+        room = self.limbo.pop(ino)
+        if room is not None:
+            room.release()
+
+    def orphaned(self, tier: Tier) -> int:
+        """Bytes of a tier that unlinked files have, of which the kernel still knows."""
+        return sum(
+            room.size for room in self.limbo.values() if room is not None and room.tier is tier
+        )
+
+    def purge(self, ino: int) -> bool:
+        """The kernel has forgotten it, or its room is needed. Returns whether it has gone.
+
+        Raises CatalogError.
+        """
+        if ino not in self.limbo or ino in self.busy:
+            return False
+        inode = self.catalog.inode(ino)
+        if inode is None:  # its record is damaged, or was never there: the sweep finds its files
+            self._leave_limbo(ino)
+            return True
+        with self.catalog.batch() as batch:
+            self.forget(inode, batch)
+        return True

@@ -1,8 +1,7 @@
 """Room in the tiers: set aside, and made where it is needed.
 
-Contract: `reserve` sets bytes of a tier aside or changes nothing but what had to be dropped for
-them; they are the caller's to give back. All of it is synchronous: between its look at the accounts
-and the reservation nothing else happens.
+Contract: `reserve` and `begin` return a `Reservation`, which the caller owns. All of it is
+synchronous: between its look at the accounts and the reservation nothing else happens.
 
 Invariants:
 - What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
@@ -19,7 +18,7 @@ from typing import Literal
 from kvfs.core.namespace import Namespace
 from kvfs.core.residency import OpenObject, Residency
 from kvfs.core.victims import Twins, Victims, Which, on_nvme, ram_clean, ram_only, ram_spare
-from kvfs.tiers import NvmeTier, RamTier, Tier
+from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
 
 MEASURED_FOR = 0.1  # s that a look at what the NVMe device has left is good for
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
@@ -37,9 +36,10 @@ class Room:
             False  # a file had to begin in RAM, where others were to be lost for it
         )
 
-    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> bool:
+    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
         """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
 
+        Returns None if there is no room, which changes nothing but what was dropped for it.
         `twins` says what may happen to objects on NVMe that RAM holds as well. A create throws
         their copy on NVMe away. A demotion spares them, or it would have to make that copy again
         for ever; one that empties RAM loses them, since what it brings is younger.
@@ -48,16 +48,17 @@ class Room:
         self._look_at(tier)
         while wanted + spare > tier.capacity - tier.reserved:
             if not self._purge_one(tier):
-                return False
+                return None
         while tier.free - spare < wanted:
             if not self._reclaim(tier, twins):
-                return False
-        tier.reserved += wanted
+                return None
         if tier is not self.ram:
             self._nvme_is_full = False
-        return True
+        return Reservation(tier, wanted)
 
-    def begin(self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False) -> int | None:
+    def begin(
+        self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
+    ) -> Reservation | None:
         """Set aside what is free of what a namespace's new file may take; None: not in this tier.
 
         Nothing is lost before its bytes come: all that is asked for is that something may be then
@@ -72,10 +73,9 @@ class Room:
                 if not self._may_begin(tier, wanted, spare, lose=lose):
                     return None
         found = max(Tier.cost(0), min(wanted, tier.free - spare))
-        tier.reserved += found
         if tier is not self.ram or lose:
             self._nvme_is_full = lose
-        return found
+        return Reservation(tier, found)
 
     def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
         """Whether what it lacks of that will be there when it is needed."""
@@ -163,13 +163,13 @@ class Room:
             if tier.shortage or stale:
                 self._measure(tier)
 
-    def reserve_gently(self, tier: Tier, wanted: int, ino: int) -> bool:
+    def reserve_gently(self, tier: Tier, wanted: int, ino: int) -> Reservation | None:
         """As `reserve`, for an object that nobody waits for: see `Victims.gently`."""
         with self.victims.gently():
-            if not self.reserve(tier, wanted):
-                return False
-        self.victims.brought(ino)
-        return True
+            found = self.reserve(tier, wanted)
+        if found is not None:
+            self.victims.brought(ino)
+        return found
 
     def _measure(self, nvme: NvmeTier) -> None:
         """Others take room on the device, too; while it is short, each reservation looks anew."""
@@ -181,8 +181,7 @@ class Room:
     def written(self, tier: Tier) -> int:
         """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
         residency = self.residency
-        limbo = sum(cost for where, cost in residency.limbo.values() if where is tier)
-        return limbo + sum(
+        return residency.orphaned(tier) + sum(
             held.taken if held.doom is not None else min(held.reserved, held.taken)
             for held in residency.staging.values()
             if held.tier is tier
@@ -244,8 +243,7 @@ class Room:
     def _has_too_much(self, tier: Tier) -> bool:
         """Whether there are more bytes in it than it may have: what is set aside is no matter."""
         staged = sum(held.staged for held in self.residency.staging.values() if held.tier is tier)
-        limbo = sum(cost for where, cost in self.residency.limbo.values() if where is tier)
-        return tier.used + limbo + staged > tier.capacity
+        return tier.used + self.residency.orphaned(tier) + staged > tier.capacity
 
     def _growing(self, tier: Tier) -> Namespace | None:
         """Of those whose files grow in a tier the one that has least beyond its share."""
@@ -319,9 +317,8 @@ class Room:
     def _purge_one(self, tier: Tier) -> bool:
         """Give up what is unlinked, though the kernel has not forgotten it."""
         residency = self.residency
-        for ino, (where, _) in residency.limbo.items():
-            if where is tier and ino not in residency.busy:
-                residency.purge(ino)
+        for ino, room in residency.limbo.items():
+            if room is not None and room.tier is tier and residency.purge(ino):
                 return True
         return False
 

@@ -133,8 +133,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     residency.open[ino] = held
     if not held.accounted:
         blocks = os.fstat(fd).st_blocks if fd >= 0 else inode.blocks
-        held.reserved = tier.cost(blocks)
-        tier.reserved += held.reserved
+        held.reserve(tier.cost(blocks))
     if writers:
         residency.stage(held)
     if held.doom is not None:
@@ -205,8 +204,7 @@ def _watch(objects: Objects, inode: Inode) -> None:
         held.fd, held.writable, held.reopened = fd, True, True
     if not held.writers:
         held.accounted = False
-        held.reserved = held.tier.cost(os.fstat(held.fd).st_blocks)
-        held.tier.reserved += held.reserved
+        held.reserve(held.tier.cost(os.fstat(held.fd).st_blocks))
         residency.open[inode.ino] = held
         residency.stage(held)
     held.writers += 1

@@ -85,8 +85,7 @@ class Versions:
             with self.catalog.batch() as batch:
                 self.restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False
-        held.reserved = tier.cost(inode.blocks)
-        tier.reserved += held.reserved
+        held.reserve(tier.cost(inode.blocks))
         residency.stage(held)
 
     async def _rename_and_restage(self, held: OpenObject) -> None:

@@ -16,7 +16,7 @@ from kvfs.catalog import ROOT_INO
 from kvfs.core.objects import SIZE_MAX, Objects
 from kvfs.core.residency import OpenObject
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
-from kvfs.tiers import Tier
+from kvfs.tiers import Reservation, Tier
 from tests.unit.world import World, world
 
 T = TypeVar("T")
@@ -727,7 +727,7 @@ def test_a_directory_that_goes_while_room_is_made(
         folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
         choose = made.objects.placement.choose
 
-        async def meanwhile(*given: object, **named: object) -> tuple[Tier, int]:
+        async def meanwhile(*given: object, **named: object) -> Reservation:
             found = await choose(*given, **named)  # type: ignore[arg-type]
             made.tree.rmdir(ROOT_INO, b"folder")
             made.residency.purge(folder.ino)

@@ -36,13 +36,20 @@ async def fill(made: World, tier: Tier, count: int, prefix: bytes = b"x") -> lis
     return [await made.store(b"%b%d" % (prefix, n), BYTES, tier) for n in range(count)]
 
 
+async def choose(made: World, name: bytes) -> tuple[Tier, int]:
+    """Where a new file of that name begins, and the bytes that are reserved for it."""
+    space = made.residency.namespaces.default
+    room = await made.placement.choose(space, made.placement.expect(ROOT_INO, name, space))
+    return room.tier, room.size
+
+
 # Where it begins
 
 
 def test_a_file_of_known_size_begins_in_ram(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", MIB)
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.ram, MIB)
+        assert await choose(made, b"b") == (made.ram, MIB)
         assert made.fast.reserved == MIB
         made.fast.reserved = 0
 
@@ -51,7 +58,7 @@ def test_a_file_of_known_size_begins_in_ram(tmp_path: Path) -> None:
 
 def test_a_file_of_unknown_size_begins_on_nvme(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.nvme, UNKNOWN_SIZE)
+        assert await choose(made, b"b") == (made.nvme, UNKNOWN_SIZE)
         made.disk.reserved = 0
 
     run(case, tmp_path, ram=16 * MIB, nvme=LARGE + 1)
@@ -62,7 +69,7 @@ def test_files_of_unknown_size_get_no_enospc_while_ram_can_be_emptied(tmp_path: 
 
     async def case(made: World) -> None:
         await fill(made, made.fast, 15)
-        found = [await made.placement.choose(ROOT_INO, b"b.new") for _ in range(5)]
+        found = [await choose(made, b"b.new") for _ in range(5)]
         assert [tier for tier, _ in found] == [made.nvme] * 4 + [made.ram]
         made.disk.reserved = made.fast.reserved = 0
 
@@ -71,7 +78,7 @@ def test_files_of_unknown_size_get_no_enospc_while_ram_can_be_emptied(tmp_path: 
 
 def test_a_file_of_unknown_size_takes_no_more_than_a_quarter(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.nvme, 4 * MIB)
+        assert await choose(made, b"b") == (made.nvme, 4 * MIB)
         made.disk.reserved = 0
 
     run(case, tmp_path, nvme=16 * MIB)
@@ -79,7 +86,7 @@ def test_a_file_of_unknown_size_takes_no_more_than_a_quarter(tmp_path: Path) -> 
 
 def test_without_nvme_everything_begins_in_ram(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.ram, 4 * MIB)
+        assert await choose(made, b"b") == (made.ram, 4 * MIB)
         made.fast.reserved = 0
 
     run(case, tmp_path, nvme=0)
@@ -88,7 +95,7 @@ def test_without_nvme_everything_begins_in_ram(tmp_path: Path) -> None:
 def test_what_does_not_fit_in_ram_begins_on_nvme(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 16 * MIB)
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.nvme, 16 * MIB)
+        assert await choose(made, b"b") == (made.nvme, 16 * MIB)
         made.disk.reserved = 0
 
     run(case, tmp_path)
@@ -97,7 +104,7 @@ def test_what_does_not_fit_in_ram_begins_on_nvme(tmp_path: Path) -> None:
 def test_an_empty_file_is_not_free(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 0)
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.ram, 4096)
+        assert await choose(made, b"b") == (made.ram, 4096)
         made.fast.reserved = 0
 
     run(case, tmp_path)
@@ -109,7 +116,7 @@ def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -
         made.restart()
         assert 2 * MIB <= made.fast.uncounted < 3 * MIB
         made.expect(b"a", MIB)
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.ram, MIB)
+        assert await choose(made, b"b") == (made.ram, MIB)
         made.fast.reserved = 0
         await made.census()
         assert made.fast.uncounted == 0
@@ -125,7 +132,7 @@ def test_creates_take_what_nvme_has_left_before_that_is_counted(tmp_path: Path) 
         made.restart()
         assert made.disk.uncounted == 3 * MIB
         made.expect(b"a", 20 * MIB)
-        assert await made.placement.choose(ROOT_INO, b"b") == (made.nvme, 20 * MIB)
+        assert await choose(made, b"b") == (made.nvme, 20 * MIB)
         made.disk.reserved = 0
         await made.census()
         assert (made.disk.uncounted, made.disk.used) == (0, 3 * MIB)
@@ -139,14 +146,14 @@ def test_creates_for_which_the_estimate_leaves_no_room_wait_for_the_census(tmp_p
         made.restart()
         chosen: list[Tier] = []
 
-        async def choose() -> None:
+        async def begin() -> None:
             made.expect(b"a", 14 * MIB)
-            tier, size = await made.placement.choose(ROOT_INO, b"b")
+            tier, size = await choose(made, b"b")
             tier.reserved -= size
             chosen.append(tier)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(choose)
+            nursery.start_soon(begin)
             await trio.testing.wait_all_tasks_blocked()
             assert chosen == []
             await made.census()
@@ -159,7 +166,7 @@ def test_creates_on_a_fresh_ram_tier_wait_for_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.disk, 2)
         made.restart(lose_ram=True)
-        tier, size = await made.placement.choose(ROOT_INO, b"b")
+        tier, size = await choose(made, b"b")
         assert tier is made.ram
         tier.reserved -= size
 
@@ -192,7 +199,7 @@ def test_ram_alone_is_not_lost_while_nvme_has_room(tmp_path: Path) -> None:
         assert not made.room.reserve(made.fast, 4 * MIB)
         assert made.fast.reserved == 0
         made.expect(b"a", 4 * MIB)
-        tier, size = await made.placement.choose(ROOT_INO, b"b")
+        tier, size = await choose(made, b"b")
         assert tier is made.nvme
         tier.reserved -= size
         assert len(names(made)) == 14

@@ -624,15 +624,15 @@ class World:
                 staging.add(ino)
             if not held.inode.links or (held.writers and not held.inode.sealed):
                 unfinished.add(ino)
-        for ino, (tier, cost) in residency.limbo.items():
+        for ino, room in residency.limbo.items():
             inode = self.catalog.inode(ino)
             assert inode is not None
             assert not inode.links
-            if tier is None:
+            if room is None:
                 assert not inode.is_file
             else:
-                assert residency.holders(inode) == [tier]
-                reserved[tier.name] += cost
+                assert residency.holders(inode) == [room.tier]
+                reserved[room.tier.name] += room.size
             unfinished.add(ino)
         assert not residency.limbo.keys() & residency.open.keys()
         assert set(residency.staging) == staging

@@ -9,6 +9,7 @@ objects are copied together, since each sync costs as much as they do. Not for m
 
 import time
 from collections.abc import Container
+from contextlib import ExitStack
 from itertools import chain
 
 from kvfs.catalog import Inode
@@ -17,6 +18,7 @@ from kvfs.core.flow.write_back import WriteBack, demotable
 from kvfs.core.namespace import Namespace
 from kvfs.core.order import key_of
 from kvfs.core.room import Room
+from kvfs.core.victims import Twins
 from kvfs.fairness.admission import Admission
 from kvfs.tiers import Tier
 
@@ -100,24 +102,27 @@ class Demotion:
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
             return
-        total, taken = 0, 0
-        for inode in inodes:
-            cost = nvme.cost(inode.blocks)
-            if not self.room.reserve(nvme, cost, "lose" if self.write_back.wanted else "spare"):
-                break
-            total, taken = total + cost, taken + 1
-        if not taken:  # NVMe is full of what RAM holds as well, or too small
-            self.trouble.pause(
-                f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
-                counts=self.write_back.wanted,
-            )
-            return
-        self._under_way += total
-        try:
-            await self.transfers.copy(inodes[:taken], ram, nvme, "demoted")
-        finally:
-            nvme.reserved -= total
-            self._under_way -= total
+        with ExitStack() as rooms:
+            total, taken = 0, 0
+            for inode in inodes:
+                cost = nvme.cost(inode.blocks)
+                twins: Twins = "lose" if self.write_back.wanted else "spare"
+                room = self.room.reserve(nvme, cost, twins)
+                if room is None:
+                    break
+                rooms.enter_context(room)
+                total, taken = total + cost, taken + 1
+            if not taken:  # NVMe is full of what RAM holds as well, or too small
+                self.trouble.pause(
+                    f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
+                    counts=self.write_back.wanted,
+                )
+                return
+            self._under_way += total
+            try:
+                await self.transfers.copy(inodes[:taken], ram, nvme, "demoted")
+            finally:
+                self._under_way -= total
 
     def _admitted(self, inode: Inode) -> bool:
         """Whether it is worth its write to NVMe; what is not is lost when RAM is needed."""

@@ -42,7 +42,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket, Tier
+from kvfs.tiers import Bucket, Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -182,19 +182,17 @@ class Downloads:
             log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
 
     async def _fetch(self, inode: Inode, running: Fetch) -> None:
-        ino, version, cost = inode.ino, inode.version, running.turn.cost
+        ino, version = inode.ino, inode.version
         await running.turn.come.wait()
         while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
-            tier = await self._find_room(inode, running)
-            try:
+            with await self._find_room(inode, running) as room:
                 stored = self._expect_stored(ino)  # a job may have given it another name
-                await self.transfers.wait_for_trash(tier, ino, version)
-                self._enter(inode, tier, await self._download(inode, stored, tier, running))
-            finally:
-                tier.reserved -= cost
+                await self.transfers.wait_for_trash(room.tier, ino, version)
+                moved = await self._download(inode, stored, room.tier, running)
+                self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
             self.residency.wake()
@@ -306,7 +304,7 @@ class Downloads:
 
     # Room
 
-    async def _find_room(self, inode: Inode, running: Fetch) -> Tier:
+    async def _find_room(self, inode: Inode, running: Fetch) -> Reservation:
         """As `_reserve`. An open waits for uploads to make room, as writers do, and no longer."""
         while True:
             deadline = running.began + self.bucket.wait
@@ -317,7 +315,7 @@ class Downloads:
                     raise
             await self.backpressure.upload(deadline)
 
-    def _reserve(self, inode: Inode, running: Fetch) -> Tier:
+    def _reserve(self, inode: Inode, running: Fetch) -> Reservation:
         """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
         residency, cost = self.residency, running.turn.cost
         errand = None if running.turn.urgent else running.errand
@@ -331,10 +329,13 @@ class Downloads:
             if not last and cost > tier.capacity // 2:
                 continue
             if errand is None:
-                if self.room.reserve(tier, cost):
-                    return tier
-            elif errand.take(inode, tier, cost) and self.room.reserve_gently(tier, cost, inode.ino):
-                return tier
+                room = self.room.reserve(tier, cost)
+            elif errand.take(inode, tier, cost):
+                room = self.room.reserve_gently(tier, cost, inode.ino)
+            else:
+                room = None
+            if room is not None:
+                return room
         if errand is not None:
             raise UnwantedError("no tier has room that is free, or was not used lately")
         raise NoSpaceError(f"no tier has room for {cost} bytes")

@@ -177,18 +177,18 @@ class Evict:
             await trio.sleep(PERIOD)
         inode = self.transfers.fit(ino)
         if inode is not None and not inode.on_nvme and ram in self.residency.holders(inode):
-            cost = nvme.cost(inode.blocks)
-            if not self.room.reserve(nvme, cost, "spare"):
+            room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
+            if room is None:
                 self._refuse("nvme has no room for it")
                 return
             self._jobs.add(ino)
             try:
-                await self.transfers.wait_for_trash(nvme, ino, inode.version)
-                await self.transfers.copy([inode], ram, nvme, "demoted")
+                with room:
+                    await self.transfers.wait_for_trash(nvme, ino, inode.version)
+                    await self.transfers.copy([inode], ram, nvme, "demoted")
             except SourceChangedError as error:
                 raise TierError(f"the copy to nvme failed: {error}") from error
             finally:
-                nvme.reserved -= cost
                 self._jobs.discard(ino)
                 self.residency.wake()
         self._leave_copied(ino)

@@ -63,14 +63,12 @@ class Promotion:
         (inode,) = inodes
         if ram is None or nvme is None or residency.holders(inode) != [nvme]:
             return
-        cost = ram.cost(inode.blocks)
-        if not self.room.reserve(ram, cost):
+        room = self.room.reserve(ram, ram.cost(inode.blocks))
+        if room is None:
             residency.counters["promotions_skipped"] += 1
             return
-        try:
+        with room:
             if inode.packed is not None:
                 await self.unpacking.carry(inode, ram)
             else:
                 await self.transfers.copy(inodes, nvme, ram, "promoted")
-        finally:
-            ram.reserved -= cost

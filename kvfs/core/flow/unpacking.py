@@ -30,7 +30,7 @@ from kvfs.movement.movers import (
     Repacked,
     SourceChangedError,
 )
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Job, Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +119,10 @@ class Unpacking:
             inode = self._fit(ino, version)
             if not self._only_packed(inode):
                 return
-            cost = Tier.cost(inode.blocks)
-            tier = self._reserve(inode, cost)
-            try:
+            with self._reserve(inode, Tier.cost(inode.blocks)) as room:
                 inode = self._fit(ino, version)
                 if self._only_packed(inode):  # else it went for the room
-                    await self.carry(inode, tier)
-            finally:
-                tier.reserved -= cost
+                    await self.carry(inode, room.tier)
         finally:
             unpacking.discard(ino)
             if ino not in sending:
@@ -143,15 +139,15 @@ class Unpacking:
     def _only_packed(self, inode: Inode) -> bool:
         return inode.packed is not None and self.residency.holders(inode) == [self.residency.nvme]
 
-    def _reserve(self, inode: Inode, cost: int) -> Tier:
+    def _reserve(self, inode: Inode, cost: int) -> Reservation:
         """As what comes from a bucket: in RAM, if it may be there and fits. Raises NoSpaceError."""
         residency = self.residency
         ram, nvme, namespace = residency.ram, residency.nvme, residency.namespaces.of(inode)
         fits = ram is not None and namespace.takes(ram) and cost <= ram.capacity // 2
-        if ram is not None and fits and self.room.reserve(ram, cost):
-            return ram
-        if nvme is not None and self.room.reserve(nvme, cost):
-            return nvme
+        if ram is not None and fits and (room := self.room.reserve(ram, cost)) is not None:
+            return room
+        if nvme is not None and (room := self.room.reserve(nvme, cost)) is not None:
+            return room
         raise NoSpaceError(f"no tier has room for {cost} bytes")
 
     async def carry(self, inode: Inode, target: Tier) -> None:

@@ -296,15 +296,16 @@ class Warm:
         namespace = residency.namespaces.of(inode)
         if not namespace.takes(ram) or cost > ram.capacity // 2:
             return
-        if not self.room.reserve_gently(ram, cost, inode.ino):
+        room = self.room.reserve_gently(ram, cost, inode.ino)
+        if room is None:
             return
         self._busy.add(inode.ino)
         try:
-            if inode.packed is not None:
-                await self.unpacking.carry(inode, ram)
-            else:
-                await self.transfers.copy([inode], nvme, ram, "promoted")
+            with room:
+                if inode.packed is not None:
+                    await self.unpacking.carry(inode, ram)
+                else:
+                    await self.transfers.copy([inode], nvme, ram, "promoted")
         finally:
-            ram.reserved -= cost
             self._busy.discard(inode.ino)
             residency.wake()
