@@ -322,7 +322,7 @@ def test_memory_that_others_fill(kv: Mounted) -> None:
 def test_what_could_not_be_written_is_a_miss_also_before_kvfs_has_synced_it(
     thin: Disk, store: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel writes when it likes, and may then forget what the disk did not take."""
+    # The kernel writes at any time, and reports a failed write once.
     monkeypatch.setenv("KVFS_FAILPOINTS", "movement.read=delay:600")  # s: the sync does not come
     kv = mount(OPTIONS)
     kv.allow_log(HASTY)
