@@ -4,7 +4,7 @@ The C extension is compiled against the libfuse of this machine, so the flags co
 libfuse 3.14 is the first with fuse_session_custom_io, without which kvfs cannot exist.
 
 An engine's container has no libfuse, and needs none: with KVFS_CLIENT=1 in the environment nothing
-is compiled, only what `kvfs.client` and `kvfs.engines` import is required (torch comes with the
+is compiled, only what `kvfs.client` and `kvfs.connectors` import is required (torch comes with the
 engine), and there is no command `kvfs`. The version says so: 0.1.0+client.
 """
 

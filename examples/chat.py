@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from kvfs.client import PrefixCache, Spec
-from kvfs.engines.transformers import load, save, spec_of
+from kvfs.connectors.transformers import load, save, spec_of
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "mlp": 128, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": 320},

@@ -19,9 +19,9 @@ from kvfs import runtime
 from kvfs.catalog import Catalog
 from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
-from kvfs.core.dirty import FACT
-from kvfs.core.residency import Residency
-from kvfs.core.sessions import NUMBER, Past, past_sessions
+from kvfs.core.ledger.dirty import FACT
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote

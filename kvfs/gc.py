@@ -16,9 +16,9 @@ from typing import Any
 from kvfs.catalog import Catalog
 from kvfs.config import bucket_place
 from kvfs.control import request
-from kvfs.core import claims
-from kvfs.core.dirty import FACT
-from kvfs.core.namespaces import Namespaces
+from kvfs.core.bucket.node import claims
+from kvfs.core.ledger.dirty import FACT
+from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError
 from kvfs.movement import publishing, stores
 from kvfs.s3 import marker

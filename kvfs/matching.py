@@ -13,7 +13,7 @@ All little-endian and packed:
 A block counts if each file that is asked for is there, and so have all before it in the request.
 
 Contract: pure, the standard library and kvfs.prefix only, and the only home of the format. Raises
-InvalidError, ValueError. Not for finding the answer (`core/matching.py`).
+InvalidError, ValueError. Not for finding the answer (`core/lending/matching.py`).
 """
 
 import struct

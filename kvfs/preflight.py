@@ -22,7 +22,7 @@ from kvfs.units import MIB, format_size
 SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's default file
 
 _NVME_SHARE = 0.80
-# How each line begins that `kvfs.core.access_log` writes, also one that a death has torn.
+# How each line of `kvfs.core.namespaces.access_log` begins, also one that a death has torn.
 _ACCESS = re.compile(rb'\{"(op":"(read|write|absent)"|t":[\d.]+,"op":"lost")')
 _OVERLAYFS_MAGIC = 0x794C7630
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from kvfs import connectors
+from kvfs import profiles
 from kvfs.cli import json_option
 from kvfs.cli.ns import Named, configuration, expect_own, namespace_argument, say_misfits
 from kvfs.cli.screen import line, screen
@@ -20,7 +20,7 @@ from kvfs.settings import Settings
 WAYS = {"files": "by files", "native": "natively"}
 
 
-@click.command(epilog="Engines: " + ", ".join(connectors.ENGINES))
+@click.command(epilog="Engines: " + ", ".join(profiles.ENGINES))
 @click.argument("engine", metavar="ENGINE")
 @namespace_argument
 @click.option("--file", "way", flag_value="files", help="Only what lets ENGINE use it by files.")
@@ -28,7 +28,7 @@ WAYS = {"files": "by files", "native": "natively"}
 @json_option
 def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) -> None:
     """Print how ENGINE uses NAMESPACE: by files, natively, and what each of them gives."""
-    chosen = connectors.engine(engine)
+    chosen = profiles.engine(engine)
     names = {one: name for one in WAYS if (name := getattr(chosen, one)) is not None}
     if way is not None and way not in names:
         raise ConfigError(f"engine {engine} cannot use a namespace {WAYS[way]}: {chosen.lacks}")
@@ -63,15 +63,15 @@ def _data(
     wanted: list[str],
     found: dict[str, Any],
 ) -> dict[str, Any]:
-    chosen = connectors.engine(engine)
+    chosen = profiles.engine(engine)
     return {
         "engine": engine,
         "namespace": str(namespace.mountpoint / namespace.name),
         "ways": {
             one: {
                 "connector": names[one],
-                "settings": connectors.settings(names[one]),
-                "misfits": connectors.misfits(names[one], found["settings"]),
+                "settings": profiles.settings(names[one]),
+                "misfits": profiles.misfits(names[one], found["settings"]),
                 "configuration": texts[one] + "\n",
             }
             for one in wanted
@@ -81,7 +81,7 @@ def _data(
     }
 
 
-def _table(chosen: connectors.Engine) -> Table:
+def _table(chosen: profiles.Engine) -> Table:
     made = Table(box=None, header_style="bold")
     for name in ("", *WAYS.values()):
         made.add_column(name, overflow="fold")

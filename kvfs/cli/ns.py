@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvfs import connectors, runtime
+from kvfs import profiles, runtime
 from kvfs.cli import Commands, human, json_option, mountpoint_argument, printable
 from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
@@ -87,7 +87,7 @@ namespace_argument = click.argument(
 
 
 def _for(meaning: str) -> Callable[[Command], Command]:
-    return click.option("--for", "connector", type=click.Choice(connectors.NAMES), help=meaning)
+    return click.option("--for", "connector", type=click.Choice(profiles.NAMES), help=meaning)
 
 
 settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
@@ -120,7 +120,7 @@ def command() -> None:
 @_for("Give it the life that this connector needs, and print what to paste into its engine.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
     """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
-    texts = _texts(settings, connectors.settings(connector) if connector else None)
+    texts = _texts(settings, profiles.settings(connector) if connector else None)
     wanted = Settings.parse(texts)
     if connector is not None:  # all that can be wrong with it, before anything is made
         configuration(namespace, connector, wanted)
@@ -133,7 +133,7 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
 def configuration(namespace: Named, connector: str, settings: Settings) -> str:
     """What to paste into the engine. Raises ConfigError."""
     mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
-    return connectors.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
+    return profiles.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
 
 
 @command.command(name="set")
@@ -221,7 +221,7 @@ def expect_own(namespace: Named, found: dict[str, Any]) -> None:
 
 def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
     """Warn where the settings are not what the connector needs, beside what is to be pasted."""
-    for name, needed in connectors.misfits(connector, told).items():
+    for name, needed in profiles.misfits(connector, told).items():
         has = f"{name}={told.get(name, 'off')}"
         click.echo(
             f"kvfs: namespace {namespace.name} has {has}, {connector} needs {name}={needed}",

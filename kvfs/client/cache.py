@@ -3,7 +3,7 @@
 Contract: whatever is loaded is a contiguous prefix of what was asked for, whole, of this spec. What
 is gone, or can not be read or written, is a miss, counted in `stats` and logged, never raised;
 arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), for how blocks move
-(`load`, `save`, `transfer`) or for engines (`kvfs.engines`).
+(`load`, `save`, `transfer`) or for engines (`kvfs.connectors`).
 """
 
 import os

@@ -1,115 +1,229 @@
-"""LMCache: its configuration file in YAML, the L2 adapter of its server, and kvfs's own plugin.
+"""LMCache on a kvfs namespace: a remote storage plugin, for LMCache 0.5.6.
 
-Checked against LMCache 0.5.6. A string in JSON is one in YAML. Sizes called GB are of 2**30 bytes.
-Not for tuning: what is not said keeps LMCache's default.
+LMCache loads it by `remote_storage_plugins: ["kvfs"]`; `kvfs connect lmcache NAMESPACE --native`
+prints the rest. Below `remote_storage_plugin.kvfs.` of its `extra_config` are `path`, the
+namespace's directory, `threads` (8), the chunks in flight, and `revision`, `tokenizer` and
+`adapter`, which go into the fingerprint.
+
+A chunk is a block, its key XXH3-128 over the root key and LMCache's own key without the rank.
+LMCache says of a chunk neither which comes before nor where in its prompt it is. So all chunks are
+beside each other, in the root's directory, and which one others build on is not known.
+
+Contract: a failure of the mount is a miss. What LMCache hands over are whole chunks of one group of
+layers, as they are: chunks by layer, a serde and several groups are refused at the start, in one
+line of LMCache's log; LMCache goes on without. A chunk that is not full is not stored.
 """
 
-import json
-import shlex
+import asyncio
+import builtins
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
-from kvfs.connectors.connector import GIB, PREFIX, Connector, Place
+from lmcache.v1.exceptions import IrrecoverableException
+from lmcache.v1.storage_backend.connector import ConnectorAdapter
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+from xxhash import xxh3_128_digest
 
-NATIVE_MODULE, NATIVE_CLASS = "kvfs.engines.lmcache", "KvfsAdapter"
+from kvfs import prefix
+from kvfs.client import PrefixCache, Spec, SpecMismatchError
 
-_SHARED = {"eviction": "adaptive"}
-_FIXED_TMP = (
-    "two processes that write the same chunk use one temporary name: so each has a file of its "
-    "own until it closes it"
-)
-
-
-def _gib(size: int) -> str:
-    """Rounded down to a thousandth."""
-    return f"{size * 1000 // GIB / 1000:.3f}".rstrip("0").rstrip(".")
-
-
-def _local_disk(place: Place) -> str:
-    if place.capacity is None:
-        size = "100  # GiB; set it to less than kvfs may use for it"
-    else:
-        size = f"{_gib(place.share(0))}  # GiB; 90 % of the namespace's quota"
-    return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. What an earlier process left is not found again:
-# empty the directory before a start.
-local_disk: {json.dumps(f"file://{place.path}/")}
-max_local_disk_size: {size}
-"""
+NAME = "kvfs"  # of the plugin, or what stands before a dot in it
+THREADS = 8
+_IDENTITY = ("revision", "tokenizer", "adapter")
+T = TypeVar("T")
 
 
-def _fs(place: Place) -> str:
-    return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. To share, start all processes with the same
-# PYTHONHASHSEED: names have Python's hash unless pre_caching_hash_algorithm says otherwise.
-remote_url: {json.dumps(f"fs://localhost:0{place.path}/")}
-remote_serde: "naive"
-"""
+class KvfsAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not there to be checked
+    """What LMCache loads, which makes connectors: one for each plugin `kvfs` or `kvfs.NAME`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"plugin://{NAME}")
+
+    def create_connector(self, context: Any) -> "KvfsConnector":  # noqa: ANN401 - LMCache's
+        """Raises IrrecoverableException with what is wrong, which LMCache logs."""
+        options = f"remote_storage_plugin.{context.plugin_name or NAME}."
+        told = context.config.extra_config or {}
+        try:
+            return KvfsConnector(
+                context,
+                {
+                    name.removeprefix(options): value
+                    for name, value in told.items()
+                    if name.startswith(options)
+                },
+            )
+        except (OSError, TypeError, ValueError, SpecMismatchError) as error:
+            raise IrrecoverableException(f"kvfs: {error}") from error
 
 
-def _l2(place: Place) -> str:
-    adapter = json.dumps({"type": "fs", "base_path": place.path})
-    return f"""\
-# LMCache's server. --l1-size-gb is its own memory, yours to choose. The type "fs_native" makes the
-# same files.
-lmcache server --l1-size-gb 20 --eviction-policy LRU \\
-  --l2-adapter {shlex.quote(adapter)}
-"""
+class KvfsConnector(RemoteConnector):  # type: ignore[misc]
+    """Chunks of one model, one dtype and one chunk size in one namespace."""
+
+    def __init__(self, context: Any, told: dict[str, Any]) -> None:  # noqa: ANN401
+        """Raises OSError, TypeError, ValueError and SpecMismatchError."""
+        config, metadata = context.config, context.metadata
+        super().__init__(config, metadata)
+        for name, found, wanted in (
+            ("use_layerwise", config.use_layerwise, False),
+            ("remote_serde", config.remote_serde, "naive"),
+            ("groups of layers", len(self.meta_shapes), 1),
+        ):
+            if found != wanted:
+                raise ValueError(f"{name}={found!r} of LMCache: expected {wanted!r}")
+        path = told.get("path")
+        if not isinstance(path, str) or not path:
+            raise ValueError(
+                f"remote_storage_plugin.kvfs.path={path!r} in LMCache's extra_config: expected the "
+                "directory of a kvfs namespace"
+            )
+        (shape,) = self.meta_shapes
+        # All ranks have the same latents; LMCache then reads and writes those of the first.
+        first_only = metadata.use_mla and config.get_extra_config_value(
+            "remote_enable_mla_worker_id_as0", metadata.use_mla
+        )
+        shards = 1 if first_only else metadata.world_size
+        threads = told.get("threads", THREADS)
+        self._spec = Spec(
+            model=metadata.model_name,
+            **{name: told.get(name, "") for name in _IDENTITY},
+            dtype=self.meta_dtypes[0],
+            axes=dict(zip(("kv", "layer", "token", "hidden"), shape, strict=True)),
+            shards=shards,
+        )
+        shard = metadata.worker_id if shards > 1 else None
+        self._cache = PrefixCache(path, self._spec, shard=shard, threads=1)
+        self._memory = context.local_cpu_backend
+        # Calls of LMCache are single chunks: they are what goes side by side.
+        self._threads = ThreadPoolExecutor(threads, "kvfs-lmcache")
+
+    async def exists(self, key: Any) -> bool:  # noqa: ANN401 - CacheEngineKey
+        return await self._run(self.exists_sync, key)
+
+    def exists_sync(self, key: Any) -> bool:  # noqa: ANN401
+        return self._is_cached(self._key(key))
+
+    def support_batched_contains(self) -> bool:
+        return True
+
+    def batched_contains(self, keys: Sequence[Any]) -> int:
+        """Return how many chunks, from the first, all ranks have."""
+        for at, key in enumerate(keys):
+            if not self._is_cached(self._key(key)):
+                return at
+        return len(keys)
+
+    async def batched_async_contains(
+        self,
+        lookup_id: str,  # noqa: ARG002 - LMCache's signature
+        keys: Sequence[Any],
+        pin: bool = False,  # noqa: ARG002, FBT001, FBT002
+    ) -> int:
+        return await self._run(self.batched_contains, keys)
+
+    async def get(self, key: Any) -> Any:  # noqa: ANN401
+        """Return a chunk in LMCache's memory, or None: a miss, or no memory."""
+        return (await self.batched_get([key]))[0]
+
+    def support_batched_get(self) -> bool:
+        return True
+
+    async def batched_get(self, keys: Sequence[Any]) -> builtins.list[Any]:
+        """Return each chunk, or None. Who does not wait any more leaves no memory taken."""
+        begun = [self._threads.submit(self._load, self._key(key)) for key in keys]
+        try:
+            return [await asyncio.wrap_future(one) for one in begun]
+        except BaseException:
+            for one in begun:
+                one.cancel()
+                one.add_done_callback(_release)
+            raise
+
+    async def batched_get_non_blocking(
+        self,
+        lookup_id: str,  # noqa: ARG002 - LMCache's signature
+        keys: Sequence[Any],
+    ) -> builtins.list[Any]:
+        """Return the chunks before the first that is missing."""
+        found = await self.batched_get(keys)
+        count = next((at for at, memory in enumerate(found) if memory is None), len(found))
+        for memory in found[count:]:
+            if memory is not None:
+                memory.ref_count_down()
+        return found[:count]
+
+    async def put(self, key: Any, memory_obj: Any) -> None:  # noqa: ANN401
+        """Save a chunk. Its memory is held until it is written, whoever waits.
+
+        There is no batched put: LMCache keeps account of chunks on their way only if it hands them
+        over one by one, and they go side by side as well.
+        """
+        memory_obj.ref_count_up()
+        begun = self._threads.submit(self._save, self._key(key), memory_obj)
+        begun.add_done_callback(partial(_done_with, memory_obj))
+        await asyncio.wrap_future(begun)
+
+    def remove_sync(self, key: Any) -> bool:  # noqa: ANN401
+        """Unlink this rank's part of a chunk, without which it is a miss for all."""
+        name = prefix.path(self._spec.root, self._key(key), self._cache.shard or "")
+        try:
+            os.unlink(f"{self._cache.path}/{name}")
+        except OSError:
+            return False
+        return True
+
+    async def list(self) -> builtins.list[str]:
+        """Return the names of chunks' files; LMCache's keys cannot be had from them."""
+        return await self._run(self._names)
+
+    async def close(self) -> None:
+        self._threads.shutdown()
+        self._cache.close()
+
+    def _key(self, key: Any) -> bytes:  # noqa: ANN401
+        """A block's: of model, world, chunk, dtype and tags, but no rank."""
+        whole = key.with_new_worker_id(0).to_string()
+        return xxh3_128_digest(self._spec.root + whole.encode())
+
+    def _is_cached(self, key: bytes) -> bool:
+        return self._cache.match_keys(self._spec.root, [key]).blocks == 1
+
+    def _load(self, key: bytes) -> Any:  # noqa: ANN401
+        if not self._is_cached(key):  # before memory is taken, for which LMCache evicts
+            return None
+        memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
+        if memory is None:
+            return None
+        loaded = 0
+        try:
+            loaded = self._cache.load_keys(self._spec.root, [key], out=[memory.tensor]).blocks
+        finally:
+            if not loaded:
+                memory.ref_count_down()
+        return memory if loaded else None
+
+    def _save(self, key: bytes, memory: Any) -> None:  # noqa: ANN401
+        chunk = memory.tensor
+        if chunk.shape == self._spec.shape and memory.get_memory_format() == self.meta_fmt:
+            self._cache.save_keys(self._spec.root, [key], [chunk])
+
+    def _names(self) -> builtins.list[str]:
+        try:
+            return os.listdir(f"{self._cache.path}/{self._spec.root.hex()}")
+        except OSError:
+            return []
+
+    async def _run(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.wrap_future(self._threads.submit(call, *args))
 
 
-def _gds(place: Place) -> str:
-    return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. gds_buffer_size is MiB of device memory, yours
-# to choose. use_gds is off, as cuFile knows no FUSE file systems: chunks are copied through mmap.
-gds_path: {json.dumps(place.path)}
-gds_buffer_size: 8192
-use_gds: false
-"""
+def _release(loaded: "Future[Any]") -> None:
+    """What has been loaded for nobody."""
+    if not loaded.cancelled() and loaded.exception() is None and loaded.result() is not None:
+        loaded.result().ref_count_down()
 
 
-def _native(place: Place) -> str:
-    return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start
-# all processes with the same PYTHONHASHSEED: chunks have Python's hash unless
-# pre_caching_hash_algorithm says otherwise.
-remote_storage_plugins: ["kvfs"]
-extra_config:
-  remote_storage_plugin.kvfs.module_path: "{NATIVE_MODULE}"
-  remote_storage_plugin.kvfs.class_name: "{NATIVE_CLASS}"
-  remote_storage_plugin.kvfs.path: {json.dumps(place.path)}
-"""
-
-
-CONNECTORS = {
-    "lmcache-local-disk": Connector(
-        layout="lmcache-local-disk",
-        settings={"eviction": "never"},
-        why={
-            "eviction": "its index is in the process: a file dropped behind its back is a "
-            "KeyError, so it is only moved to NVMe; LMCache unlinks what is too much"
-        },
-        write=_local_disk,
-    ),
-    "lmcache-fs": Connector(
-        layout="lmcache-fs",
-        settings={**_SHARED, "publish": "close"},
-        why={"publish": _FIXED_TMP},
-        write=_fs,
-    ),
-    "lmcache-l2-fs": Connector(
-        layout="lmcache-l2-fs",
-        settings={**_SHARED, "publish": "close"},
-        why={"publish": _FIXED_TMP},
-        write=_l2,
-    ),
-    "lmcache-gds": Connector(
-        layout="lmcache-gds",
-        settings=_SHARED,
-        why={},
-        write=_gds,
-    ),
-    "lmcache-native": Connector(
-        layout=None,
-        settings=PREFIX,
-        why={"prefix": "names are kvfs's own: a chunk that is dropped leaves no directory behind"},
-        write=_native,
-    ),
-}
+def _done_with(memory: Any, _saved: object) -> None:  # noqa: ANN401
+    memory.ref_count_down()

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from kvfs.core.residency import Residency
+from kvfs.core.ledger.residency import Residency
 from kvfs.tiers.health import Health, State
 
 MOST = 1000

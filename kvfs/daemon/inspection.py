@@ -52,10 +52,10 @@ from itertools import islice
 from typing import Any
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.administration import path_of
-from kvfs.core.namespace import Namespace
-from kvfs.core.order import key_of
-from kvfs.core.pins import is_pinned
+from kvfs.core.admin.administration import path_of
+from kvfs.core.admin.pins import is_pinned
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.namespaces.order import key_of
 from kvfs.daemon.mount import Mount
 from kvfs.errors import NotFoundError
 
@@ -104,7 +104,7 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
             "bytes": space.bytes,
             "objects": space.objects,
         },
-        "warming": mount.flow.warm.is_wanted(inode),
+        "warming": mount.dispatcher.warm.is_wanted(inode),
     }
     return found | _file(mount, inode, space) if inode.is_file else found
 
@@ -221,8 +221,8 @@ def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
         )
     return {
         "opens": residency.namespaces.hot.opens(inode.ino),
-        "nvme_opens": mount.flow.promotion.opens(inode.ino),
-        "promote_after": mount.flow.promotion.after,
+        "nvme_opens": mount.dispatcher.promotion.opens(inode.ino),
+        "promote_after": mount.dispatcher.promotion.after,
         "orders": orders,
     }
 

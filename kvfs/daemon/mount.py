@@ -18,16 +18,16 @@ from kvfs import kept, preflight, runtime
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
-from kvfs.core import takeover
-from kvfs.core.flow import Flow
-from kvfs.core.lifecycle import Lifecycle
-from kvfs.core.objects import Objects
-from kvfs.core.placement import Placement
-from kvfs.core.quota import Quota
-from kvfs.core.ranking import Ranking
-from kvfs.core.room import Room
-from kvfs.core.tree import Tree
-from kvfs.core.walks import Walks
+from kvfs.core.admin.lifecycle import Lifecycle
+from kvfs.core.admin.ranking import Ranking
+from kvfs.core.capacity.placement import Placement
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.dispatcher import Dispatcher
+from kvfs.core.names.tree import Tree
+from kvfs.core.names.walks import Walks
+from kvfs.core.objects import takeover
+from kvfs.core.objects.objects import Objects
 from kvfs.daemon import bucket
 from kvfs.daemon.events import Events
 from kvfs.daemon.exporter import Exporter
@@ -134,7 +134,7 @@ class Mount:
             self.room = Room(self.residency)
             quota = Quota(self.residency, self.room.victims)
             tree = Tree(self.residency, templates=self.templates.for_name)
-            self.flow = Flow(
+            self.dispatcher = Dispatcher(
                 self.residency,
                 self.room,
                 quota,
@@ -155,13 +155,15 @@ class Mount:
                 self.residency,
                 Placement(self.room, quota),
                 self.backings,
-                self.flow.settlement,
-                promote=self.flow.opened,
-                settle=self.flow.settlement.written,
-                fetcher=self.flow.hydration,
-                unpacker=self.flow.unpacking,
+                self.dispatcher.settlement,
+                promote=self.dispatcher.opened,
+                settle=self.dispatcher.settlement.written,
+                fetcher=self.dispatcher.hydration,
+                unpacker=self.dispatcher.unpacking,
             )
-            self.lifecycle = Lifecycle(tree, gone=self.backings.detached, warmer=self.flow.warm)
+            self.lifecycle = Lifecycle(
+                tree, gone=self.backings.detached, warmer=self.dispatcher.warm
+            )
             self.walks = Walks(tree, quota)
             self.ranking = Ranking(self.lifecycle)
             control = control_files.ControlFiles(
@@ -175,7 +177,7 @@ class Mount:
                 self.backings,
                 slots=SLOTS,
                 timeout=config.entry_timeout,
-                presence=self.flow.presence,
+                presence=self.dispatcher.presence,
                 control=control,
                 matches=matches,
             )
@@ -209,7 +211,7 @@ class Mount:
             log.error("nothing is noted for kvfs profile: %s", error)
 
     def _begin_events(self) -> None:
-        self.flow.scrub.told = self.events.add
+        self.dispatcher.scrub.told = self.events.add
         healths = [tier.health for tier in self.residency.tiers]
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"
@@ -256,11 +258,11 @@ class Mount:
             self.residency.namespaces.share(self.shares)
             await nursery.start(server.serve, self.directory / "control.sock", handlers)
             nursery.start_soon(self._hear_keeper)
-            nursery.start_soon(self.flow.run)
-            nursery.start_soon(self.flow.keep_up, self.walks.run)
-            nursery.start_soon(self.flow.keep_up, self.walks.close_prefixes)
-            nursery.start_soon(self.flow.keep_up, self.walks.expire)
-            nursery.start_soon(self.flow.keep_up, self.ranking.run)
+            nursery.start_soon(self.dispatcher.run)
+            nursery.start_soon(self.dispatcher.keep_up, self.walks.run)
+            nursery.start_soon(self.dispatcher.keep_up, self.walks.close_prefixes)
+            nursery.start_soon(self.dispatcher.keep_up, self.walks.expire)
+            nursery.start_soon(self.dispatcher.keep_up, self.ranking.run)
             nursery.start_soon(self.operations.objects.mappings.watch)
             nursery.start_soon(self.operations.objects.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)
@@ -274,17 +276,17 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
-            self.flow.end_ahead()
-            if self.flow.hydration is not None:
-                self.flow.hydration.stop()
-            self.flow.unpacking.stop()
+            self.dispatcher.end_ahead()
+            if self.dispatcher.hydration is not None:
+                self.dispatcher.hydration.stop()
+            self.dispatcher.unpacking.stop()
             with trio.move_on_after(SEAL if self.discards else math.inf):
                 await self.operations.objects.mappings.end(lambda _: True)
             await self._save()
             if self.discards:
                 self._end_now()
             nursery.cancel_scope.cancel()
-        await self.flow.trash.empty()
+        await self.dispatcher.trash.empty()
         if self.residency.open:
             log.warning("%d inodes were still open", len(self.residency.open))
 
@@ -303,9 +305,9 @@ class Mount:
         """Write back and upload what would be lost, until somebody says that it is not wanted."""
         with trio.CancelScope() as self._saving:
             if not self.discards:
-                await self.flow.write_back.drain()
-                if self.flow.spill is not None:
-                    await self.flow.spill.drain()
+                await self.dispatcher.write_back.drain()
+                if self.dispatcher.spill is not None:
+                    await self.dispatcher.spill.drain()
 
     def _end_now(self) -> None:
         """End without waiting for any mover, nor for a disk: the keeper kills this process soon.
@@ -317,7 +319,7 @@ class Mount:
             self.keeper.send("ending", seconds=END_NOW)
         for worker in multiprocessing.active_children():
             worker.kill()
-        if jobs := self.flow.jobs:
+        if jobs := self.dispatcher.jobs:
             log.info("%s: %d jobs of movers are given up", self.config.mountpoint, jobs)
         self.close(ended=True, patience=SYNC_NOW)
         log.info("%s: ended", self.config.mountpoint)

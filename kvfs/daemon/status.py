@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from kvfs import __version__
-from kvfs.core import administration
+from kvfs.core.admin import administration
 from kvfs.daemon.mount import Mount
 
 
@@ -18,8 +18,8 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
     bucket, dirty = mount.bucket, mount.residency.dirty
     if bucket is None:
         return {}
-    if mount.flow.prefetch is not None:
-        mount.flow.prefetch.expire()
+    if mount.dispatcher.prefetch is not None:
+        mount.dispatcher.prefetch.expire()
     oldest = dirty.oldest_ns
     return {
         bucket.name: {
@@ -40,7 +40,9 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             "to_delete": len(dirty.superseded.deletes),
             "loaded": dirty.loaded,
             "errors": dict(bucket.errors),
-            "streaming": 0 if mount.flow.hydration is None else mount.flow.hydration.streaming,
+            "streaming": 0
+            if mount.dispatcher.hydration is None
+            else mount.dispatcher.hydration.streaming,
             **bucket.counters,
         }
     }
@@ -56,7 +58,7 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
 
 def status(mount: Mount) -> dict[str, Any]:
     """Bytes, objects, what is on and why what is off is off."""
-    residency, flow, config = mount.residency, mount.flow, mount.config
+    residency, dispatcher, config = mount.residency, mount.dispatcher, mount.config
     ram = residency.ram
     return {
         "version": __version__,
@@ -98,13 +100,13 @@ def status(mount: Mount) -> dict[str, Any]:
         "census_done": residency.census_done.is_set(),
         "open_handles": len(mount.operations.handles) + len(mount.operations.leases),
         "writers": len(residency.staging),
-        "jobs": flow.jobs,
-        "writing_back": flow.write_back.wanted,
-        "trash": len(flow.trash),
+        "jobs": dispatcher.jobs,
+        "writing_back": dispatcher.write_back.wanted,
+        "trash": len(dispatcher.trash),
         "reclaimable_bytes": mount.room.reclaimable,
         "counters": dict(residency.counters),
-        "nvme_writes": dict(flow.admission.counters),
-        "scrub": flow.scrub.describe(),
+        "nvme_writes": dict(dispatcher.admission.counters),
+        "scrub": dispatcher.scrub.describe(),
         "errors": _errors(mount),
         "latencies": residency.latencies.describe(),
         **administration.summary(mount.lifecycle),

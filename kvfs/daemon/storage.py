@@ -18,11 +18,11 @@ from kvfs import kept, mounts, runtime
 from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
-from kvfs.core import recovery
-from kvfs.core.dirty import CAUGHT_UP, FACT
-from kvfs.core.residency import Residency
-from kvfs.core.sessions import mounted_as, past_sessions, ram_epoch
-from kvfs.core.tree import Tree
+from kvfs.core.ledger import recovery
+from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
+from kvfs.core.names.tree import Tree
 from kvfs.errors import CatalogError, ConfigError, KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier
 

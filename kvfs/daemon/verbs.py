@@ -12,10 +12,11 @@ from typing import Any
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
-from kvfs.core import administration, claims
-from kvfs.core.flow.importing import Importing
-from kvfs.core.pins import Pins
-from kvfs.core.usage import Usage
+from kvfs.core.admin import administration
+from kvfs.core.admin.pins import Pins
+from kvfs.core.admin.usage import Usage
+from kvfs.core.bucket.listing.importing import Importing
+from kvfs.core.bucket.node import claims
 from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
@@ -67,10 +68,10 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         fresh.rename(mount.directory / "config")
         mount.shares.total.rate = config.bandwidth
         mount.residency.namespaces.share(mount.shares)
-        mount.flow.admission.budget = config.nvme_writes
-        mount.flow.promotion.after = config.promote_after
-        mount.flow.demotion.reclaimable = config.reclaimable
-        mount.flow.scrub.period = config.scrub
+        mount.dispatcher.admission.budget = config.nvme_writes
+        mount.dispatcher.promotion.after = config.promote_after
+        mount.dispatcher.demotion.reclaimable = config.reclaimable
+        mount.dispatcher.scrub.period = config.scrub
         mount.residency.verified.after = config.verify_after
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
@@ -83,9 +84,9 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {}
 
     async def write_back() -> dict[str, Any]:
-        size, objects = mount.flow.write_back.start()
-        stuck = f"NVMe takes none ({why})" if (why := mount.flow.write_back.stuck) else ""
-        spill = mount.flow.spill
+        size, objects = mount.dispatcher.write_back.start()
+        stuck = f"NVMe takes none ({why})" if (why := mount.dispatcher.write_back.stuck) else ""
+        spill = mount.dispatcher.spill
         if spill is not None and (more := spill.stranded())[1]:
             spill.dirty.hurry(PATIENCE)
             size, objects = size + max(1, more[0]), objects + more[1]
@@ -95,16 +96,16 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "bytes_left": size,
             "objects_left": objects,
             "stuck": stuck,
-            "too_large": mount.flow.write_back.too_large,
+            "too_large": mount.dispatcher.write_back.too_large,
         }
 
     async def flush() -> dict[str, Any]:
         """Upload what waits for its time, and say what is left."""
-        spill = mount.flow.spill
+        spill = mount.dispatcher.spill
         if spill is None:
             raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         spill.dirty.hurry(PATIENCE)
-        contests = mount.flow.contests
+        contests = mount.dispatcher.contests
         if contests is not None:
             contests.hurry()
         health = spill.bucket.health
@@ -120,7 +121,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         }
 
     def importing() -> Importing:
-        found = mount.flow.importing
+        found = mount.dispatcher.importing
         if found is None:
             raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         return found
@@ -134,13 +135,13 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def warm(inos: list[int]) -> dict[str, Any]:
         """Bring files, and all below directories, to their fastest tier."""
-        return {"job": mount.flow.warm.start(inos)}
+        return {"job": mount.dispatcher.warm.start(inos)}
 
     async def warmed(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """How far that is. A daemon that took over knows nothing of it."""
         if cancel:
-            mount.flow.warm.cancel(job)
-        found = mount.flow.warm.look(job)
+            mount.dispatcher.warm.cancel(job)
+        found = mount.dispatcher.warm.look(job)
         if found is None:
             raise ControlError(
                 f"warming {job} is not known any more: its daemon was replaced; ask for it again"
@@ -154,21 +155,21 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         dry: bool = False,  # noqa: FBT001, FBT002
     ) -> dict[str, Any]:
         """Have files, and all below directories, leave tiers."""
-        return {"job": mount.flow.evict(inos, to=to, drop=drop, dry=dry)}
+        return {"job": mount.dispatcher.evict(inos, to=to, drop=drop, dry=dry)}
 
     async def pin(inos: list[int], on: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """Pin files, and all that are below directories now, or end that."""
-        return {"job": mount.flow.sweeps.start(inos, Pins(mount.residency, on=on))}
+        return {"job": mount.dispatcher.sweeps.start(inos, Pins(mount.residency, on=on))}
 
     async def usage(inos: list[int]) -> dict[str, Any]:
         """Count what files, and all below directories, take."""
-        return {"job": mount.flow.sweeps.start(inos, Usage(mount.residency))}
+        return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.residency))}
 
     async def swept(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """How far such a job is. A daemon that took over knows nothing of it."""
         if cancel:
-            mount.flow.sweeps.cancel(job)
-        found = mount.flow.sweeps.look(job)
+            mount.dispatcher.sweeps.cancel(job)
+        found = mount.dispatcher.sweeps.look(job)
         if found is None:
             raise ControlError(
                 f"job {job} is not known any more: its daemon was replaced; ask for it again"
@@ -214,7 +215,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "objects": mount.ranking.objects,
         "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,
-        "check": mount.flow.checks.start,
-        "checked": mount.flow.checks.look,
+        "check": mount.dispatcher.checks.start,
+        "checked": mount.dispatcher.checks.look,
         "arm": arm,
     }

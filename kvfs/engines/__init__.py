@@ -1,6 +1,8 @@
-"""Connectors for engines, one module each, loaded by the engine itself: docs/engines.md.
+"""The former name of `kvfs.connectors`, which engines' configurations may still use.
 
-Contract: thin, over `kvfs.client`. A module imports its engine, so it is imported in the engine's
-process only; nothing of kvfs imports one. Whatever is not to be had is a miss; nothing is raised
-through an engine's step. Not for configurations: `kvfs.connectors`.
+Contract: `kvfs.engines.X` loads the same file as `kvfs.connectors.X`. The next version drops it.
 """
+
+from kvfs import connectors
+
+__path__ = connectors.__path__

@@ -25,7 +25,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs import kept, runtime
 from kvfs.catalog import ROOT_INO
-from kvfs.core.tree import COOKIE_PARENT, COOKIE_SELF, RESERVED
+from kvfs.core.names.tree import COOKIE_PARENT, COOKIE_SELF, RESERVED
 from kvfs.fuse.operations import Operations
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ Of descriptors and of bytes of questions one user has a portion (`fairness/porti
 which is EDQUOT; ENFILE is where the mount has none left. A descriptor outlives the daemon, an
 answer does not: ESTALE says to ask again. Servers of NFS do not find it, since they need not have
 one descriptor for a client's calls.
-Not for what is asked and answered (`kvfs.matching`), nor for finding that (`core/matching.py`).
+Not for what is asked and answered (`kvfs.matching`), nor for finding that (`core/lending`).
 """
 
 import errno
@@ -27,10 +27,10 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs import kept, leasing, matching
-from kvfs.core.leases import NOBODY, Leases, Who
-from kvfs.core.matching import Matching
-from kvfs.core.open_order import caller
-from kvfs.core.saves import Saves
+from kvfs.core.lending.leases import NOBODY, Leases, Who
+from kvfs.core.lending.matching import Matching
+from kvfs.core.lending.saves import Saves
+from kvfs.core.namespaces.open_order import caller
 from kvfs.errors import (
     ConfigError,
     InvalidError,

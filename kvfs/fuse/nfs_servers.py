@@ -9,7 +9,7 @@ or with hidepid) is none.
 
 from pathlib import Path
 
-from kvfs.core.scans import process_of
+from kvfs.core.objects.scans import process_of
 
 NAMES = {"ganesha.nfsd", "nfsd"}  # of processes; threads may have names of their own
 

@@ -26,16 +26,16 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
-from kvfs.core.adoption import is_bare
-from kvfs.core.attributes import Attributes
-from kvfs.core.backings import Backings
-from kvfs.core.flow.presence import Presence
-from kvfs.core.lifecycle import PREFIX, WARM, Lifecycle
-from kvfs.core.objects import Objects
-from kvfs.core.open_order import caller
-from kvfs.core.renames import RENAME_EXCHANGE, Renames
-from kvfs.core.residency import OpenObject
-from kvfs.core.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
+from kvfs.core.admin.lifecycle import PREFIX, WARM, Lifecycle
+from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.presence import Presence
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.names.attributes import Attributes
+from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
+from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
+from kvfs.core.namespaces.open_order import caller
+from kvfs.core.objects.backings import Backings
+from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
     DEFECT,
     CatalogError,

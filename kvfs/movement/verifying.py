@@ -3,7 +3,7 @@
 Contract: runs in a worker process, decides nothing, changes nothing, knows no catalog. `verify`
 reads at most `rate` bytes a second, and sleeps in between. A copy on a disk is read past the page
 cache: the bytes are those of the disk, and what readers have in the cache stays there.
-Not for deciding what becomes of a wrong copy (`kvfs.core.flow.scrub`).
+Not for deciding what becomes of a wrong copy (`kvfs.core.jobs.scrub`).
 """
 
 import errno

@@ -1,6 +1,6 @@
 """What an access log says of how a cache is used: rates, sizes, reuse, and how large it should be.
 
-Contract: `read` gives the lines of a log as `kvfs/core/access_log.py` writes them, FILE.1 first;
+Contract: `read` gives the lines that `kvfs/core/namespaces/access_log.py` writes, FILE.1 first;
 ConfigError names file, line and reason. `Profile` is fed them in order and describes them in plain
 values. The *distance* of a read are the bytes of all different objects that were used since the
 same object was used last: a cache of that size, that drops what was used longest ago, would have

@@ -3,7 +3,7 @@
 Contract: plain state without I/O; calls are made by movers (`kvfs.movement.remote`). It has no
 files, so it is no `Tier`: nothing is opened in it, and what only it holds is brought up first.
 `used` is the sizes of the objects as their readers see them. Not for what waits for its upload:
-that is `core/dirty.py`.
+that is `core/ledger/dirty.py`.
 """
 
 import time

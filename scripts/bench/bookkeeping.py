@@ -23,8 +23,8 @@ from typing import Any
 import click
 
 from kvfs.catalog import Catalog, Inode
-from kvfs.core.namespace import Namespace
-from kvfs.core.residency import Residency
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.namespaces.namespace import Namespace
 from kvfs.settings import Settings
 from kvfs.tiers import NvmeTier, RamTier
 from scripts.bench.measure import Bar

@@ -7,7 +7,7 @@ and in an ordinary one, where each block's directory has to be made by mkdir; an
 directories at all, as connectors with flat names do it. Then one question about a whole chain by a
 client that keeps the descriptor open, the fastest and the median of --asks, with details and
 without; and by bisection over stat. Memory is that of the daemon's index of blocks alone
-(`core/blocks.py`), filled in this process; for all else see bookkeeping.
+(`core/namespaces/blocks.py`), filled in this process; for all else see bookkeeping.
 """
 
 import os
@@ -23,7 +23,7 @@ import click
 
 from kvfs import matching, prefix
 from kvfs.catalog import Inode
-from kvfs.core.blocks import Blocks
+from kvfs.core.namespaces.blocks import Blocks
 from scripts.bench.measure import Bar, Series
 from scripts.bench.mounted import command, kvfs, scratch
 from scripts.bench.report import Report, number

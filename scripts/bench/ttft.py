@@ -26,7 +26,7 @@ from transformers import DynamicCache
 
 from examples import chat
 from kvfs.client import PrefixCache
-from kvfs.engines.transformers import load, save, spec_of
+from kvfs.connectors.transformers import load, save, spec_of
 from scripts.bench.mounted import kvfs, scratch
 from scripts.bench.report import Report, note, number
 

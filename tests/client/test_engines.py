@@ -1,4 +1,4 @@
-"""kvfs.engines where the engine is not there."""
+"""kvfs.connectors where the engine is not there."""
 
 import importlib
 import sys
@@ -8,6 +8,6 @@ import pytest
 
 def test_vllm_is_missing_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "kvfs.engines.vllm", raising=False)
+    monkeypatch.delitem(sys.modules, "kvfs.connectors.vllm", raising=False)
     with pytest.raises(ImportError, match=r"kvfs\.engines\.vllm is loaded by vLLM 0\.33 and needs"):
-        importlib.import_module("kvfs.engines.vllm")
+        importlib.import_module("kvfs.connectors.vllm")

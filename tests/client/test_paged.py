@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvfs.client import PrefixCache, Spec
-from kvfs.engines.paged import Load, Mover, PagedMemory, Save
+from kvfs.connectors.paged import Load, Mover, PagedMemory, Save
 
 PAGE, PAGES, LAYERS, HEADS, NUMBERS = 8, 12, 3, 2, 6
 BLOCK = 16  # tokens: two pages

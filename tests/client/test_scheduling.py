@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvfs.client import PrefixCache
-from kvfs.engines import scheduling
-from kvfs.engines.paged import Load, Save
-from kvfs.engines.scheduling import Plan, Requests
+from kvfs.connectors import scheduling
+from kvfs.connectors.paged import Load, Save
+from kvfs.connectors.scheduling import Plan, Requests
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 
 PAGE = 2  # tokens; a block has 4

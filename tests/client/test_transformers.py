@@ -27,7 +27,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, SpecMismatchError
-from kvfs.engines.transformers import load, save, spec_of
+from kvfs.connectors.transformers import load, save, spec_of
 
 SEED = 7
 BLOCK = 16
@@ -201,7 +201,9 @@ def test_what_is_there_is_not_written_again(prefixes: PrefixCache, llama: LlamaF
 def test_saving_in_several_parts(
     monkeypatch: pytest.MonkeyPatch, prefixes: PrefixCache, llama: LlamaForCausalLM
 ) -> None:
-    monkeypatch.setattr("kvfs.engines.transformers._SAVED_AT_ONCE", 2 * prefixes.spec.block_bytes)
+    monkeypatch.setattr(
+        "kvfs.connectors.transformers._SAVED_AT_ONCE", 2 * prefixes.spec.block_bytes
+    )
     tokens = prompt(5 * BLOCK + 1)
     cache = filled(llama, tokens)
     assert save(prefixes, cache, tokens) == 5 * BLOCK

@@ -239,7 +239,7 @@ def executor() -> type:
 
 def losing(keep: int) -> None:
     """Have all but `keep` blocks of each load of one rank be gone when it begins."""
-    from kvfs.engines import paged
+    from kvfs.connectors import paged
 
     load = paged.Mover.load
 
@@ -285,7 +285,7 @@ def engine(path: Path, **told: Any) -> Any:
 
     transfer = {
         "kv_connector": "KvfsConnector",
-        "kv_connector_module_path": "kvfs.engines.vllm",
+        "kv_connector_module_path": "kvfs.connectors.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"path": str(path), "block_tokens": TOKENS},

@@ -104,7 +104,7 @@ def prompts() -> list[list[int]]:
 
 def vanishing(keep: int) -> list[int]:
     """Have all but `keep` blocks of what is loaded be gone; the list gets how many there were."""
-    from kvfs.engines import paged
+    from kvfs.connectors import paged
 
     load, asked = paged.Mover.load, []
 

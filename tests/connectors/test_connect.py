@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from kvfs import connectors
+from kvfs import profiles
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted
 
@@ -23,10 +23,10 @@ def kvfs(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("engine", connectors.ENGINES)
+@pytest.mark.parametrize("engine", profiles.ENGINES)
 def test_each_way_alone_can_be_pasted(mounted: Mounted, engine: str) -> None:
     """--file and --native print what `ns create --for` has printed, and nothing else."""
-    ways = connectors.engine(engine)
+    ways = profiles.engine(engine)
     for flag, connector in (("--file", ways.files), ("--native", ways.native)):
         place = mounted.path / f"{engine}{flag}"
         if connector is None:
@@ -48,7 +48,7 @@ def test_both_ways_with_what_each_gives(mounted: Mounted) -> None:
     native = kvfs("connect", "sglang", place, "--native")
     assert files in both.stdout
     assert native.stdout in both.stdout
-    for what, by_files, natively in connectors.engine("sglang").gives:
+    for what, by_files, natively in profiles.engine("sglang").gives:
         row = next(line for line in both.stdout.splitlines() if line.strip().startswith(what))
         assert by_files in row
         assert natively in row

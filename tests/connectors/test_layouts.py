@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvfs import connectors
+from kvfs import profiles
 from kvfs.layouts import recognise
 from tests.connectors.conftest import Client
 
@@ -21,8 +21,8 @@ PATH = f"{MOUNT}/{NAMESPACE}"
 
 
 def ask(client: Client, driver: str, directory: Path) -> dict[str, Any]:
-    for name in connectors.NAMES:
-        text = connectors.configuration(name, MOUNT, NAMESPACE, CAPACITY)
+    for name in profiles.NAMES:
+        text = profiles.configuration(name, MOUNT, NAMESPACE, CAPACITY)
         (directory / f"{name}.conf").write_text(text)
     return client(driver, directory)
 
@@ -93,7 +93,7 @@ def test_sglang(client: Client, tmp_path: Path) -> None:
         "layout": "page_first",
         "extra": {
             "backend_name": "kvfs",
-            "module_path": "kvfs.engines.sglang",
+            "module_path": "kvfs.connectors.sglang",
             "class_name": "KvfsHiCache",
             "interface_v1": 1,
             "hicache_storage_pass_prefix_keys": True,

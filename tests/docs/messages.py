@@ -29,9 +29,9 @@ _PRINTED = {
 _OF_THE_BUCKET = {"OutageError", "RefusedError"}
 # Here any domain error is read by who asked for it with a command.
 _BEHIND_COMMANDS = {
-    "kvfs/core/flow/sweeps.py",
-    "kvfs/core/flow/warm.py",
-    "kvfs/core/lifecycle.py",
+    "kvfs/core/jobs/sweeps.py",
+    "kvfs/core/jobs/warm.py",
+    "kvfs/core/admin/lifecycle.py",
     "kvfs/daemon/inspection.py",
     "kvfs/fsck.py",
     "kvfs/s3/nodes.py",

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from kvfs import prefix
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.compression.files import decompress
-from kvfs.core.flow import deletion, transfers
-from kvfs.core.renames import RENAME_EXCHANGE
-from kvfs.core.residency import OpenObject
+from kvfs.core.bucket.upload import deletion
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.moves import transfers
+from kvfs.core.names.renames import RENAME_EXCHANGE
 from kvfs.s3.facts import Facts
 from tests.s3.folder import FolderStore
 from tests.unit.world import MIB, World
@@ -227,11 +228,11 @@ async def demote(made: World) -> None:
 
 
 async def demote_many(made: World) -> None:
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
     inos = [made.find(name).ino for name in (b"a", b"b")]
-    made.flow._jobs.update(inos)
-    made.flow._running += 1
-    await made.flow._job(made.flow.demotion, inos)
+    made.dispatcher._jobs.update(inos)
+    made.dispatcher._running += 1
+    await made.dispatcher._job(made.dispatcher.demotion, inos)
 
 
 async def promote(made: World) -> None:
@@ -246,12 +247,12 @@ async def settle(made: World) -> None:
 async def uncopy_ram(made: World) -> None:
     """RAM is needed for a file of its own size."""
     make_room(made, 0)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def uncopy_nvme(made: World) -> None:
     make_room(made, 1)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 def make_room(made: World, number: int) -> None:
@@ -264,7 +265,7 @@ def make_room(made: World, number: int) -> None:
 
 async def evict(made: World) -> None:
     made.residency.drop(made.find(b"a"), "evicted")
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def read_packed(made: World) -> None:
@@ -304,7 +305,7 @@ async def forget_all(made: World) -> None:
     """The kernel forgets what has no name, and the trash is emptied."""
     for ino in list(made.residency.limbo):
         made.residency.purge(ino)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 # Namespaces
@@ -369,7 +370,7 @@ async def walk(made: World) -> None:
         await made.walks._clear(ino)
     for ino in list(namespaces.unaccounted):
         await made.walks._account_anew(ino)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def two_namespaces(made: World) -> None:
@@ -419,14 +420,14 @@ async def expired(made: World) -> None:
 
 async def expire(made: World) -> None:
     await made.walks._expire()
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def trim(made: World) -> None:
     space = made.tell("n", quota_objects="1", eviction="fifo")
     await walk(made)
     made.quota.keep(space, 0)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 ROOT = prefix.root_key("a fingerprint")
@@ -459,12 +460,12 @@ async def cut_prefix(made: World) -> None:
         await made.walks._close(ino)
     while made.residency.prefixes.going:  # what went with it
         await made.walks._close(min(made.residency.prefixes.going))
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def trim_prefix(made: World) -> None:
     made.quota.keep(made.tell("n", quota_objects="3"), 0)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 def prefix_of(blocks: int, **settings: bytes) -> State:
@@ -634,14 +635,14 @@ deletion.LOOK = 0.01  # s that a batch is tried again after, which the catalog h
 
 async def work_off(made: World) -> None:
     """All that waits for the bucket, once."""
-    flow = made.flow.spill
-    assert flow is not None
-    await flow.dirty.load()
-    for ino in list(flow.dirty):
-        if ino in flow.dirty:
+    dispatcher = made.dispatcher.spill
+    assert dispatcher is not None
+    await dispatcher.dirty.load()
+    for ino in list(dispatcher.dirty):
+        if ino in dispatcher.dirty:
             await made.upload(ino)
-    if flow.dirty.superseded.deletes:
-        await flow.deletion.delete_some()
+    if dispatcher.dirty.superseded.deletes:
+        await dispatcher.deletion.delete_some()
 
 
 def uploaded(before: Step) -> Step:
@@ -655,12 +656,12 @@ def uploaded(before: Step) -> Step:
 async def only_there(made: World) -> None:
     await uploaded(in_both)(made)
     await leave(made)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def leave(made: World) -> None:
     made.residency.evict(made.find(b"a"))
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def read(made: World) -> None:

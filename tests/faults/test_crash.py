@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from kvfs import failpoints, mounts
-from kvfs.core.flow import transfers
+from kvfs.core.moves import transfers
 from kvfs.errors import KvfsError
 from tests.faults.lives import COUNT, live, passed
 from tests.faults.scenarios import (

@@ -17,9 +17,11 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import bounds, census, walks
-from kvfs.core.objects import Objects
-from kvfs.core.residency import OpenObject
+from kvfs.core.capacity import bounds
+from kvfs.core.ledger import census
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.names import walks
+from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
     ConfigError,
     ExistsError,
@@ -304,7 +306,7 @@ class Walk:
             [
                 ino
                 for ino in self.world.listed("ram_only")
-                if not self.world.flow.transfers.written(ino)
+                if not self.world.dispatcher.transfers.written(ino)
             ],
         )
 
@@ -312,7 +314,7 @@ class Walk:
         on_nvme = self.world.listed("on_nvme")
         await self._job(
             self.world.promote,
-            [ino for ino in on_nvme if not self.world.flow.transfers.written(ino)],
+            [ino for ino in on_nvme if not self.world.dispatcher.transfers.written(ino)],
         )
 
     async def settle(self) -> None:
@@ -332,7 +334,7 @@ class Walk:
         await trio.sleep(2 * bounds.PERIOD)
 
     async def read_all(self) -> None:
-        await self.world.flow.trash.empty()
+        await self.world.dispatcher.trash.empty()
         for name, file in list(self.files.items()):
             self.forget_dropped()
             if self.files.get(name) is file and not file.shaky:
@@ -616,11 +618,11 @@ class SpaceWalk:
 
     async def job(self) -> None:
         world = self.world
-        world.flow.admission.budget = self.random.choice((0, 0, 1))
-        world.flow.trouble._quiet_until = 0.0
+        world.dispatcher.admission.budget = self.random.choice((0, 0, 1))
+        world.dispatcher.trouble._quiet_until = 0.0
         kind = self.random.choice((world.demote, world.promote, world.settle))
         which = "ram_only" if kind == world.demote else "on_nvme"
-        inos = [ino for ino in world.listed(which) if not world.flow.transfers.written(ino)]
+        inos = [ino for ino in world.listed(which) if not world.dispatcher.transfers.written(ino)]
         if inos:
             await kind(self.random.choice(inos))
 
@@ -634,7 +636,7 @@ class SpaceWalk:
         steps = self.random.choice((1, 2, 5, 50))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.world.walks.run)
-            nursery.start_soon(self.world.flow.watch.quotas)
+            nursery.start_soon(self.world.dispatcher.watch.quotas)
             for _ in range(steps):
                 await trio.lowlevel.checkpoint()
                 self.world.check_accounts()
@@ -767,18 +769,18 @@ def test_accounts_are_right_between_any_two_awaits(
                 await made.objects.truncate(made.find(name).ino, dice.choice(SIZES))
             else:
                 made.room.make_room(dice.choice(made.tiers))
-                made.flow.promotion.after = 1
+                made.dispatcher.promotion.after = 1
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow._dispatch, nursery)
+            nursery.start_soon(made.dispatcher._dispatch, nursery)
             made.movers.before = made.movers.after = _some_turns
             async with trio.open_nursery() as workers:
                 for _ in range(6):
                     workers.start_soon(one)
             for held, writable in opened:
                 await made.close(held, writable=writable)
-            made.flow.demotion.reclaimable = 0
-            while made.flow.jobs or made.residency.trash:
+            made.dispatcher.demotion.reclaimable = 0
+            while made.dispatcher.jobs or made.residency.trash:
                 await trio.lowlevel.checkpoint()
             for _ in range(20):  # what is being thrown away is neither here nor there
                 await trio.lowlevel.checkpoint()

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import administration
+from kvfs.core.admin import administration
 from kvfs.errors import ConfigError, ExistsError, KvfsError, NotFoundError
 from kvfs.settings import Settings
 from tests.unit.world import World, world

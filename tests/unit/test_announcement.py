@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.core import claims
-from kvfs.core.flow.announcement import Announcement
+from kvfs.core.bucket.node import claims
+from kvfs.core.bucket.node.announcement import Announcement
 from kvfs.s3.errors import OutageError
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.nodes import Node, Nodes
@@ -40,7 +40,7 @@ def made(tmp_path: Path, faulty: FaultyStore) -> Iterator[World]:
 
 
 def announcement(made: World) -> Announcement:
-    found = made.flow.announcement
+    found = made.dispatcher.announcement
     assert found is not None
     return found
 

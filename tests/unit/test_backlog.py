@@ -8,9 +8,9 @@ import trio
 import trio.testing
 
 from kvfs.catalog import keys
-from kvfs.core.dirty import CAUGHT_UP
-from kvfs.core.flow import backlog
-from kvfs.core.flow.backlog import Backlog
+from kvfs.core.bucket.upload import backlog
+from kvfs.core.bucket.upload.backlog import Backlog
+from kvfs.core.ledger.dirty import CAUGHT_UP
 from kvfs.daemon.storage import unbind
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import BLOCK_TMP, A, B, again, contents, counters
@@ -38,7 +38,7 @@ async def with_bucket(made: World, store: MemoryStore) -> Backlog:
     made.restart()
     await made.census()
     await made.residency.dirty.load()
-    return Backlog(made.flow.transfers)
+    return Backlog(made.dispatcher.transfers)
 
 
 def test_what_was_there_before_goes_up_in_the_order_of_its_seals(
@@ -91,7 +91,7 @@ def test_it_is_looked_for_once_and_after_a_mount_without(made: World, store: Mem
 
 
 async def run(looking: Backlog) -> None:
-    """As the flow does it, until all is found."""
+    """As the dispatcher does it, until all is found."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(looking.run)
         with trio.fail_after(60):
@@ -191,7 +191,7 @@ def test_a_death_begins_it_anew(
         made.restart(crash=True)
         await made.census()
         await made.residency.dirty.load()
-        await Backlog(made.flow.transfers).look()
+        await Backlog(made.dispatcher.transfers).look()
         assert len(made.residency.dirty) == 10
         await made.upload_all()
         assert len(contents(store)) == 10

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.core.residency import OpenObject
+from kvfs.core.ledger.residency import OpenObject
 from kvfs.errors import NoSpaceError, QuotaError
 from kvfs.settings import Settings
 from tests.unit.world import World, world

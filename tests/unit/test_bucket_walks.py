@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.core import walks
-from kvfs.core.flow import deletion
+from kvfs.core.bucket.upload import deletion
+from kvfs.core.names import walks
 from kvfs.s3.errors import OutageError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -33,7 +33,7 @@ def store() -> MemoryStore:
 @asynccontextmanager
 async def emptying(made: World) -> AsyncIterator[None]:
     """The trash is emptied beside whatever happens, as by the dispatcher."""
-    lock, empty = trio.Lock(), made.flow.trash.empty
+    lock, empty = trio.Lock(), made.dispatcher.trash.empty
 
     async def empty_alone() -> None:
         async with lock:
@@ -44,12 +44,12 @@ async def emptying(made: World) -> AsyncIterator[None]:
             await empty_alone()
             await trio.sleep(0.05)
 
-    made.flow.trash.empty = empty_alone  # type: ignore[method-assign]
+    made.dispatcher.trash.empty = empty_alone  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_on)
         yield
         nursery.cancel_scope.cancel()
-    made.flow.trash.empty = empty  # type: ignore[method-assign]
+    made.dispatcher.trash.empty = empty  # type: ignore[method-assign]
 
 
 class Transport:
@@ -60,8 +60,8 @@ class Transport:
 
     async def upload(self) -> None:
         made = self.world
-        inos = [ino for ino in made.residency.dirty if not made.flow.transfers.written(ino)]
-        if inos and (ino := self.random.choice(inos)) not in made.flow._jobs:
+        inos = [ino for ino in made.residency.dirty if not made.dispatcher.transfers.written(ino)]
+        if inos and (ino := self.random.choice(inos)) not in made.dispatcher._jobs:
             await made.upload(ino)
 
     async def fail(self) -> None:
@@ -74,16 +74,16 @@ class Transport:
         store.faults = []
 
     async def delete(self) -> None:
-        flow = self.world.flow.spill
-        assert flow is not None
-        if flow.dirty.superseded.deletes:
-            await flow.deletion.delete_some()
+        dispatcher = self.world.dispatcher.spill
+        assert dispatcher is not None
+        if dispatcher.dirty.superseded.deletes:
+            await dispatcher.deletion.delete_some()
 
     async def leave(self) -> None:
         residency = self.world.residency
         for inode in self.world.inodes():
             busy = inode.ino in residency.open or inode.ino in residency.busy
-            busy |= inode.ino in self.world.flow._jobs  # who opens it would wait for the job
+            busy |= inode.ino in self.world.dispatcher._jobs  # who opens it would wait for the job
             here = inode.in_bucket and residency.holders(inode)
             if here and not busy and self.random.random() < 0.4:
                 residency.evict(inode)

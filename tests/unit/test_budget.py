@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.flow.budget import Budget, Turn
+from kvfs.core.bucket.download.budget import Budget, Turn
 
 MOST, SLOTS = 100, 4
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from kvfs.catalog import Inode, audit
-from kvfs.core.flow import flow as flow_module
+from kvfs.core import dispatcher as flow_module
 from kvfs.errors import CatalogError
 from tests.unit.test_check import kinds, look
 from tests.unit.world import World, world
@@ -78,7 +78,7 @@ def test_a_block_that_cannot_be_read_does_not_end_it(
 
     async def after(made: World) -> None:
         with trio.fail_after(60):
-            await flow_module.Flow.keep_up(made.census)
+            await flow_module.Dispatcher.keep_up(made.census)
         assert made.residency.census_done.is_set()
         assert caplog.text.count("background work goes on") == 1
         assert "are not counted: " in caplog.text

@@ -21,7 +21,7 @@ from kvfs.core.check import Background, Finding, Survey, check
 from kvfs.core.check import background as background_module
 from kvfs.core.check import files as files_module
 from kvfs.core.check import survey as survey_module
-from kvfs.core.residency import OpenObject
+from kvfs.core.ledger.residency import OpenObject
 from kvfs.errors import ControlError, NotFoundError
 from kvfs.movement.movers import Moved, MoverFailedError, SourceChangedError
 from kvfs.tiers import Tier
@@ -116,7 +116,7 @@ async def look(
     survey = Survey(
         made.residency,
         made.movers,
-        made.flow._jobs,
+        made.dispatcher._jobs,
         tell,
         repair=repair,
         hashes=hashes,
@@ -124,7 +124,7 @@ async def look(
         remote=made.remote if bucket else None,
     )
     await check(survey)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
     return found, survey
 
 
@@ -759,7 +759,7 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
                 await made.close(one, writable=one.writers > 0)
             for ino in list(made.residency.limbo)[:-3]:  # as the kernel forgets
                 made.residency.purge(ino)
-            await made.flow.trash.empty()
+            await made.dispatcher.trash.empty()
 
     async def case(made: World) -> None:
         await small(made)
@@ -987,7 +987,7 @@ def test_a_check_runs_while_somebody_asks_for_it(
         await small(made)
         for number in range(7):
             Path(made.disk.folders[number], "foreign").write_bytes(b"x")
-        checks = Background(made.residency, made.movers, made.flow._jobs)
+        checks = Background(made.residency, made.movers, made.dispatcher._jobs)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(checks.run)
             with pytest.raises(ControlError, match="no check was started"):
@@ -1048,7 +1048,7 @@ def test_a_check_that_fails_says_so_and_ends_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(made: World) -> None:
-        checks = Background(made.residency, made.movers, made.flow._jobs)
+        checks = Background(made.residency, made.movers, made.dispatcher._jobs)
         errors: list[Exception] = [OSError(5, "Input/output error"), ZeroDivisionError("odd")]
 
         async def fail(survey: Survey) -> None:

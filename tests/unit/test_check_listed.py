@@ -47,7 +47,7 @@ async def mended(made: World, *, hashes: bool = False) -> list[str]:
 async def gone(made: World) -> None:
     with pytest.raises(NotFoundError):
         made.find(b"a")
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
     made.check()
 
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Dentry, Inode, audit
-from kvfs.core.lifecycle import Lifecycle
-from kvfs.core.walks import Walks
+from kvfs.core.admin.lifecycle import Lifecycle
+from kvfs.core.names.walks import Walks
 from kvfs.settings import Settings
 from tests.unit.formats import CONTENT, A, write_format1
 from tests.unit.test_check import BYTES, DIR, kinds, look, names, state
@@ -51,7 +51,7 @@ class Spaces:
 
 
 def lifecycle(made: World) -> Lifecycle:
-    return Lifecycle(made.tree, gone=made._gone, warmer=made.flow.warm)
+    return Lifecycle(made.tree, gone=made._gone, warmer=made.dispatcher.warm)
 
 
 async def store(made: World, name: bytes, parent: int) -> Inode:
@@ -288,7 +288,7 @@ async def walk(made: World) -> None:
             while namespaces.dropped or namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 def test_a_namespace_that_lost_its_name_keeps_its_settings(tmp_path: Path) -> None:

@@ -103,6 +103,6 @@ def test_the_last_copy_here_may_go_if_the_bucket_has_it(made: World) -> None:
         Path(made.fast.path(inode.ino, 1)).write_bytes(b"short")  # noqa: ASYNC240
         assert await mended(made) == ["damaged"]
         assert await made.read(inode.ino) == A
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
 
     trio.run(case)

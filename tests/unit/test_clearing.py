@@ -7,8 +7,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.lifecycle import Lifecycle
-from kvfs.core.walks import STEP, Walks
+from kvfs.core.admin.lifecycle import Lifecycle
+from kvfs.core.names.walks import STEP, Walks
 from tests.unit.world import World, world
 
 FILES = 3 * STEP + 1
@@ -29,7 +29,7 @@ async def populate(made: World, top: int, depth: int) -> list[int]:
 
 def test_a_dropped_tree_is_cleared_but_for_what_is_in_use(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        lifecycle = Lifecycle(made.tree, gone=lambda *_: None, warmer=made.flow.warm)
+        lifecycle = Lifecycle(made.tree, gone=lambda *_: None, warmer=made.dispatcher.warm)
         space = lifecycle.make("kv", {}, uid=0, gid=0)
         inos = await populate(made, space.ino, 2)
         reader = await made.objects.open(inos[STEP], writable=False)

@@ -9,11 +9,11 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode, keys
-from kvfs.core.dirty import CAUGHT_UP, TOLD_APART
-from kvfs.core.flow import contests as timing
-from kvfs.core.flow.backlog import Backlog
-from kvfs.core.flow.contests import Contests
-from kvfs.core.flow.discovery import AT_ONCE
+from kvfs.core.bucket.listing import contests as timing
+from kvfs.core.bucket.listing.contests import Contests
+from kvfs.core.bucket.listing.discovery import AT_ONCE
+from kvfs.core.bucket.upload.backlog import Backlog
+from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
 from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
 from tests.s3.faulty import Fault, FaultyStore
@@ -58,8 +58,8 @@ def run(tmp_path: Path, store: MemoryStore) -> Callable[[Case], None]:
 
 
 def contests(node: Node) -> Contests:
-    assert node.made.flow.contests is not None
-    return node.made.flow.contests
+    assert node.made.dispatcher.contests is not None
+    return node.made.dispatcher.contests
 
 
 async def lost(node: Node, *paths: bytes, content: bytes = B) -> list[Inode]:
@@ -427,7 +427,7 @@ def test_a_restart_knows_them(tmp_path: Path, store: MemoryStore) -> None:
             assert ino in dirty.contested, "it is asked for before that is loaded"
             await dirty.load()
             assert list(dirty.contested) == [ino]
-            await Backlog(made.flow.transfers).look()
+            await Backlog(made.dispatcher.transfers).look()
             assert not len(dirty), "it is not sent in vain"
             store.delete("p/@0/k")
             node = Node(made)
@@ -458,7 +458,7 @@ def test_those_of_an_older_catalog_are_found(tmp_path: Path, store: MemoryStore)
             dirty.settled(inode.ino, batch)
             batch.set_fact(CAUGHT_UP, "1")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Backlog(made.flow.transfers).run)
+            nursery.start_soon(Backlog(made.dispatcher.transfers).run)
             while not made.catalog.fact(TOLD_APART):  # noqa: ASYNC110 (nothing tells of it)
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -484,7 +484,7 @@ def test_what_is_not_to_be_in_the_bucket_any_more_is_in_no_conflict(
         await ask(other)
         assert not len(other.made.residency.dirty.contested)
         other.made.tell("n", media="all")
-        await Backlog(other.made.flow.transfers).look()
+        await Backlog(other.made.dispatcher.transfers).look()
         await other.made.upload_all()
         assert is_dirty(other, inode.ino) == b"conflict"
 

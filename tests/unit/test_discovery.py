@@ -17,12 +17,12 @@ import trio.testing
 
 from kvfs import matching, prefix
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.adoption import is_bare
-from kvfs.core.flow import discovery as timing
-from kvfs.core.flow import openers
-from kvfs.core.flow.discovery import Discovery
-from kvfs.core.flow.importing import Importing
-from kvfs.core.matching import Matching
+from kvfs.core.bucket.listing import discovery as timing
+from kvfs.core.bucket.listing import openers
+from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.discovery import Discovery
+from kvfs.core.bucket.listing.importing import Importing
+from kvfs.core.lending.matching import Matching
 from kvfs.errors import CatalogError, ControlError, NotFoundError, StaleError
 from kvfs.s3.errors import (
     MetadataError,
@@ -96,7 +96,7 @@ class Node:
             *(made.tree, made.objects, made.lifecycle, cast("operations.Kernel", Requests())),
             slots=10,
             timeout=3600.0,
-            presence=made.flow.presence,
+            presence=made.dispatcher.presence,
         )
 
     @property
@@ -106,13 +106,13 @@ class Node:
 
     @property
     def discovery(self) -> Discovery:
-        assert self.made.flow.presence is not None
-        return self.made.flow.presence.discovery
+        assert self.made.dispatcher.presence is not None
+        return self.made.dispatcher.presence.discovery
 
     @property
     def importing(self) -> Importing:
-        assert self.made.flow.importing is not None
-        return self.made.flow.importing
+        assert self.made.dispatcher.importing is not None
+        return self.made.dispatcher.importing
 
     @property
     def calls(self) -> dict[str, int]:

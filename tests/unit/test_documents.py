@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import connectors
+from kvfs import profiles
 from kvfs.settings import Settings
 from kvfs.templates import Templates
 
@@ -30,8 +30,8 @@ def test_every_setting_is_in_the_table() -> None:
 
 def test_every_connector_is_in_the_table() -> None:
     settings = {
-        name: ", ".join(f"`{key}={text}`" for key, text in connectors.settings(name).items())
-        for name in connectors.NAMES
+        name: ", ".join(f"`{key}={text}`" for key, text in profiles.settings(name).items())
+        for name in profiles.NAMES
     }
     assert rows("For each connector") == [
         f"| `{name}` | {told} |" for name, told in settings.items()
@@ -47,7 +47,7 @@ def test_every_connector_is_in_the_table() -> None:
     ],
 )
 def test_configurations_are_what_is_printed(connector: str, path: str, gib: int) -> None:
-    printed = connectors.configuration(connector, "/mnt/kv", path, gib << 30)
+    printed = profiles.configuration(connector, "/mnt/kv", path, gib << 30)
     assert f"\n{printed.rstrip()}\n" in NAMESPACES.read_text()
 
 

@@ -57,7 +57,7 @@ def test_demotion_of_many_returns_the_room_of_the_first_when_that_of_a_later_fai
         inodes = [await made.store(b"%d" % number, BYTES, made.fast) for number in range(3)]
         monkeypatch.setattr(made.room, "reserve", Once(made.room.reserve, 2))
         with pytest.raises(CatalogError):
-            await made.flow.demotion.move(inodes)
+            await made.dispatcher.demotion.move(inodes)
         assert made.disk.reserved == 0
         await made.check_at_rest()
 

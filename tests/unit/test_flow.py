@@ -16,9 +16,11 @@ from trio.testing import MockClock
 
 from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import census, watch
-from kvfs.core.flow import Flow, trouble
-from kvfs.core.flow.movement import Movement
+from kvfs.core.capacity import watch
+from kvfs.core.dispatcher import Dispatcher
+from kvfs.core.ledger import census
+from kvfs.core.moves import trouble
+from kvfs.core.moves.movement import Movement
 from kvfs.errors import CatalogError, NotFoundError
 from kvfs.movement.movers import LostError, Movers
 from tests.unit.world import MIB, World, digest, world
@@ -36,7 +38,7 @@ def run(case: Case, tmp_path: Path, **options: int) -> None:
 async def working(made: World, case: Case) -> None:
     """With the whole background at work."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.flow.run)
+        nursery.start_soon(made.dispatcher.run)
         await case(made)
         nursery.cancel_scope.cancel()
 
@@ -110,11 +112,11 @@ def test_a_digest_stays_of_its_kind_whatever_holes_there_are(
         assert inode is not None
         assert (inode.on_nvme, inode.sparse) == (True, not known)
         assert (inode.digest == whole) == known
-        assert await made.flow.settlement.matches(made.disk, inode)
+        assert await made.dispatcher.settlement.matches(made.disk, inode)
         backing = Path(made.disk.path(inode.ino, inode.version))
         with backing.open("r+b") as file:
             file.write(b"x")
-        assert not await made.flow.settlement.matches(made.disk, inode)
+        assert not await made.dispatcher.settlement.matches(made.disk, inode)
 
     run(case, tmp_path)
 
@@ -123,20 +125,20 @@ def test_what_nvme_has_no_file_of_is_not_tried_again_and_again(tmp_path: Path) -
     async def case(made: World) -> None:
         large = await made.store(b"a", BYTES, made.fast)
         await made.store(b"b", OTHER, made.fast)
-        assert made.flow.write_back.start()[1] == 2
+        assert made.dispatcher.write_back.start()[1] == 2
         failpoints.arm("movement.copy=raise:EFBIG")
         try:
             await made.demote(large.ino)
         finally:
             failpoints.arm("")
-        assert made.flow.write_back.start()[1] == made.flow.write_back.too_large == 1
-        assert large.ino not in made.flow.demotion.next()
-        assert (made.flow.trouble.failures, made.residency.counters["job_failures"]) == (0, 0)
+        assert made.dispatcher.write_back.start()[1] == made.dispatcher.write_back.too_large == 1
+        assert large.ino not in made.dispatcher.demotion.next()
+        assert (made.dispatcher.trouble.failures, made.residency.counters["job_failures"]) == (0, 0)
         assert made.disk.health.state == "healthy"
         await made.check_at_rest()
         await rewrite(made, made.find(b"a"))
-        assert made.flow.write_back.too_large == 0
-        assert made.flow.write_back.start()[1] == 2
+        assert made.dispatcher.write_back.too_large == 0
+        assert made.dispatcher.write_back.start()[1] == 2
 
     run(case, tmp_path)
 
@@ -165,7 +167,7 @@ async def unlink(made: World, inode: Inode) -> None:
 async def unlink_and_purge(made: World, inode: Inode) -> None:
     made.tree.unlink(ROOT_INO, b"a")
     made.residency.purge(inode.ino)
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def rename_over(made: World, inode: Inode) -> None:
@@ -250,7 +252,7 @@ def test_a_promotion_of_bytes_that_are_not_their_digest_ends_the_object(
             file.write(b"rot")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         await made.promote(inode.ino)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert "do not match their digest" in caplog.text
         assert made.catalog.inode(inode.ino) is None
@@ -272,11 +274,11 @@ def test_a_failure_leaves_everything_and_pauses_demotions(
 
         made.movers.before = fail
         await made.demote(inode.ino)
-        made.flow.write_back._until = math.inf
-        assert made.flow._next_job() is None, "not at once"
+        made.dispatcher.write_back._until = math.inf
+        assert made.dispatcher._next_job() is None, "not at once"
         made.movers.before = _nothing
         await trio.sleep(trouble.PAUSE)
-        assert made.flow._next_job() is not None
+        assert made.dispatcher._next_job() is not None
         await made.check_at_rest()
         assert "demote of inode" in caplog.text
 
@@ -325,7 +327,7 @@ def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
         await made.read(inode.ino)
         await trio.testing.wait_all_tasks_blocked()
         assert made.residency.holders(made.find(b"a")) == made.tiers
-        made.flow.promotion.after = 0
+        made.dispatcher.promotion.after = 0
         other = await made.store(b"b", BYTES, made.disk)
         for _ in range(5):
             await made.read(other.ino)
@@ -348,12 +350,12 @@ def test_what_begins_on_nvme_is_settled(tmp_path: Path) -> None:
 def test_a_write_back_ends_when_who_asked_hears_that_nothing_is_left(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
-        assert made.flow.write_back.start()[1] == 1
-        assert made.flow.write_back.wanted
+        assert made.dispatcher.write_back.start()[1] == 1
+        assert made.dispatcher.write_back.wanted
         await made.demote(inode.ino)
-        assert made.flow.write_back.wanted, "nobody has asked"
-        assert made.flow.write_back.start() == (0, 0)
-        assert not made.flow.write_back.wanted, "what comes now stays in RAM"
+        assert made.dispatcher.write_back.wanted, "nobody has asked"
+        assert made.dispatcher.write_back.start() == (0, 0)
+        assert not made.dispatcher.write_back.wanted, "what comes now stays in RAM"
 
     run(case, tmp_path)
 
@@ -362,11 +364,11 @@ def test_draining_writes_all_of_ram_back(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         for number in range(10):
             await made.store(b"%d" % number, BYTES, made.fast)
-        size, objects = made.flow.write_back.start()
+        size, objects = made.dispatcher.write_back.start()
         assert objects == 10
         assert size >= 10 * len(BYTES)
-        await made.flow.write_back.drain()
-        assert made.flow.write_back.start() == (0, 0)
+        await made.dispatcher.write_back.drain()
+        assert made.dispatcher.write_back.start() == (0, 0)
         made.restart(reboot=True)
         await made.census()
         for number in range(10):
@@ -383,24 +385,24 @@ def test_draining_ends_when_nvme_takes_no_more(
         await made.objects.open(inode.ino, writable=False)  # and so it cannot go
         for number in range(4):
             await made.store(b"%d" % number, BYTES, made.fast)
-        await made.flow.write_back.drain()
-        assert made.flow.write_back.start()[1] == 4
+        await made.dispatcher.write_back.drain()
+        assert made.dispatcher.write_back.start()[1] == 4
         assert "could not be written back" in caplog.text
-        made.flow.write_back._until = 0.0
+        made.dispatcher.write_back._until = 0.0
 
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=MIB)
 
 
 def limit_jobs(made: World, most: int) -> None:
     """Fail rather than go round and round."""
-    real, left = made.flow._job, [most]
+    real, left = made.dispatcher._job, [most]
 
     async def counted(movement: Movement, inos: list[int]) -> None:
         left[0] -= 1
         assert left[0] > 0, f"more than {most} jobs"
         await real(movement, inos)
 
-    made.flow._job = counted  # type: ignore[method-assign]
+    made.dispatcher._job = counted  # type: ignore[method-assign]
 
 
 def test_draining_into_less_room_ends(tmp_path: Path) -> None:
@@ -410,7 +412,7 @@ def test_draining_into_less_room_ends(tmp_path: Path) -> None:
         limit_jobs(made, 200)
         for number in range(30):
             await made.store(b"%d" % number, BYTES, made.fast)
-        await made.flow.write_back.drain()
+        await made.dispatcher.write_back.drain()
         made.check_accounts()
 
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=2 * MIB)
@@ -434,8 +436,8 @@ def test_an_unlinked_open_file_keeps_nobody_busy(tmp_path: Path) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         held = await made.objects.open(inode.ino, writable=False)
         made.tree.unlink(ROOT_INO, b"a")
-        await made.flow.write_back.drain()
-        assert made.flow.write_back.start() == (0, 0)
+        await made.dispatcher.write_back.drain()
+        assert made.dispatcher.write_back.start() == (0, 0)
         await made.close(held, writable=False)
 
     run(lambda made: working(made, case), tmp_path)
@@ -472,7 +474,7 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
         made.restart(crash=True)
         for path in litter:
             Path(path).write_bytes(b"left over")
-        made.flow.census._started += 3600  # the files are from before
+        made.dispatcher.census._started += 3600  # the files are from before
         await made.census()
         assert not any(map(os.path.exists, litter))
         assert made.residency.counters["swept"] == len(litter)
@@ -514,7 +516,7 @@ def test_the_sweep_leaves_half_made_files_of_this_session(tmp_path: Path) -> Non
         made.restart()
         fresh = Path(f"{made.disk.path(1000, 1)}.part")
         fresh.write_bytes(b"being copied")
-        made.flow.census._started -= 3600
+        made.dispatcher.census._started -= 3600
         await made.census()
         assert fresh.exists()
         fresh.unlink()
@@ -570,7 +572,7 @@ def test_what_a_failed_sync_may_have_lost_goes(
         raise LostError(errno.EIO, "Input/output error")
 
     async def case(made: World) -> None:
-        monkeypatch.setattr(made.flow.settlement.movers, "read_through", lost)
+        monkeypatch.setattr(made.dispatcher.settlement.movers, "read_through", lost)
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
         assert held.tier is made.disk
@@ -596,7 +598,7 @@ def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -
     async def case(made: World) -> None:
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
-        await made.flow.settlement.lose(held.inode.ino, held.inode.version)
+        await made.dispatcher.settlement.lose(held.inode.ino, held.inode.version)
         await trio.sleep(3 * watch.SPACE_PERIOD)
         await made.close(held, writable=True)
         await trio.sleep(3 * watch.SPACE_PERIOD)
@@ -620,7 +622,7 @@ def test_a_vanished_directory_stops_nothing(tmp_path: Path) -> None:
 
 
 async def settled(made: World) -> None:
-    while made.flow.jobs:
+    while made.dispatcher.jobs:
         await trio.lowlevel.checkpoint()
 
 
@@ -630,17 +632,17 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
 
     async def case(made: World) -> None:
         async with Movers.open(2, made.residency.counters) as movers:
-            made.flow = Flow(
+            made.dispatcher = Dispatcher(
                 *(made.residency, made.room, made.quota, movers), promote_after=1, reclaimable=25
             )
-            made.objects.promote = made.flow.promotion.opened
-            made.objects.settle = made.flow.settlement.written
-            made.objects.copies.verifier = made.flow.settlement
+            made.objects.promote = made.dispatcher.promotion.opened
+            made.objects.settle = made.dispatcher.settlement.written
+            made.objects.copies.verifier = made.dispatcher.settlement
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(made.flow.run)
+                nursery.start_soon(made.dispatcher.run)
                 ram = await made.store(b"ram", BYTES, made.fast)
                 disk = await made.store(b"disk", OTHER, made.disk)
-                await made.flow.write_back.drain()
+                await made.dispatcher.write_back.drain()
                 await settled(made)
                 await made.read(disk.ino)
                 await settled(made)

@@ -120,7 +120,7 @@ def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemorySto
         inode = await made.store(b"a", A * 1000, made.nvme)
         await made.upload_all()
         made.residency.evict(again(made, inode.ino))
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == A * 1000
         assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
         made.restart(crash=True)
@@ -326,7 +326,7 @@ def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: Worl
     async def case() -> None:
         assert made.bucket is not None
         assert made.remote is not None
-        assert made.flow.hydration is not None
+        assert made.dispatcher.hydration is not None
         inode = await spilled(made)
         go = trio.Event()
         made.remote.before = go.wait
@@ -335,7 +335,7 @@ def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: Worl
             with pytest.raises(NotFoundError, match="not here within"):
                 await made.read(inode.ino)
         go.set()
-        while made.flow.hydration._running:  # noqa: ASYNC110 (it tells nobody of its end)
+        while made.dispatcher.hydration._running:  # noqa: ASYNC110 (it tells nobody of its end)
             await trio.sleep(0.001)
         calls = faults(made).calls
         assert await made.read(inode.ino) == A
@@ -389,7 +389,7 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
             with pytest.raises(StaleError):  # the kernel looks the name up again
                 await made.read(inode.ino)
             assert made.residency.counters["misses"] == 0
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         made.check()
 
     trio.run(case)
@@ -452,8 +452,8 @@ def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
 def test_all_fetches_together_have_a_bound(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
-        assert made.flow.hydration is not None
-        budget = made.flow.hydration.budget
+        assert made.dispatcher.hydration is not None
+        budget = made.dispatcher.hydration.budget
         budget.most = 30_000
         inodes = [await spilled(made, b"%d" % number, A + b"%d" % number) for number in range(8)]
         most = running = 0

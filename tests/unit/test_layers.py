@@ -14,15 +14,26 @@ ROOT = Path(kvfs.__file__).parent
 LAYERS = (
     ("kvfs.__main__",),
     ("kvfs.engines",),
+    ("kvfs.connectors",),
     ("kvfs.cli",),
     ("kvfs.keeper",),
     ("kvfs.daemon", "kvfs.fsck", "kvfs.gc", "kvfs.metrics", "kvfs.web"),
     ("kvfs.control",),
     ("kvfs.fuse",),
-    ("kvfs.core",),
+    # The floors of the core. Rooms of one floor do not know each other.
+    ("kvfs.core.dispatcher",),
+    ("kvfs.core.jobs", "kvfs.core.check"),
+    ("kvfs.core.bucket.node",),
+    ("kvfs.core.bucket.upload", "kvfs.core.bucket.download"),
+    ("kvfs.core.bucket.listing", "kvfs.core.admin", "kvfs.core.lending"),
+    ("kvfs.core.names", "kvfs.core.objects", "kvfs.core.moves"),
+    ("kvfs.core.capacity",),
+    ("kvfs.core.ledger",),
+    ("kvfs.core.namespaces",),
+    ("kvfs.core.bucket", "kvfs.core"),  # the packages themselves: a docstring each
     ("kvfs.movement",),
     ("kvfs.fairness", "kvfs.simulation"),
-    ("kvfs.eviction", "kvfs.layouts", "kvfs.connectors"),
+    ("kvfs.eviction", "kvfs.layouts", "kvfs.profiles"),
     ("kvfs.tiers", "kvfs.s3", "kvfs.compression"),
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.templates", "kvfs.settings"),
@@ -40,7 +51,7 @@ LAYERS = (
 # The command line talks to the daemon; what it may know of the rest is what both need, and what
 # needs no daemon.
 CLI_MAY = (
-    *("kvfs.cli", "kvfs.config", "kvfs.connectors", "kvfs.control", "kvfs.runtime"),
+    *("kvfs.cli", "kvfs.config", "kvfs.profiles", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
     *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix", "kvfs.kept"),
 )
@@ -58,7 +69,7 @@ HOMES = {
         "kvfs.s3",
         "kvfs.compression",
         "kvfs.prefix",
-        "kvfs.engines",
+        "kvfs.connectors",
     ),
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
@@ -68,7 +79,7 @@ HOMES = {
     "rich": ("kvfs.cli",),
     "prometheus_client": ("kvfs.metrics",),
     "matplotlib": ("kvfs.simulation.curves",),
-    "torch": ("kvfs.client", "kvfs.engines"),  # runs in engines, and nowhere else
+    "torch": ("kvfs.client", "kvfs.connectors"),  # runs in engines, and nowhere else
 }
 # What the command line loads for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}

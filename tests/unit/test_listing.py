@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.tree import COOKIE_PARENT, HIDDEN_STEP
+from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_STEP
 from tests.unit.world import World, world
 
 import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)

@@ -10,7 +10,7 @@ MASKS = Masks(["alice", "a.b"], ["/mnt/kv", "/data/kvfs", "s3://b/p/"])
 @pytest.mark.parametrize(
     "line",
     [
-        "2026-11-22 06:00:56,123 ERROR kvfs.core.copies: its bytes do not match their digest",
+        "2026-11-22 06:00:56,123 ERROR kvfs.core.objects.copies: its bytes do not match a digest",
         "nvme tier: /data/kvfs/objects/0a/12.3 is quarantined",
         "s3://b/p/: no answer in 30 s, a name is a miss",
         "/mnt/kv: took over 3 handles of 2 objects, 0 of them being written",

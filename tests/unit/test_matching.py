@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs import matching, prefix
-from kvfs.core.matching import Matching
+from kvfs.core.lending.matching import Matching
 from kvfs.errors import InvalidError, StaleError
 from kvfs.matching import Answer, pack_request, unpack_answer, unpack_request
 from tests.unit.world import World, world

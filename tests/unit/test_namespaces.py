@@ -12,12 +12,13 @@ import trio.testing
 
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import administration, renames
-from kvfs.core.attributes import ATIME_STEP
-from kvfs.core.namespace import SMALLEST, USES_NOTED
-from kvfs.core.quota import AT_ONCE
-from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
-from kvfs.core.walks import STEP
+from kvfs.core.admin import administration
+from kvfs.core.capacity.quota import AT_ONCE
+from kvfs.core.names import renames
+from kvfs.core.names.attributes import ATIME_STEP
+from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
+from kvfs.core.names.walks import STEP
+from kvfs.core.namespaces.namespace import SMALLEST, USES_NOTED
 from kvfs.errors import (
     ExistsError,
     NoSpaceError,
@@ -572,7 +573,7 @@ def test_a_smaller_quota_is_kept_in_the_background(tmp_path: Path) -> None:
         space = made.namespace("a")
         await fill(made, 100)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.watch.quotas)
+            nursery.start_soon(made.dispatcher.watch.quotas)
             await trio.testing.wait_all_tasks_blocked()
             made.tell("a", quota_objects="7", eviction="lru")
             assert space.objects == 100, "the daemon goes on meanwhile"
@@ -661,7 +662,7 @@ def test_movers_are_given_nothing_that_is_gone(tmp_path: Path) -> None:
         made.tell("a", eviction="fifo")
         for number in range(3):
             made.tree.unlink(space.ino, b"%d" % number)
-        assert made.flow.demotion.next() == []
+        assert made.dispatcher.demotion.next() == []
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -774,11 +775,11 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
         on_nvme = made.at(b"nvme/1")
         for _ in range(5):
             await made.read(on_nvme.ino)
-        assert {what.name for what, _ in made.flow.requests._waiting} == {"settle"}, (
+        assert {what.name for what, _ in made.dispatcher.requests._waiting} == {"settle"}, (
             "it is not promoted"
         )
-        made.flow.write_back.start()
-        assert made.flow.demotion.next() == [], "nor demoted"
+        made.dispatcher.write_back.start()
+        assert made.dispatcher.demotion.next() == [], "nor demoted"
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -1146,12 +1147,12 @@ def test_spare_room_is_told_once(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", eviction="lru")
         inodes = [await made.make_file(in_ram(made, b"a/%d" % n), BYTES) for n in range(2)]
-        made.flow.admission.budget = 1
+        made.dispatcher.admission.budget = 1
         for inode in inodes:
             await made.demote(inode.ino)
         assert space.spare == dict.fromkeys((inode.ino for inode in inodes), COST)
         made.check()
-        made.flow.write_back.start()
+        made.dispatcher.write_back.start()
         await made.demote(inodes[0].ino)
         assert list(space.spare) == [inodes[1].ino]
         free = made.fast.free - made.room.headroom

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.objects import SIZE_MAX, Objects
-from kvfs.core.residency import OpenObject
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.objects.objects import SIZE_MAX, Objects
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Reservation, Tier
 from tests.unit.world import World, world
@@ -464,10 +464,10 @@ def test_a_changed_copy_with_a_digest_is_a_miss_and_kept_for_a_look(made: World)
         spoil(made.disk.path(inode.ino, 1), None)
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert os.listdir(made.disk.root / "quarantine") == [f"{inode.ino:x}.1"]
         with pytest.raises(NotFoundError):
             made.find(b"a")
@@ -502,7 +502,7 @@ def test_another_size_is_a_miss(made: World, size: int) -> None:
         os.truncate(made.fast.path(inode.ino, 1), size)
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=True)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         await made.check_at_rest()
 
@@ -515,7 +515,7 @@ def test_a_bad_copy_in_ram_is_replaced_by_the_good_one_below(made: World) -> Non
         await made.demote(inode.ino)
         spoil(made.fast.path(inode.ino, 1), None)
         assert await made.read(inode.ino) == BYTES
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.residency.holders(made.find(b"a")) == [made.disk]
         await made.check_at_rest()
@@ -638,7 +638,7 @@ def test_after_a_reboot_without_a_proper_end_only_digests_are_trusted(made: Worl
         for ino in (torn.ino, fresh.ino):
             with pytest.raises(MISS):
                 await made.objects.open(ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 2
         made.movers.before = _never
         assert await made.read(settled.ino) == BYTES, "once is enough"

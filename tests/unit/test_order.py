@@ -6,7 +6,7 @@ import pytest
 
 from kvfs import eviction
 from kvfs.catalog import Inode
-from kvfs.core.order import EPSILON, Order, Victim
+from kvfs.core.namespaces.order import EPSILON, Order, Victim
 
 HOUR = 500_000
 

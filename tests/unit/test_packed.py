@@ -13,7 +13,7 @@ from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode, PackedCopy
 from kvfs.core.check import Finding, check
 from kvfs.core.check.survey import Survey
-from kvfs.core.flow import transfers, unpacking
+from kvfs.core.moves import transfers, unpacking
 from kvfs.errors import KvfsError, NotFoundError, StaleError
 from kvfs.movement import repacking
 from tests.s3.memory import MemoryStore
@@ -83,7 +83,7 @@ async def find(made: World, *, repair: bool = False, hashes: bool = True) -> lis
         found.append(finding)
 
     survey = Survey(
-        *(made.residency, made.movers, made.flow._jobs, tell),
+        *(made.residency, made.movers, made.dispatcher._jobs, tell),
         repair=repair,
         hashes=hashes,
         live=True,
@@ -178,7 +178,7 @@ def test_a_large_one_is_demoted_alone_and_small_ones_together(made: World) -> No
             for name, content in ((b"1", b"s"), (b"2", b"s"), (b"3", KV), (b"4", b"s"))
         ]
         space = made.residency.namespaces.of(again(made, inos[0]))
-        demotion = made.flow.demotion
+        demotion = made.dispatcher.demotion
         assert demotion._oldest_in_ram(space) == inos[:2]
         for ino in inos[:2]:
             await made.demote(ino)
@@ -207,10 +207,10 @@ def test_a_source_that_is_not_what_was_sealed_is_not_packed(made: World) -> None
         inode = await packed(made)
         await made.read(inode.ino)  # in RAM again, and the digest is known
         made.residency.drop_copy(again(made, inode.ino), made.disk)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         replace(Path(made.fast.path(inode.ino, inode.version)), OTHER[: len(KV)])
         await made.demote(inode.ino)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 
@@ -317,7 +317,7 @@ def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(
             with pytest.raises(NotFoundError, match="not decompressed within"):
                 await made.read(inode.ino)
         go.set()
-        while made.flow.unpacking._running:
+        while made.dispatcher.unpacking._running:
             await trio.lowlevel.checkpoint()
         assert made.objects.open_at_once(inode.ino) is not None
         await made.close(made.residency.open[inode.ino], writable=False)
@@ -342,7 +342,7 @@ def test_an_unmount_ends_it(made: World) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(misses, inode.ino)
             await reached.wait()
-            made.flow.unpacking.stop()
+            made.dispatcher.unpacking.stop()
         made.movers.before = _nothing
         assert await made.read(inode.ino) == KV
 
@@ -394,7 +394,7 @@ def test_an_unlink_takes_it_along(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         made.tree.unlink(ROOT_INO, b"a")
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert not on_nvme(made, inode).exists()
         assert made.disk.used == 0
 
@@ -406,13 +406,13 @@ def test_an_unlink_takes_it_along(made: World) -> None:
 
 async def unlinked(made: World, _: Inode) -> None:
     made.tree.unlink(ROOT_INO, b"a")
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def dropped(made: World, inode: Inode) -> None:
     """Its room was needed: the opener has left by then, or it could not be."""
     made.residency.drop(again(made, inode.ino), "evicted")
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
 
 
 async def new_file(made: World, inode: Inode) -> None:
@@ -491,7 +491,7 @@ def test_a_damaged_one_is_never_given_out(made: World, damage: Callable[[Path], 
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
         kind = "missing" if damage is Path.unlink else "quarantined"
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters[kind] == 1
 
     trio.run(case)
@@ -504,7 +504,7 @@ def test_what_the_bucket_has_too_comes_from_there_then(made: World) -> None:
         await made.upload_all()
         flip(on_nvme(made, inode))
         assert await made.read(inode.ino) == KV
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert counters(made)["downloads"] == 1
         assert again(made, inode.ino).packed is None
@@ -641,7 +641,7 @@ def test_a_packed_copy_goes_up_as_it_is(made: World, store: MemoryStore, setting
         assert (stored.codec, stored.size) == (inode.packed.codec, len(file))
         assert "compressed" not in counters(made)
         made.residency.evict(again(made, inode.ino))
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
@@ -671,7 +671,7 @@ def test_a_damaged_packed_copy_does_not_go_up(made: World, store: MemoryStore) -
         flip(on_nvme(made, inode))
         await made.upload(inode.ino)
         assert contents(store) == {}
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 
@@ -694,9 +694,9 @@ def test_an_open_does_not_wait_for_the_upload(made: World, store: MemoryStore) -
             nursery.start_soon(made.upload, inode.ino)
             await reached.wait()
             assert await made.read(inode.ino) == KV
-            assert inode.ino in made.flow._jobs, "it goes up still"
+            assert inode.ino in made.dispatcher._jobs, "it goes up still"
             go.set()
-        assert not made.flow._jobs
+        assert not made.dispatcher._jobs
         assert again(made, inode.ino).in_bucket
         assert contents(store).keys() == {"@0/a"}
         assert made.residency.holders(again(made, inode.ino)) == made.tiers
@@ -750,7 +750,7 @@ class Life:
         holders = self.made.residency.holders(inode)
         if len(holders) > 1 or (holders and inode.in_bucket):
             self.made.residency.drop_copy(inode, self.dice.choice(holders))
-            await self.made.flow.trash.empty()
+            await self.made.dispatcher.trash.empty()
 
     async def append(self, name: bytes, ino: int) -> None:
         held = await self.made.objects.open(ino, writable=True)
@@ -768,7 +768,7 @@ class Life:
         self.made.tree.unlink(ROOT_INO, name)
         for ino in list(self.made.residency.limbo):
             self.made.residency.purge(ino)
-        await self.made.flow.trash.empty()
+        await self.made.dispatcher.trash.empty()
         del self.known[name]
 
     async def tell(self, *_: object) -> None:

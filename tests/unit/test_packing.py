@@ -367,7 +367,7 @@ def test_a_file_that_rotted_here_is_not_uploaded(made: World) -> None:
         await made.upload_all()
         found = again(made, inode.ino)
         assert made.residency.holders(found) == [made.nvme]
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         made.residency.evict(found)
         assert await made.read(inode.ino) == KV

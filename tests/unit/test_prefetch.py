@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import victims
-from kvfs.core.flow import prefetch
+from kvfs.core.bucket.download import prefetch
+from kvfs.core.capacity import victims
 from kvfs.s3.errors import StoreError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -42,7 +42,7 @@ async def spilled(made: World, names: Sequence[bytes], size: int = 1) -> list[In
         inodes.append(await made.make_file(name, name * size))
         await made.upload_all()
         made.residency.evict(again(made, inodes[-1].ino))
-    await made.flow.trash.empty()
+    await made.dispatcher.trash.empty()
     return [again(made, inode.ino) for inode in inodes]
 
 
@@ -205,7 +205,7 @@ def test_several_threads_read_one_prefix(made: World) -> None:
 def test_an_open_makes_what_is_on_its_way_its_own(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
-        assert made.flow.hydration is not None
+        assert made.dispatcher.hydration is not None
         inodes = await spilled(made, flat(8))
         await read(made, inodes[0])
         calls = faults(made).calls
@@ -214,7 +214,7 @@ def test_an_open_makes_what_is_on_its_way_its_own(made: World) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.read, inodes[1].ino)
             await wait_all_tasks_blocked()
-            budget = made.flow.hydration.budget
+            budget = made.dispatcher.hydration.budget
             assert (budget.count, budget.ahead_count, budget.waiting) == (3, 2, 2)
             nursery.start_soon(made.read, inodes[5].ino)  # not yet begun
             await wait_all_tasks_blocked()
@@ -244,8 +244,8 @@ def test_what_became_useless_is_not_fetched(made: World, happening: str) -> None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.read, inodes[1].ino)
             await wait_all_tasks_blocked()
-            assert made.flow.hydration is not None
-            assert made.flow.hydration.budget.waiting == 2
+            assert made.dispatcher.hydration is not None
+            assert made.dispatcher.hydration.budget.waiting == 2
             waiting = inodes[4:6]
             if happening == "unlink":
                 for inode, name in zip(waiting, names[4:6], strict=True):
@@ -264,13 +264,13 @@ def test_what_became_useless_is_not_fetched(made: World, happening: str) -> None
                 assert isinstance(clock, MockClock)
                 clock.jump(prefetch.IDLE + 1)
             else:
-                assert made.flow.prefetch is not None
-                made.flow.prefetch.end()
+                assert made.dispatcher.prefetch is not None
+                made.dispatcher.prefetch.end()
             go.set()
         await wait_all_tasks_blocked()
         assert counters(made)["downloads"] <= 4, "two more were under way"
         assert all(made.residency.inode(one.ino) is None or one.ino for one in waiting)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         await made.walk()
 
     run(case)
@@ -300,11 +300,11 @@ def test_another_branch_than_the_expected_one_ends_what_is_not_begun(made: World
 
 def test_failures_ahead_are_no_miss(made: World) -> None:
     async def case() -> None:
-        assert made.flow.hydration is not None
+        assert made.dispatcher.hydration is not None
         inodes = await spilled(made, flat(2))
         faults(made, Fault("get", 0, StoreError("odd")))
         for inode in inodes:
-            assert made.flow.hydration.ahead(inode, _Wants())
+            assert made.dispatcher.hydration.ahead(inode, _Wants())
         await wait_all_tasks_blocked()
         assert here(made, inodes) == []
         faults(made)
@@ -330,8 +330,8 @@ def test_what_nobody_comes_for_was_wasted_and_gives_its_share_back(
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, MockClock)
         clock.jump(prefetch.UNUSED + 1)
-        assert made.flow.prefetch is not None
-        made.flow.prefetch.expire()
+        assert made.dispatcher.prefetch is not None
+        made.dispatcher.prefetch.expire()
         assert ahead(made) == (4, 0, 4)
 
     run(case)
@@ -372,10 +372,10 @@ def test_what_only_the_tiers_have_does_not_go_for_it(
         inodes = await spilled(made, flat(6), MIB // 90)
         for number in range(6):
             await made.make_file(b"local/%d" % number, bytes(MIB // 2))
-        assert made.flow.hydration is not None
-        assert made.flow.prefetch is not None
+        assert made.dispatcher.hydration is not None
+        assert made.dispatcher.prefetch is not None
         for inode in inodes:
-            made.flow.hydration.ahead(inode, _Wants())
+            made.dispatcher.hydration.ahead(inode, _Wants())
         await wait_all_tasks_blocked()
         assert len(made.tree.read(made.at(b"local").ino, 2, 10).entries) == 6
         made.check()

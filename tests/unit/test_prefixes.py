@@ -12,8 +12,8 @@ import trio
 from kvfs import prefix
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.catalog.keys import GOING
-from kvfs.core.blocks import ONE_FILE
-from kvfs.core.victims import on_nvme
+from kvfs.core.capacity.victims import on_nvme
+from kvfs.core.namespaces.blocks import ONE_FILE
 from kvfs.errors import ConfigError, NotFoundError, QuotaError
 from kvfs.layouts.prefix import number
 from tests.unit.test_check import look
@@ -294,7 +294,7 @@ def test_leaves_are_evicted_first(made: World) -> None:
         for parent, key in zip([ROOT, *keys], keys, strict=False):
             await made.demote(inode(made, parent, key).ino)
         shrink(11, 8)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
 
     def shrink(most: int, least: int) -> None:
         for left in range(most, least, -1):

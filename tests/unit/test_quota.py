@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.core.order import Victim
-from kvfs.core.victims import PASSED_MAX
+from kvfs.core.capacity.victims import PASSED_MAX
+from kvfs.core.namespaces.order import Victim
 from kvfs.settings import EVICTIONS, Settings
 from tests.unit.world import World, world
 

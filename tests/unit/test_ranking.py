@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.core import ranking
-from kvfs.core.ranking import Ranking
+from kvfs.core.admin import ranking
+from kvfs.core.admin.ranking import Ranking
 from kvfs.errors import ConfigError
 from tests.unit.world import World, world
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core import recovery
+from kvfs.core.ledger import recovery
 from kvfs.errors import NotFoundError
 from tests.unit.world import World, world
 

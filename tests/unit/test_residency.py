@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.placement import UNKNOWN_SIZE
+from kvfs.core.capacity.placement import UNKNOWN_SIZE
 from kvfs.errors import NoSpaceError, NotFoundError
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
@@ -404,7 +404,7 @@ def test_unlinked_between_open_and_census_leaves_no_key(tmp_path: Path) -> None:
         await made.read(inode.ino)
         made.tree.unlink(ROOT_INO, b"x0")
         await made.census()
-        assert made.flow.write_back.start() == (0, 0)
+        assert made.dispatcher.write_back.start() == (0, 0)
         await made.check_at_rest()
 
     run(case, tmp_path)

@@ -17,9 +17,10 @@ from trio.testing import MockClock
 
 from kvfs import mounts
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import copies, takeover, verified
 from kvfs.core.check import Finding, Survey, check
-from kvfs.core.verified import DAY
+from kvfs.core.ledger import verified
+from kvfs.core.ledger.verified import DAY
+from kvfs.core.objects import copies, takeover
 from kvfs.errors import CatalogError, InUseError, NotFoundError, StaleError
 from kvfs.movement.movers import LostError
 from kvfs.tiers import Tier
@@ -95,7 +96,7 @@ async def by_check(made: World, ino: int) -> None:
     async def tell(finding: Finding) -> None:
         found.append(finding)
 
-    jobs = made.flow._jobs
+    jobs = made.dispatcher._jobs
     survey = Survey(made.residency, made.movers, jobs, tell, repair=True, hashes=True, live=True)
     await check(survey)
     assert [(one.kind, one.state) for one in found] == [("damaged", "repaired")]
@@ -104,7 +105,7 @@ async def by_check(made: World, ino: int) -> None:
 async def by_scrub(made: World, ino: int) -> None:
     inode = made.residency.inode(ino)
     assert inode is not None
-    made.flow.transfers.rotten(inode, made.disk)
+    made.dispatcher.transfers.rotten(inode, made.disk)
 
 
 FINDERS = [by_promotion, by_settlement, by_check, by_scrub]
@@ -130,7 +131,7 @@ def test_nobody_opens_a_rotten_copy_again_though_somebody_has_it_open(
             made.find(b"a")
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
         assert os.pread(reader.fd, len(wrong), 0) == wrong, "who has it reads on"
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         assert made.residency.counters["quarantined"] == 1
         assert caplog.text.count("is quarantined") == (find is not by_check)
@@ -154,7 +155,7 @@ def test_a_promotion_finds_it_while_the_object_is_being_opened(made: World) -> N
         made.residency.unlock(inode.ino)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         await made.check_at_rest()
 
@@ -176,7 +177,7 @@ def test_an_open_under_way_is_not_served_from_what_is_given_up_meanwhile(made: W
                 nursery.start_soon(do, number)
             nursery.start_soon(made.promote, inode.ino)
         assert not opened
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         await made.check_at_rest()
 
@@ -204,14 +205,14 @@ def test_a_writer_about_to_begin_does_not_make_new_bytes_of_rotten_ones(
         def renamed(ino: int, version: int, new: int) -> None:
             rename(ino, version, new)
             if new > version:
-                made.flow.transfers.rotten(inode, made.disk)
+                made.dispatcher.transfers.rotten(inode, made.disk)
                 made.residency.trash.pop().remove()  # looks for it in vain
 
         monkeypatch.setattr(made.disk, "rename", renamed)
         with pytest.raises(InUseError):
             await made.objects.open(inode.ino, writable=True)
         assert not made.residency.staging
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         assert made.residency.counters["quarantined"] == 1
         await made.close(reader, writable=False)
@@ -230,7 +231,7 @@ def test_what_ram_has_as_well_is_opened_when_the_rotten_copy_is_closed(made: Wor
         await made.promote(inode.ino)
         assert made.residency.holders(reader.inode) == made.tiers
         rot(made.disk, inode)
-        made.flow.transfers.rotten(reader.inode, made.disk)
+        made.dispatcher.transfers.rotten(reader.inode, made.disk)
         made.check_accounts()
         assert made.find(b"a").links, "its name stays"
         with pytest.raises(NotFoundError):
@@ -253,7 +254,7 @@ def test_who_reads_another_copy_does_not_notice(made: World) -> None:
         assert await made.read(inode.ino) == BYTES
         assert made.residency.holders(reader.inode) == [made.fast]
         await made.close(reader, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         await made.check_at_rest()
 
@@ -266,12 +267,12 @@ def test_what_the_bucket_has_comes_anew_when_the_rotten_copy_is_closed(stored: W
         await stored.upload_all()
         reader = await stored.objects.open(inode.ino, writable=False)
         wrong = rot(stored.disk, inode)
-        stored.flow.transfers.rotten(reader.inode, stored.disk)
+        stored.dispatcher.transfers.rotten(reader.inode, stored.disk)
         with pytest.raises(NotFoundError):
             await stored.objects.open(inode.ino, writable=False)
-        assert stored.flow.transfers.fit(inode.ino) is None, "nor does it come while that is open"
+        assert stored.dispatcher.transfers.fit(inode.ino) is None, "nor while that is open"
         assert os.pread(reader.fd, len(wrong), 0) == wrong
-        await stored.flow.trash.empty()
+        await stored.dispatcher.trash.empty()
         await stored.close(reader, writable=False)
         assert await stored.read(inode.ino) == BYTES
         assert kept(stored.disk) == [f"{inode.ino:x}.1"]
@@ -288,7 +289,7 @@ def test_a_rotten_copy_that_goes_up_is_given_up_while_it_is_open(stored: World) 
         await stored.upload(inode.ino)
         with pytest.raises(GONE):
             await stored.objects.open(inode.ino, writable=False)
-        await stored.flow.trash.empty()
+        await stored.dispatcher.trash.empty()
         assert kept(stored.disk) == [f"{inode.ino:x}.1"]
         await stored.close(reader, writable=False)
         await stored.check_at_rest()
@@ -334,7 +335,7 @@ def test_a_packed_copy_that_rots_is_given_up_each_time_it_is_unpacked(made: Worl
         rot(made.disk, inode)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         assert made.residency.counters["quarantined"] == 1
         await made.check_at_rest()
@@ -361,7 +362,7 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
         async def tell(finding: Finding) -> None:
             found.append((finding.kind, finding.state))
 
-        jobs = made.flow._jobs
+        jobs = made.dispatcher._jobs
         survey = Survey(
             *(made.residency, made.movers, jobs, tell), repair=False, hashes=True, live=True
         )
@@ -375,7 +376,7 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
         else:
             with pytest.raises(GONE):
                 await made.objects.open(inode.ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(where) == [f"{inode.ino:x}.1"]
         await made.check_at_rest()
 
@@ -393,11 +394,11 @@ def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(
         rot(made.disk, inode)
         await made.promote(inode.ino)
         assert made.residency.counters["quarantined"] == 0
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1
         assert "is quarantined: its bytes do not match their digest" in caplog.text
-        made.flow.transfers.rotten(inode, made.disk)
-        await made.flow.trash.empty()
+        made.dispatcher.transfers.rotten(inode, made.disk)
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 1, "there is nothing more to give up"
 
     run(case)
@@ -409,8 +410,8 @@ def test_nothing_is_said_of_a_file_that_was_not_there(
     async def case() -> None:
         inode = await on_nvme(made)
         os.unlink(made.disk.path(inode.ino, 1))
-        made.flow.transfers.rotten(inode, made.disk)
-        await made.flow.trash.empty()
+        made.dispatcher.transfers.rotten(inode, made.disk)
+        await made.dispatcher.trash.empty()
         assert made.residency.counters["quarantined"] == 0
         assert "quarantined" not in caplog.text
 
@@ -425,7 +426,7 @@ def test_only_the_copy_that_is_meant_goes(made: World) -> None:
         await made.demote(inode.ino)
         found = made.find(b"a")
         for _ in range(2):
-            made.flow.transfers.rotten(found.copy(), made.disk)
+            made.dispatcher.transfers.rotten(found.copy(), made.disk)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()
 
@@ -441,8 +442,8 @@ async def _open_and_rotten(made: World, *, promoted: bool) -> Inode:
     if promoted:
         await made.promote(inode.ino)
     rot(made.disk, inode)
-    made.flow.transfers.rotten(reader.inode, made.disk)
-    await made.flow.trash.empty()
+    made.dispatcher.transfers.rotten(reader.inode, made.disk)
+    await made.dispatcher.trash.empty()
     os.close(reader.fd)
     made.residency.open.clear()
     return inode
@@ -497,7 +498,7 @@ def test_the_first_open_after_a_mount_finds_it(made: World) -> None:
         for writable in (True, False):
             with pytest.raises(GONE):
                 await made.objects.open(inode.ino, writable=writable)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         assert made.residency.counters["quarantined"] == made.residency.counters["misses"] == 1
         await made.check_at_rest()
@@ -522,7 +523,7 @@ def test_an_open_of_a_file_that_is_mostly_holes_compares_its_data(made: World) -
         rot(made.disk, inode, 1 << 41)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
         await made.check_at_rest()
 
@@ -584,7 +585,7 @@ def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: st
             await made.promote(inode.ino)
         if by == "check":
             survey = Survey(
-                *(made.residency, made.movers, made.flow._jobs, _no_finding),
+                *(made.residency, made.movers, made.dispatcher._jobs, _no_finding),
                 repair=False,
                 hashes=True,
                 live=True,
@@ -691,7 +692,7 @@ def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it
                     await made.promote(inode.ino)
                 else:
                     with pytest.raises(CatalogError):
-                        await made.flow.settlement.lose(inode.ino, inode.version)
+                        await made.dispatcher.settlement.lose(inode.ino, inode.version)
             for _ in range(3):
                 with pytest.raises(NotFoundError):
                     await made.read(inode.ino)
@@ -779,7 +780,7 @@ def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> Non
         rot(stored.disk, inode)
         assert await stored.read(inode.ino) == BYTES
         assert stored.residency.uncached == {inode.ino}, "the kernel may have read wrong bytes"
-        await stored.flow.trash.empty()
+        await stored.dispatcher.trash.empty()
         assert kept(stored.disk) == [f"{inode.ino:x}.1"]
         await stored.check_at_rest()
 
@@ -813,14 +814,14 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         os.pwrite(held.fd, BYTES[::-1], 0)
         await made.close(held, writable=True)
         await made.objects.mappings.end(lambda _: True)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         found = made.find(b"a")
         assert found.digest == b""
         assert made.residency.holders(found) == [made.fast]
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.demote(inode.ino)
         made.residency.drop_copy(made.find(b"a"), made.fast)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.check_at_rest()
 

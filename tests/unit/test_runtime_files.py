@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.catalog import Catalog
 from kvfs.config import Config
-from kvfs.core.sessions import ram_epoch
+from kvfs.core.ledger.sessions import ram_epoch
 from kvfs.daemon import bucket
 from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError

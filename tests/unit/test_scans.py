@@ -12,13 +12,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core import scans
-from kvfs.core.flow import headers
-from kvfs.core.open_order import caller
-from kvfs.core.residency import OpenObject
-from kvfs.core.scans import DIRECTORIES, FEW, PAUSE, PROCESSES, Scans, process_of
-from kvfs.core.takeover import Left, adopt
-from kvfs.core.tree import COOKIE_PARENT
+from kvfs.core.bucket.download import headers
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.names.tree import COOKIE_PARENT
+from kvfs.core.namespaces.open_order import caller
+from kvfs.core.objects import scans
+from kvfs.core.objects.scans import DIRECTORIES, FEW, PAUSE, PROCESSES, Scans, process_of
+from kvfs.core.objects.takeover import Left, adopt
 from kvfs.errors import NotFoundError, StaleError, TierError
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST as CHUNK
@@ -384,7 +384,7 @@ async def _replaced(made: World) -> None:
 
 async def _renamed_and_unlinked(made: World) -> None:
     await _renamed(made)
-    spill = made.flow.spill
+    spill = made.dispatcher.spill
     assert spill is not None
     for ino in spill.dirty:
         await made.upload(ino)
@@ -402,7 +402,7 @@ def test_what_happens_to_its_name_is_no_matter(
     async def case() -> None:
         held = await scanned(made)
         await happening(made)
-        spill = made.flow.spill
+        spill = made.dispatcher.spill
         assert spill is not None
         await spill.deletion.delete_some()
         assert "p/@0/a" in store.objects, "somebody may read on"
@@ -411,7 +411,7 @@ def test_what_happens_to_its_name_is_no_matter(
         if on:
             assert await whole(made, held) == CONTENT
         await close(made, held)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         made.check()
         await made.upload_all()
         made.check()
@@ -427,7 +427,7 @@ def test_what_takes_its_key_in_the_bucket_is_not_read_for_it(
     async def case() -> None:
         held = await scanned(made)
         await _replaced(made)
-        spill = made.flow.spill
+        spill = made.dispatcher.spill
         assert spill is not None
         for ino in spill.dirty:
             await made.upload(ino)
@@ -687,7 +687,7 @@ def test_an_outage_while_it_is_open_is_an_error(made: World) -> None:
 def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
-        assert made.flow.hydration is not None
+        assert made.dispatcher.hydration is not None
         inode = await spilled(made, b"a", CONTENT)
         made.objects.scans.listed(ROOT_INO)
         answers = trio.Event()
@@ -697,7 +697,7 @@ def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
         answers.set()
         await wait_all_tasks_blocked()
         made.check()
-        assert not made.flow.hydration.headers._asked
+        assert not made.dispatcher.hydration.headers._asked
         assert "headers" not in counters(made)
 
     trio.run(case, clock=MockClock(autojump_threshold=0.01))
@@ -706,7 +706,7 @@ def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
 def test_an_unmount_waits_for_no_header(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
-        assert made.flow.hydration is not None
+        assert made.dispatcher.hydration is not None
         inode = await spilled(made, b"a", CONTENT)
         made.objects.scans.listed(ROOT_INO)
         made.remote.before = trio.sleep_forever
@@ -718,7 +718,7 @@ def test_an_unmount_waits_for_no_header(made: World) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(open_it)
             await wait_all_tasks_blocked()
-            made.flow.hydration.stop()
+            made.dispatcher.hydration.stop()
 
     trio.run(case)
 
@@ -798,8 +798,8 @@ def test_a_large_one_streams_on(tmp_path: Path, store: Store) -> None:
         held = await scanned(made, content)
         assert held.header is not None
         assert await read(made, held, 2 * CHUNK) == content[2 * CHUNK :]
-        assert made.flow.hydration is not None
-        assert made.flow.hydration.headers.kept == 0
+        assert made.dispatcher.hydration is not None
+        assert made.dispatcher.hydration.headers.kept == 0
         made.check_accounts()
         assert await read(made, held, 0) == content[:100]
         await close(made, held)

@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import Inode
-from kvfs.core.flow import scrub
-from kvfs.core.flow.scrub import (
+from kvfs.core.jobs import scrub
+from kvfs.core.jobs.scrub import (
     LAST,
     NOTE_PERIOD,
     PASS,
@@ -56,7 +56,7 @@ class Watched:
         self.made = made
         self.read: list[tuple[float, str]] = []
         self.events: list[dict[str, object]] = []
-        self.scrub = Scrub(made.flow.transfers, made.movers, period, clock=today)
+        self.scrub = Scrub(made.dispatcher.transfers, made.movers, period, clock=today)
         self.scrub.told = self._told
         self._run = made.movers.run
         made.movers.run = self._note  # type: ignore[method-assign,assignment]
@@ -221,7 +221,7 @@ def test_one_flipped_bit_is_put_aside_and_the_rest_is_verified(tmp_path: Path, w
         path = rot(tier, bad)
         watched = Watched(made, 100)
         await watched.work(lambda: watched.passes() >= 1)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert not path.exists()
         assert [kept.name for kept in (tier.root / "quarantine").iterdir()] == [path.name]
         (event,) = [event for event in watched.events if event["kind"] == "rotten"]

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from kvfs.core.sizes import REMEMBERED, ExpectedSizes
+from kvfs.core.capacity.sizes import REMEMBERED, ExpectedSizes
 
 
 def test_nothing_is_expected_of_the_unknown() -> None:

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import streaming
-from kvfs.core.residency import OpenObject
-from kvfs.core.stream import Stream
+from kvfs.core.bucket.download import streaming
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Lane, Remote
@@ -274,12 +274,12 @@ def begin(made: World) -> None:
     """What `World.start` leaves to be said."""
     assert made.bucket is not None
     assert made.remote is not None
-    assert made.flow.hydration is not None
+    assert made.dispatcher.hydration is not None
     assert made.bucket_store is not None
     made.bucket.stream = 1
     made.bucket.terms = Terms()
     made.remote = Threaded(made.movers, made.bucket, made.bucket_store)
-    made.flow.hydration.downloads.remote = made.remote
+    made.dispatcher.hydration.downloads.remote = made.remote
 
 
 async def spilled(made: World) -> Inode:
@@ -291,8 +291,8 @@ async def spilled(made: World) -> Inode:
 
 
 async def ended(made: World) -> None:
-    assert made.flow.hydration is not None
-    while made.flow.hydration._running:  # noqa: ASYNC110 (it tells nobody of its end)
+    assert made.dispatcher.hydration is not None
+    while made.dispatcher.hydration._running:  # noqa: ASYNC110 (it tells nobody of its end)
         await trio.sleep(0.001)
 
 
@@ -311,8 +311,8 @@ def test_it_is_open_before_it_is_here(made: World, gate: Gate) -> None:
         held = await made.objects.open(inode.ino, writable=False)
         assert held.direct
         assert await read(made, held, 7) == CONTENT[7:107]
-        assert made.flow.hydration is not None
-        assert made.flow.hydration.streaming == 1
+        assert made.dispatcher.hydration is not None
+        assert made.dispatcher.hydration.streaming == 1
         assert made.residency.holders(held.inode) == []
         gate.let(lambda _: True)
         found = [await read(made, held, at, MIB) for at in range(0, len(CONTENT), MIB)]
@@ -550,7 +550,7 @@ def test_what_happens_to_its_name_meanwhile_is_no_matter(
         gate.let(lambda start: start < LEAST)
         held = await made.objects.open(inode.ino, writable=False)
         await happening(made, inode)
-        spill = made.flow.spill
+        spill = made.dispatcher.spill
         assert spill is not None
         await spill.deletion.delete_some()  # not yet: it is read
         gate.let(lambda _: True)
@@ -559,7 +559,7 @@ def test_what_happens_to_its_name_meanwhile_is_no_matter(
         await ended(made)
         made.check()
         await close(made, held)
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         made.check()
 
     trio.run(case)
@@ -595,8 +595,8 @@ def test_a_writer_waits_for_all_of_it(made: World, gate: Gate, *, truncate: bool
 
 def test_all_streams_together_have_the_bound_of_all_fetches(made: World, gate: Gate) -> None:
     async def case() -> None:
-        assert made.flow.hydration is not None
-        made.flow.hydration.budget.most = len(CONTENT)
+        assert made.dispatcher.hydration is not None
+        made.dispatcher.hydration.budget.most = len(CONTENT)
         one = await spilled(made)
         made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         await made.upload_all()
@@ -611,11 +611,11 @@ def test_all_streams_together_have_the_bound_of_all_fetches(made: World, gate: G
 
             nursery.start_soon(second)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert made.flow.hydration.streaming == 1
+            assert made.dispatcher.hydration.streaming == 1
             gate.let(lambda _: True)
         await ended(made)
         await close(made, first)
-        assert made.flow.hydration.budget.bytes == 0
+        assert made.dispatcher.hydration.budget.bytes == 0
 
     trio.run(case)
 

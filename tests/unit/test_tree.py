@@ -10,11 +10,11 @@ import pytest
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
 from kvfs.catalog.journal import Changes
-from kvfs.core import tree as module
-from kvfs.core.attributes import ATIME_STEP, Attributes
-from kvfs.core.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
-from kvfs.core.residency import Residency
-from kvfs.core.tree import Tree
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.names import tree as module
+from kvfs.core.names.attributes import ATIME_STEP, Attributes
+from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
+from kvfs.core.names.tree import Tree
 from kvfs.errors import (
     AttributeTooLargeError,
     ExistsError,

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core import walks
+from kvfs.core.names import walks
 from kvfs.errors import CatalogError
 from tests.unit.world import World, world
 
@@ -110,7 +110,7 @@ def test_a_walk_waits_for_the_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             await wait_all_tasks_blocked()
             assert 20 < len(made.residency.trash) <= 20 + walks.STEP
             while made.residency.namespaces.dropped:
-                await made.flow.trash.empty()
+                await made.dispatcher.trash.empty()
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         await made.check_at_rest()

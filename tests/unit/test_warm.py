@@ -9,7 +9,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.flow import transfers, warm
+from kvfs.core.jobs import warm
+from kvfs.core.moves import transfers
 from kvfs.errors import ConfigError, NoSpaceError
 from kvfs.s3.errors import NoObjectError
 from tests.s3.faulty import Fault, FaultyStore
@@ -38,12 +39,12 @@ async def tree(made: World) -> list[Inode]:
 async def warmed(made: World, *inos: int) -> dict[str, Any]:
     """Order it and wait for its end."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.flow.warm.run)
-        number = made.flow.warm.start(inos)
+        nursery.start_soon(made.dispatcher.warm.run)
+        number = made.dispatcher.warm.start(inos)
         found = None
         while found is None or not found["over"]:
             await wait_all_tasks_blocked()
-            found = made.flow.warm.look(number)
+            found = made.dispatcher.warm.look(number)
         nursery.cancel_scope.cancel()
     return found
 
@@ -124,14 +125,14 @@ def test_cancelled_ends_what_is_not_begun(made: World) -> None:
         go = trio.Event()
         made.remote.before = go.wait
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.warm.run)
-            number = made.flow.warm.start([made.at(b"d").ino])
+            nursery.start_soon(made.dispatcher.warm.run)
+            number = made.dispatcher.warm.start([made.at(b"d").ino])
             await wait_all_tasks_blocked()
-            made.flow.warm.cancel(number)
+            made.dispatcher.warm.cancel(number)
             go.set()
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        found = made.flow.warm.look(number)
+        found = made.dispatcher.warm.look(number)
         assert found is not None
         assert found["over"]
         assert found["done"] == len(here(made, inodes)) == 2
@@ -148,8 +149,8 @@ def test_opens_go_before_it(made: World) -> None:
         gate = trio.Semaphore(0)
         made.remote.before = gate.acquire
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.warm.run)
-            made.flow.warm.start([made.at(b"d").ino])
+            nursery.start_soon(made.dispatcher.warm.run)
+            made.dispatcher.warm.start([made.at(b"d").ino])
             await wait_all_tasks_blocked()
             for inode in inodes[-4:]:
                 nursery.start_soon(made.read, inode.ino)
@@ -211,7 +212,7 @@ def test_the_attribute_starts_it_and_says_what_is_to_come(made: World) -> None:
         life.set_attribute(d, name, b"0")
         assert life.attribute(d, name) == b"0"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.warm.run)
+            nursery.start_soon(made.dispatcher.warm.run)
             await wait_all_tasks_blocked()
             assert here(made, inodes) == []
             life.set_attribute(inodes[3], name, b"1")
@@ -230,15 +231,15 @@ def test_orders_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> No
 
     async def case() -> None:
         await tree(made)
-        numbers = [made.flow.warm.start([made.at(b"d").ino]) for _ in range(2)]
+        numbers = [made.dispatcher.warm.start([made.at(b"d").ino]) for _ in range(2)]
         with pytest.raises(NoSpaceError, match="2 orders"):
-            made.flow.warm.start([ROOT_INO])
-        made.flow.warm.end()
+            made.dispatcher.warm.start([ROOT_INO])
+        made.dispatcher.warm.end()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.flow.warm.run)
+            nursery.start_soon(made.dispatcher.warm.run)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert all((made.flow.warm.look(number) or {})["over"] for number in numbers)
+        assert all((made.dispatcher.warm.look(number) or {})["over"] for number in numbers)
         found = await warmed(made, made.at(b"d").ino)
         assert (found["files"], found["done"]) == (100, 100)
         assert found["why"] == {"only the first 100 files of one order are brought": 1}

@@ -14,20 +14,20 @@ import xxhash
 
 from kvfs import prefix as prefix_paths
 from kvfs.catalog import ROOT_INO, Catalog, Inode, PackedCopy, keys
-from kvfs.core.attributes import Attributes
-from kvfs.core.blocks import Blocks
-from kvfs.core.flow import Flow
-from kvfs.core.flow.movement import Movement
-from kvfs.core.lifecycle import Lifecycle
-from kvfs.core.namespace import Namespace
-from kvfs.core.objects import Objects
-from kvfs.core.placement import Placement
-from kvfs.core.quota import Quota
-from kvfs.core.renames import Renames
-from kvfs.core.residency import OpenObject
-from kvfs.core.room import Room
-from kvfs.core.tree import Tree
-from kvfs.core.walks import Walks
+from kvfs.core.admin.lifecycle import Lifecycle
+from kvfs.core.capacity.placement import Placement
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.dispatcher import Dispatcher
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.moves.movement import Movement
+from kvfs.core.names.attributes import Attributes
+from kvfs.core.names.renames import Renames
+from kvfs.core.names.tree import Tree
+from kvfs.core.names.walks import Walks
+from kvfs.core.namespaces.blocks import Blocks
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.objects.objects import Objects
 from kvfs.daemon.storage import begin_session, bind
 from kvfs.layouts import prefix
 from kvfs.movement import copying, repacking
@@ -266,7 +266,7 @@ class World:
             self.remote = InlineRemote(self.movers, self.bucket, self.bucket_store)
         notes = self.tmp / "uploads"
         notes.mkdir(exist_ok=True)
-        self.flow = Flow(
+        self.dispatcher = Dispatcher(
             *(self.residency, self.room, self.quota, self.movers),
             promote_after=2,
             reclaimable=25,
@@ -275,18 +275,18 @@ class World:
             notes=str(notes),
             identity="w",
         )
-        self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.flow.warm)
+        self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.dispatcher.warm)
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
             self.residency,
             self.placement,
             self.backings,
-            self.flow.settlement,
-            promote=self.flow.opened,
-            settle=self.flow.settlement.written,
-            fetcher=self.flow.hydration,
-            unpacker=self.flow.unpacking,
+            self.dispatcher.settlement,
+            promote=self.dispatcher.opened,
+            settle=self.dispatcher.settlement.written,
+            fetcher=self.dispatcher.hydration,
+            unpacker=self.dispatcher.unpacking,
         )
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
@@ -440,28 +440,28 @@ class World:
     # What the movers do
 
     async def demote(self, ino: int) -> None:
-        await self.job(ino, self.flow.demotion)
+        await self.job(ino, self.dispatcher.demotion)
 
     async def promote(self, ino: int) -> None:
-        await self.job(ino, self.flow.promotion)
+        await self.job(ino, self.dispatcher.promotion)
 
     async def settle(self, ino: int) -> None:
-        await self.job(ino, self.flow.settlement)
+        await self.job(ino, self.dispatcher.settlement)
 
     async def upload(self, ino: int) -> None:
         """As the dispatcher of uploads does it, whether it is due or not."""
-        flow = self.flow
-        assert flow.spill is not None
-        await flow.trash.empty()
-        assert ino in flow.spill.dirty
-        flow.spill.dirty._due.pop(ino, None)
-        flow._jobs.add(ino)
-        flow.spill.running += 1
-        await flow.spill.job(ino)
+        dispatcher = self.dispatcher
+        assert dispatcher.spill is not None
+        await dispatcher.trash.empty()
+        assert ino in dispatcher.spill.dirty
+        dispatcher.spill.dirty._due.pop(ino, None)
+        dispatcher._jobs.add(ino)
+        dispatcher.spill.running += 1
+        await dispatcher.spill.job(ino)
 
     async def upload_all(self) -> None:
         """Until nothing is dirty, and nothing is to be deleted."""
-        spill = self.flow.spill
+        spill = self.dispatcher.spill
         assert spill is not None
         await spill.dirty.load()
         while len(spill.dirty):
@@ -473,14 +473,14 @@ class World:
 
     async def job(self, ino: int, movement: Movement) -> None:
         """As the dispatcher does it: no job begins before the trash is empty."""
-        await self.flow.trash.empty()
-        if ino not in self.flow._jobs:
-            self.flow._jobs.add(ino)
-            self.flow._running += 1
-            await self.flow._job(movement, [ino])
+        await self.dispatcher.trash.empty()
+        if ino not in self.dispatcher._jobs:
+            self.dispatcher._jobs.add(ino)
+            self.dispatcher._running += 1
+            await self.dispatcher._job(movement, [ino])
 
     async def census(self) -> None:
-        await self.flow.census.run()
+        await self.dispatcher.census.run()
         self.swept = True
 
     # What must hold
@@ -643,9 +643,9 @@ class World:
         for space in self.spaces():
             assert space.staged == written[space]
             assert not space.ahead or written[space]
-        if self.flow.hydration is not None:
+        if self.dispatcher.hydration is not None:
             headers = sum(held.header is not None for held in residency.open.values())
-            assert self.flow.hydration.headers.kept == headers
+            assert self.dispatcher.hydration.headers.kept == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
             assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"
@@ -729,13 +729,13 @@ class World:
         assert not self.residency.open
         for ino in list(self.residency.limbo):
             self.residency.purge(ino)  # the kernel forgets what was unlinked
-        await self.flow.trash.empty()
+        await self.dispatcher.trash.empty()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)
-        assert self.flow.demotion._under_way == 0
-        assert not self.flow._jobs
+        assert self.dispatcher.demotion._under_way == 0
+        assert not self.dispatcher._jobs
         assert not self.backings.taken
-        assert self.flow.hydration is None or not self.flow.hydration.downloads.reading
+        assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloads.reading
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import trio
 
 from kvfs.core.check.check import check
 from kvfs.core.check.survey import Finding, Survey
-from kvfs.core.residency import Residency
+from kvfs.core.ledger.residency import Residency
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote

@@ -14,7 +14,7 @@ from kvfs.core.check.names import Names
 from kvfs.core.check.namespaces import Namespaces
 from kvfs.core.check.stored import Stored
 from kvfs.core.check.survey import Survey
-from kvfs.core.sessions import NUMBER
+from kvfs.core.ledger.sessions import NUMBER
 
 
 class Inodes:

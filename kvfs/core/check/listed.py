@@ -14,7 +14,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import Inode, Stored, audit, keys
-from kvfs.core.adoption import is_bare
+from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.check.survey import Survey
 from kvfs.errors import TierError
 from kvfs.movement import looking

@@ -14,7 +14,7 @@ from functools import partial
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit
 from kvfs.core.check.namespaces import LOST, home
 from kvfs.core.check.survey import Survey
-from kvfs.core.tree import COOKIE_SELF, Tree
+from kvfs.core.names.tree import COOKIE_SELF, Tree
 
 
 class Names:

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode, audit
-from kvfs.core.residency import Residency
+from kvfs.core.ledger.residency import Residency
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.tiers import Job

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvfs.core import mappings
+from kvfs.core.objects import mappings
 from kvfs.tiers.calls import Calls
 
 TAKES = 1.0  # s

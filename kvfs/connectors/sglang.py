@@ -1,0 +1,247 @@
+"""SGLang's HiCache on a kvfs namespace: a dynamic storage backend, for SGLang 0.5.23.
+
+SGLang loads it by `--hicache-storage-backend dynamic`; `kvfs connect sglang NAMESPACE --native`
+prints the rest. Options of the extra config: `path` is the namespace's directory; `threads` (8) are
+pages in flight; `model`, `revision`, `tokenizer` and `adapter` go into the fingerprint, where
+SGLang's name of the model does not tell them apart.
+
+A page is a block. Its key is XXH3-128 over the fingerprint's root key and SGLang's own hash, a
+SHA-256 over the tokens and the hash of the page before, which knows no model, dtype or layout. With
+`interface_v1` a page's file is in the directory of the page before, as `kvfs.prefix` has it: SGLang
+then tells each call what comes before (`hicache_storage_pass_prefix_keys`), and bytes go between
+files and its host memory without a copy in between. Without, it does not, and all pages are beside
+each other.
+
+Contract: a failure of the mount is a miss. One pool of keys and values, or of MLA's latents; models
+that need more pools (Mamba, sliding windows, an indexer) are refused as they are registered.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
+from xxhash import xxh3_128_digest
+
+from kvfs.client import PrefixCache, Spec
+
+_log = logging.getLogger(__name__)
+THREADS = 8
+# The axes of a page as a host pool has it, by layout, behind "kv" where there are two of them; what
+# is kept by page has an axis of one page before these.
+AXES = {
+    "layer_first": ("layer", "token", "head", "dim"),
+    "page_first": ("token", "layer", "head", "dim"),
+    "page_first_direct": ("layer", "token", "head", "dim"),
+    "page_head": ("head", "token", "layer", "dim"),
+}
+_BY_PAGE = ("page_first_direct", "page_head")
+_IDENTITY = ("revision", "tokenizer", "adapter")
+
+
+class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there to be checked
+    """Pages of one model and one layout in one namespace."""
+
+    def __init__(self, storage_config: Any, _extra: Any = None) -> None:  # noqa: ANN401
+        """`storage_config`: a HiCacheStorageConfig. Raises ValueError for its extra config."""
+        self._config = storage_config
+        self._told = dict(storage_config.extra_config or {})
+        self._chained = bool(self._told.get("interface_v1"))
+        path = self._told.get("path")
+        if not isinstance(path, str) or not path:
+            raise ValueError(
+                f"path={path!r} in SGLang's --hicache-storage-backend-extra-config: expected the "
+                "directory of a kvfs namespace"
+            )
+        self._cache: PrefixCache | None = None
+
+    @property
+    def cache(self) -> PrefixCache:
+        """What the pages are in, since there is a host pool."""
+        assert self._cache is not None, "register_mem_pool_host comes first"
+        return self._cache
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:  # noqa: ANN401 - SGLang's
+        """Open the namespace for pages of this pool.
+
+        Raises ValueError for a pool of another kind, OSError and SpecMismatchError for the
+        namespace: then SGLang does not start with this storage.
+        """
+        super().register_mem_pool_host(mem_pool_host)
+        page = self._page(0)
+        config = self._config
+        ranks = config.pp_size * config.attn_cp_size
+        rank = config.pp_rank * config.attn_cp_size + config.attn_cp_rank
+        if not config.is_mla_model:  # whose latents are the same in all ranks
+            ranks, rank = ranks * config.tp_size, rank * config.tp_size + config.tp_rank
+        spec = Spec(
+            model=self._told.get("model") or config.model_name or "",
+            **{name: self._told.get(name, "") for name in _IDENTITY},
+            dtype=page.dtype,
+            axes=dict(zip(self._axes(page), page.shape, strict=True)),
+            shards=ranks,
+        )
+        threads = self._told.get("threads", THREADS)
+        shard = rank if ranks > 1 else None
+        self._cache = PrefixCache(self._told["path"], spec, shard=shard, threads=threads)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:  # noqa: ANN401
+        """Raises ValueError for all but the pool of keys and values."""
+        if host_pool_name != PoolName.KV:
+            raise ValueError(
+                f"host pool {host_pool_name}: expected {PoolName.KV} alone; kvfs.connectors.sglang "
+                "cannot store this model, --hicache-storage-backend file can"
+            )
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+
+    def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:  # noqa: ANN401
+        """Return how many pages, from the first, all ranks have."""
+        chain = self._keys(keys)
+        if self._chained:
+            return self.cache.match_keys(self._parent(extra_info), chain).blocks
+        for at, key in enumerate(chain):
+            if not self.cache.match_keys(self.cache.spec.root, [key]).blocks:
+                return at
+        return len(chain)
+
+    def batch_get_v1(
+        self,
+        keys: Sequence[str],
+        host_indices: torch.Tensor,
+        extra_info: Any = None,  # noqa: ANN401
+    ) -> list[bool]:
+        """Read pages into the pool; what is false has undefined bytes there.
+
+        host_indices: of all tokens of the pages, as SGLang has them.
+        """
+        pages = self._pages(host_indices)
+        chain = self._keys(keys)
+        count = self.cache.load_keys(self._parent(extra_info), chain, out=pages).blocks
+        return [at < count for at in range(len(chain))]
+
+    def batch_set_v1(
+        self,
+        keys: Sequence[str],
+        host_indices: torch.Tensor,
+        extra_info: Any = None,  # noqa: ANN401
+    ) -> list[bool]:
+        """Write pages of the pool; true is what is cached now."""
+        pages = self._pages(host_indices)
+        chain = self._keys(keys)
+        count = self.cache.save_keys(self._parent(extra_info), chain, pages)
+        return [at < count for at in range(len(chain))]
+
+    def exists(self, key: str) -> bool:
+        """Return whether a page is there, of which is not said what comes before."""
+        return self.cache.match_keys(self.cache.spec.root, self._keys([key])).blocks == 1
+
+    def get(
+        self,
+        key: str,
+        target_location: torch.Tensor | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+    ) -> torch.Tensor | None:
+        """Read such a page into a flat tensor, and return that; None is a miss."""
+        assert target_location is not None, "SGLang gives a page of its own"
+        page = target_location.view(self.cache.spec.shape)
+        found = self.cache.load_keys(self.cache.spec.root, self._keys([key]), out=[page]).blocks
+        return target_location if found else None
+
+    def batch_get(
+        self,
+        keys: Sequence[str],
+        target_locations: Sequence[torch.Tensor] | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+    ) -> list[torch.Tensor | None]:
+        """`get` of each, up to the first miss."""
+        found: list[torch.Tensor | None] = []
+        for key, target in zip(keys, target_locations or (), strict=True):
+            missed = bool(found) and found[-1] is None
+            found.append(None if missed else self.get(key, target))
+        return found
+
+    def set(
+        self,
+        key: str,
+        value: torch.Tensor | None = None,
+        target_location: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+        target_sizes: Any = None,  # noqa: ANN401, ARG002
+    ) -> bool:
+        """Write a page, of which is not said what comes before, from a flat tensor."""
+        assert value is not None, "SGLang gives a page"
+        page = value.view(self.cache.spec.shape)
+        return self.cache.save_keys(self.cache.spec.root, self._keys([key]), [page]) == 1
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: Sequence[torch.Tensor] | None = None,
+        target_locations: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+        target_sizes: Any = None,  # noqa: ANN401, ARG002
+    ) -> bool:
+        """`set` of each, up to the first that fails."""
+        return all(self.set(key, value) for key, value in zip(keys, values or (), strict=True))
+
+    def clear(self) -> bool:
+        """Drop the first page of every prompt, of all ranks: without it, nothing is found.
+
+        False, with a line in the log, if something could not be dropped.
+        """
+        root = f"{self.cache.path}/{self.cache.spec.root.hex()}"
+        try:
+            with os.scandir(root) as entries:
+                pages = [one.path for one in entries if one.is_file(follow_symlinks=False)]
+            for page in pages:
+                with contextlib.suppress(FileNotFoundError):  # another rank clears as well
+                    os.unlink(page)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            _log.warning("not cleared: %s: %s", root, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+
+    def _parent(self, extra_info: Any) -> bytes:  # noqa: ANN401 - HiCacheStorageExtraInfo
+        """The key before the first one of a call; SGLang has None for a prompt's beginning."""
+        before = getattr(extra_info, "prefix_keys", None)
+        return self._keys(before[-1:])[0] if before else self.cache.spec.root
+
+    def _keys(self, hashes: Sequence[str]) -> list[bytes]:
+        """The keys of pages; `hashes` are hexadecimal."""
+        root = self.cache.spec.root
+        return [xxh3_128_digest(root + bytes.fromhex(one)) for one in hashes]
+
+    def _pages(self, host_indices: torch.Tensor) -> list[torch.Tensor]:
+        """The pages themselves, as views of the pool's memory."""
+        size = self.mem_pool_host.page_size
+        return [self._page(int(first)) for first in host_indices[::size].tolist()]
+
+    def _page(self, index: int) -> torch.Tensor:
+        pool = self.mem_pool_host
+        if pool.layout not in AXES:
+            raise ValueError(
+                f"--hicache-mem-layout {pool.layout}: expected one of {', '.join(AXES)} for kvfs"
+            )
+        page = pool.get_data_page(index, flat=False)
+        if pool.layout in _BY_PAGE:
+            page = page.squeeze(page.dim() - len(AXES[pool.layout]) - 1)
+        return page  # type: ignore[no-any-return]
+
+    def _axes(self, page: torch.Tensor) -> tuple[str, ...]:
+        names: tuple[str, ...] = AXES[self.mem_pool_host.layout]
+        names = ("kv", *names) if page.dim() > len(names) else names
+        if len(names) != page.dim() or (
+            page.shape[names.index("token")] != self.mem_pool_host.page_size
+        ):
+            raise ValueError(
+                f"host pool {type(self.mem_pool_host).__name__}: pages of {tuple(page.shape)}, "
+                f"expected {names} with {self.mem_pool_host.page_size} tokens"
+            )
+        return names

@@ -1,0 +1,114 @@
+"""What an administrator asks of namespaces, by name: the verbs behind `kvfs ns` and `kvfs status`.
+
+Contract: handlers for the control socket; texts and plain values in, plain values out. They raise
+KvfsError with the reason, and change nothing then. What is asked again succeeds if a daemon that
+died without an answer has done it. Not for what the words mean (`Lifecycle`).
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvfs.catalog import ROOT_INO
+from kvfs.core.admin.lifecycle import Lifecycle
+from kvfs.errors import KvfsError, NotFoundError
+
+HOTTEST = 10  # objects that status shows
+
+
+def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str, Any]]]]:
+    """By verb."""
+
+    async def make(
+        name: str,
+        settings: dict[str, str],
+        uid: int,
+        gid: int,
+        again: bool = False,  # noqa: FBT001, FBT002 (arguments come by name)
+    ) -> dict[str, Any]:
+        lifecycle.make(name, settings, uid=uid, gid=gid, again=again)
+        return await show(name)
+
+    async def change(name: str, settings: dict[str, str]) -> dict[str, Any]:
+        lifecycle.change(lifecycle.directory(name), settings)
+        return await show(name)
+
+    async def show(name: str) -> dict[str, Any]:
+        directory = lifecycle.directory(name)
+        found = lifecycle.namespaces.of(directory)
+        own = found.ino == directory.ino
+        return {
+            "name": name,
+            "own": own,
+            "problem": found.homeless(lifecycle.residency.tiers),
+            "note": found.note(lifecycle.residency.tiers),
+            **found.describe(),
+            "models": lifecycle.namespaces.describe_models([found]),
+        }
+
+    async def drop(name: str, again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        try:
+            directory = lifecycle.directory(name)
+        except NotFoundError:
+            if not again:
+                raise
+            return {"dropped": lifecycle.namespaces.last_dropped(name), "before": True}
+        lifecycle.drop(directory)
+        return {"dropped": directory.ino, "before": False}
+
+    async def listed() -> dict[str, Any]:
+        return summary(lifecycle)
+
+    return {
+        "ns_create": make,
+        "ns_set": change,
+        "ns_show": show,
+        "ns_drop": drop,
+        "ns_list": listed,
+    }
+
+
+def summary(lifecycle: Lifecycle) -> dict[str, Any]:
+    """All namespaces, what is still there of dropped ones, models, and the hottest objects."""
+    namespaces = lifecycle.namespaces
+    return {
+        "namespaces": [
+            {
+                "name": namespaces.name(one.ino),
+                "problem": one.homeless(lifecycle.residency.tiers),
+                **one.describe(),
+            }
+            for one in sorted(namespaces, key=lambda one: one.ino != ROOT_INO)
+        ],
+        "dropped": [
+            {
+                "ino": one.ino,
+                "name": namespaces.name(one.ino),
+                "bytes": one.bytes,
+                "objects": one.objects,
+            }
+            for one in namespaces.dropped.values()
+        ],
+        "models": namespaces.describe_models(namespaces.everything()),
+        "hot": [
+            {"path": path, "opens": hot.opens}
+            for hot in namespaces.hot.top(HOTTEST)
+            if (path := path_of(lifecycle, hot.key))
+        ],
+    }
+
+
+def path_of(lifecycle: Lifecycle, ino: int) -> str:
+    """Below the mount point; "" for what has no name any more."""
+    names: list[bytes] = []
+    while ino != ROOT_INO:
+        try:
+            inode = lifecycle.tree.inode(ino)
+            entry = lifecycle.catalog.dentry(*inode.links[0]) if inode.links else None
+        except KvfsError:  # it went away
+            return ""
+        if entry is None:
+            return ""
+        names.append(entry.name)
+        ino = inode.links[0][0]
+    return os.fsdecode(b"/".join(reversed(names)))

@@ -1,0 +1,343 @@
+"""The life of namespaces: made, told, switched to another version, dropped.
+
+Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds.
+A switch or a drop takes the top-level directory's name away from its inode: what was below is not
+found any more, by path at once, by whoever is still inside because it is accounted to something
+that was dropped (`Residency.is_gone`). Settings are validated here against the tiers of the mount.
+All methods are synchronous. Not for the space that follows: `Walks`.
+"""
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.core.admin import pins
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.names.tree import RESERVED, Tree
+from kvfs.core.namespaces.namespace import Namespace, takes
+from kvfs.core.namespaces.namespaces import MOUNT
+from kvfs.core.namespaces.places import PIN
+from kvfs.errors import ConfigError, ExistsError, NoAttributeError, NotFoundError
+from kvfs.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PREFIX = b"user.kvfs."  # attributes of a namespace's directory
+
+
+def _where(residency: Residency, inode: Inode) -> str:
+    names = [tier.name for tier in residency.holders(inode)]
+    return "+".join([*names, "s3"] if inode.in_bucket else names)
+
+
+def _is_dirty(residency: Residency, inode: Inode) -> str:
+    dirty = residency.dirty
+    if inode.ino in dirty:
+        return "1"
+    if inode.in_bucket or not dirty.meant(inode):
+        return "0"
+    return "conflict" if inode.ino in dirty.contested else "1"
+
+
+WARM = b"user.kvfs.warm"  # of files and directories: whether it is to come to a faster tier
+
+
+class Warmer(Protocol):
+    """Who brings files and trees to the fastest tier, and knows what is to come yet."""
+
+    def start_root(self, inode: Inode) -> None: ...
+    def cancel_root(self, inode: Inode) -> None: ...
+    def is_wanted(self, inode: Inode) -> bool: ...
+
+
+def _is_pinned(residency: Residency, inode: Inode) -> str:
+    pinned = residency.namespaces.of(inode).settings.pin or pins.is_pinned(residency, inode)
+    return "on" if pinned else "off"
+
+
+_OF_FILES: dict[bytes, Callable[[Residency, Inode], str]] = {
+    b"user.kvfs.tier": _where,
+    b"user.kvfs.dirty": _is_dirty,
+    PIN: _is_pinned,
+}
+
+
+def _raw(name: str) -> bytes:
+    raw = name.encode("utf-8", "surrogateescape")
+    if not raw or {0, ord("/")} & set(raw) or raw in {b".", b".."}:
+        raise ConfigError(f"namespace {name!r}: expected the name of a top-level directory")
+    if raw == RESERVED:
+        raise ConfigError(f"namespace {name!r}: the name is kvfs's own, for its control files")
+    return raw
+
+
+class Lifecycle:
+    """`gone(parent, name, ino)` is told of each name that is taken away with all below it."""
+
+    def __init__(
+        self, tree: Tree, *, gone: Callable[[int, bytes, int], None], warmer: Warmer
+    ) -> None:
+        self.tree = tree
+        self.warmer = warmer
+        self.residency: Residency = tree.residency
+        self.namespaces = tree.namespaces
+        self.catalog = tree.catalog
+        self.gone = gone
+
+    # By name
+
+    def directory(self, name: str) -> Inode:
+        """A top-level directory, or the root for `.`. Raises NotFoundError."""
+        if name == MOUNT:
+            return self.tree.directory(ROOT_INO)
+        raw = _raw(name)
+        try:
+            found = self.tree.lookup(ROOT_INO, raw)
+        except NotFoundError:
+            left = self.namespaces.dropped.get(self.namespaces.last_dropped(name))
+            why = (
+                ""
+                if left is None
+                else f", it was dropped, and {left.objects} objects are to go yet"
+            )
+            raise NotFoundError(
+                f"namespace {name}: there is no such directory at the top of the mount{why}; kvfs "
+                "ns create makes one"
+            ) from None
+        if not found.is_dir:
+            kind = "symbolic link" if stat.S_ISLNK(found.mode) else "file"
+            raise NotFoundError(f"namespace {name}: expected a directory, found a {kind}")
+        return found
+
+    def settings(self, directory: Inode) -> Settings:
+        """What a directory's namespace is told; of one that is none: what the mount is."""
+        return self.namespaces.of(directory).settings
+
+    # Changes
+
+    def make(
+        self, name: str, texts: Mapping[str, str], *, uid: int, gid: int, again: bool = False
+    ) -> Namespace:
+        """A new namespace, or one made of a directory that has no settings yet.
+
+        Raises ConfigError, ExistsError for one that has, unless this was asked for before (`again`)
+        and they are what it would have got.
+        """
+        raw = _raw(name)
+        try:
+            directory = self.directory(name)
+        except NotFoundError:
+            if self.catalog.lookup(ROOT_INO, raw) is not None:
+                raise
+            settings = self._valid(self._new(name, texts))
+            mode = stat.S_IFDIR | 0o755
+            directory = self.tree.make(ROOT_INO, raw, mode, uid, gid, settings=settings)
+            return self.namespaces.of(directory)
+        settings = self._valid(Settings.parse(texts))
+        own = self.namespaces.own(directory.ino)
+        if own is None:
+            return self._set(directory, settings)
+        if again and (own.settings == settings or own.settings == self._new(name, texts)):
+            return own
+        raise ExistsError(
+            f"namespace {name} exists: change it with kvfs ns set; kvfs ns show --for CONNECTOR "
+            "prints its engine's configuration"
+        )
+
+    def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
+        """What is asked for goes on top of the template's."""
+        return (self.tree.templates(name) or Settings()).changed(texts)
+
+    def change(self, directory: Inode, texts: Mapping[str, str]) -> Namespace:
+        """Tell a namespace something else; a directory without settings becomes one.
+
+        Raises ConfigError and changes nothing. A greater version drops all that is there.
+        """
+        before = self.settings(directory)
+        settings = before.changed(texts)
+        if "media" in texts:  # an earlier mount may have had what this one lacks
+            self._valid(settings)
+        if settings.version < before.version:
+            raise ConfigError(
+                f"setting version={settings.version}: expected at least {before.version}, what it "
+                "has: entries of an earlier version do not come back"
+            )
+        if settings.version > before.version:
+            if directory.ino == ROOT_INO:
+                raise ConfigError(
+                    "setting version: the mount itself has none; its top-level directories have"
+                )
+            return self._switch(directory, settings)
+        return self._set(directory, settings)
+
+    def _valid(self, settings: Settings) -> Settings:
+        settings.check_media(self.residency.media)
+        return settings
+
+    def _set(self, directory: Inode, settings: Settings) -> Namespace:
+        ino, before = directory.ino, self.settings(directory)
+        if settings.prefix != before.prefix:
+            self._check_empty(directory)
+        keeps = [told.eviction == Settings().eviction for told in (before, settings)]
+        with self.catalog.batch() as batch:
+            if directory.namespace != ino:
+                self._begin(directory, batch)
+            elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
+                self.namespaces.account_anew(ino, batch)
+            self.namespaces.set(ino, settings, batch)
+            bucket = self.residency.bucket
+            if bucket is not None and takes(settings, bucket) and not takes(before, bucket):
+                self.residency.dirty.look_back(batch)
+            batch.answers()
+        self.residency.wake()
+        found = self.namespaces.of(directory)
+        note = found.note(self.residency.tiers)
+        if note and before.compression != settings.compression:
+            log.info("namespace %s: %s", self.namespaces.name(ino), note)
+        return found
+
+    def _check_empty(self, directory: Inode) -> None:
+        """Paths are prefixes from the first one on, or never. Raises ConfigError."""
+        name = self.namespaces.name(directory.ino)
+        if directory.ino == ROOT_INO:
+            raise ConfigError(
+                "setting prefix: the mount itself has none; its top-level directories have"
+            )
+        if self.catalog.entries_after(directory.ino, 0, 1):
+            raise ConfigError(
+                f"setting prefix: namespace {name} has entries, expected a new or empty one: make "
+                "another with kvfs ns create, or set it together with a greater version, which "
+                "drops what is there"
+            )
+
+    def _begin(self, directory: Inode, batch: Batch) -> None:
+        """What is below is walked, and accounted to it."""
+        directory.namespace = directory.ino
+        batch.put(directory)
+        self.namespaces.account_anew(directory.ino, batch)
+
+    def _switch(self, directory: Inode, settings: Settings) -> Namespace:
+        """An empty directory takes the name, with all that the old one was but its content."""
+        name = self._entry(directory)
+        fresh = directory.copy()
+        fresh.ino = fresh.namespace = self.catalog.next_id()
+        fresh.links = ((ROOT_INO, fresh.ino),)
+        fresh.subdirs = 0
+        fresh.mtime_ns = fresh.ctime_ns = self.tree.now()
+        with self.catalog.batch() as batch:
+            self._detach(directory, name, batch)
+            batch.link(ROOT_INO, Dentry(name.name, fresh.ino, fresh.ino))
+            batch.put(fresh)
+            for attribute in self.catalog.xattr_names(directory.ino):
+                value = self.catalog.xattr(directory.ino, attribute) or b""
+                batch.set_xattr(fresh.ino, attribute, value)
+            self.namespaces.set(fresh.ino, settings, batch)
+            batch.answers()
+        self.gone(ROOT_INO, name.name, directory.ino)
+        return self.namespaces.of(fresh)
+
+    def drop(self, directory: Inode) -> None:
+        """The namespace goes with everything in it. Raises ConfigError for the mount's own."""
+        if directory.ino == ROOT_INO:
+            raise ConfigError("the mount's own namespace cannot be dropped: unmount, or rm -r")
+        name = self._entry(directory)
+        root = self.tree.directory(ROOT_INO)
+        root.subdirs -= 1
+        root.mtime_ns = root.ctime_ns = self.tree.now()
+        with self.catalog.batch() as batch:
+            self._detach(directory, name, batch)
+            batch.put(root)
+        self.gone(ROOT_INO, name.name, directory.ino)
+
+    def _entry(self, directory: Inode) -> Dentry:
+        parent, cookie = directory.links[0]
+        entry = self.catalog.dentry(parent, cookie)
+        if parent != ROOT_INO or entry is None:
+            raise ConfigError(f"directory {directory.ino}: expected a top-level directory")
+        return entry
+
+    def _detach(self, directory: Inode, name: Dentry, batch: Batch) -> None:
+        if directory.namespace != directory.ino:  # it had no settings
+            self._begin(directory, batch)
+        directory.links = ()
+        batch.unlink(ROOT_INO, name)
+        batch.put(directory)
+        self.namespaces.drop(directory.ino, name.name, batch)
+        batch.then(self.residency.wake)
+
+    # Attributes
+
+    def attribute(self, directory: Inode, name: bytes) -> bytes | None:
+        """A setting as `user.kvfs.NAME` has it, or where a file is; None if it is none."""
+        if directory.is_file and name in _OF_FILES:
+            return _OF_FILES[name](self.residency, directory).encode()
+        if name == WARM and (directory.is_file or directory.is_dir):
+            return b"1" if self.warmer.is_wanted(directory) else b"0"
+        texts = self.settings(directory).to_text()
+        text = texts.get(name.removeprefix(PREFIX).decode("ascii", "replace"))
+        return None if text is None else text.encode()
+
+    def attributes(self, directory: Inode) -> list[bytes]:
+        """Those that a namespace was told, not those that it has by default."""
+        own = self.namespaces.own(directory.ino)
+        if own is None:
+            return []
+        default, texts = Settings().to_text(), own.settings.to_text()
+        return [PREFIX + name.encode() for name, text in texts.items() if text != default[name]]
+
+    def set_attribute(self, inode: Inode, name: bytes, value: bytes) -> None:
+        """Raises ConfigError, also for what is not a namespace's directory."""
+        if name == WARM:
+            self._warm(inode, value)
+            return
+        if name == PIN and inode.is_file:
+            self._pin(inode, value)
+            return
+        top = inode.ino == ROOT_INO or (inode.links and inode.links[0][0] == ROOT_INO)
+        if not inode.is_dir or not top:
+            raise ConfigError(
+                f"attribute {name.decode('ascii', 'replace')}: expected on the mount point or on a "
+                "top-level directory, which are namespaces"
+            )
+        field = name.removeprefix(PREFIX).decode("ascii", "replace")
+        self.change(inode, {field: value.decode("utf-8", "replace").removesuffix("\0")})
+
+    def _warm(self, inode: Inode, value: bytes) -> None:
+        if value not in {b"0", b"1"} or not (inode.is_file or inode.is_dir):
+            raise ConfigError(
+                f"attribute {WARM.decode()}: expected 1 to have a file or directory brought to its "
+                "fastest tier, or 0 to end that"
+            )
+        if value == b"1":
+            self.warmer.start_root(inode)
+        else:
+            self.warmer.cancel_root(inode)
+
+    def _pin(self, inode: Inode, value: bytes) -> None:
+        if value not in {b"on", b"off"}:
+            raise ConfigError(
+                f"attribute {PIN.decode()}={os.fsdecode(value)!r} of inode {inode.ino}: "
+                "expected on or off"
+            )
+        pins.pin(self.residency, inode, on=value == b"on")
+
+    def reset_attribute(self, inode: Inode, name: bytes) -> None:
+        """Back to the default."""
+        if name == PIN and inode.is_file:
+            if not pins.is_pinned(self.residency, inode):
+                raise NoAttributeError(f"inode {inode.ino} is not pinned")
+            self._pin(inode, b"off")
+            return
+        if name == WARM:
+            self._warm(inode, b"0")
+            return
+        default = Settings().to_text()
+        field = name.removeprefix(PREFIX).decode("ascii", "replace")
+        if self.attribute(inode, name) is not None and self.namespaces.own(inode.ino) is None:
+            raise NoAttributeError(f"inode {inode.ino} has no settings of its own")
+        if field not in default or field == "version":
+            raise ConfigError(f"setting {field}: there is no such default to go back to")
+        self.set_attribute(inode, name, default[field].encode())

@@ -1,0 +1,166 @@
+"""From the bucket: what only it has, and somebody opens, comes back into a tier.
+
+Contract: `fetch` returns when the object has a copy here, or, if that will do, when it can be read
+while it comes; `header` when its first bytes can. Who has waited too long has a miss, the fetch
+goes on. A store that is down is not asked: that is a miss at once. `ahead` has an object fetched
+for which no open waits, as long as an `Errand` wants it; an open that comes makes it its own.
+
+Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
+becomes of those; it is among the running ones from the moment when somebody asks until all who
+wait, and its errand, were told of its end. All together have a bound on bytes (`budget`).
+Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead;
+nor for how an object comes, and what a failure means for it: `download`.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.bucket.download.budget import Budget
+from kvfs.core.bucket.download.download import Downloads, Errand, Fetch
+from kvfs.core.bucket.download.headers import Headers
+from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.header import Header
+from kvfs.core.ledger.stream import Stream
+from kvfs.core.moves.transfers import Transfers
+from kvfs.errors import NotFoundError, StaleError
+from kvfs.movement.remote import Remote
+from kvfs.tiers import Bucket
+
+GLANCE = 0.5  # s between two looks whether the store that an open waits for is down
+IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
+
+
+def _ignore(inode: Inode) -> None:
+    """Nobody is told of opens."""
+
+
+async def _nobody(ino: int) -> Inode | None:
+    """Brings no facts."""
+
+
+class Hydration:
+    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
+
+    def __init__(
+        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+    ) -> None:
+        self.residency = transfers.residency
+        self.bucket = bucket
+        self.downloads = Downloads(transfers, room, remote, bucket, jobs)
+        self.headers = Headers(self.downloads)
+        self._running: dict[int, Fetch] = {}
+        self.opening: Callable[[Inode], None] = _ignore
+        # What brings the facts of an object that only a listing told of; None if they do not come.
+        self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
+        self.budget = Budget(IN_FLIGHT, remote.downloads)
+
+    @property
+    def streaming(self) -> int:
+        """Objects that are read, or could be, while they come."""
+        return sum(one.stream is not None for one in self._running.values())
+
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
+
+        Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock.
+        """
+        bucket, ino = self.bucket, inode.ino
+        if bucket.health.down or bucket.terms is None:
+            raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+        if is_bare(inode):
+            raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
+        running = self._running.get(ino)
+        if running is None:
+            running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
+        elif not running.turn.urgent:
+            self._join(running)
+        self.opening(inode)
+        since = running.began if running.stream is None else trio.current_time()
+        await self._wait(ino, running.ended if whole else running.ready, since)
+        if not running.ended.is_set():
+            return running.stream
+        if isinstance(running.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(running.problem)) from running.problem
+        if running.problem is not None:
+            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        return None
+
+    async def header(self, inode: Inode) -> Header | None:
+        """Its first bytes, without the rest; None: nothing less than `fetch` will do.
+
+        Raises NotFoundError. The caller holds the inode's lock.
+        """
+        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+            return None
+        asked = None if inode.ino in self._running else self.headers.ask(inode)
+        if asked is None:
+            return None
+        await self._wait(inode.ino, asked.ended, trio.current_time())
+        return self.headers.take(inode, asked)
+
+    async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
+        """As long as an open may. Raises NotFoundError."""
+        bucket = self.bucket
+        with trio.move_on_at(since + bucket.wait):
+            while not enough.is_set() and not bucket.health.down:
+                with trio.move_on_after(GLANCE):
+                    await enough.wait()
+        if not enough.is_set() and bucket.health.down:
+            raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+        if not enough.is_set():
+            raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+
+    def ahead(self, inode: Inode, errand: Errand) -> bool:
+        """Have it fetched for an errand; False if it is under way already, or not to be had."""
+        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+            return False
+        if inode.ino in self._running:
+            return False
+        self._begin(inode, errand)
+        return True
+
+    async def until_ended(self, ino: int) -> None:
+        """Until the fetch that is under way is over, however it ends."""
+        running = self._running.get(ino)
+        if running is not None:
+            await running.ended.wait()
+
+    def stop(self) -> None:
+        """Bring nothing more: it was unmounted."""
+        for running in self._running.values():
+            running.scope.cancel()
+        self.headers.stop()
+
+    def _begin(
+        self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
+    ) -> Fetch:
+        cost = self.downloads.cost(inode)
+        running = Fetch(trio.current_time(), cost, errand, streamed=streamed)
+        self._running[inode.ino] = running
+        self.budget.ask(running.turn)
+        trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
+        return running
+
+    def _join(self, running: Fetch) -> None:
+        """An open waits for what is fetched ahead: from now on it is the open's."""
+        running.began = trio.current_time()
+        self.budget.hurry(running.turn)
+
+    async def _run(self, inode: Inode, running: Fetch) -> None:
+        began = time.perf_counter()
+        try:
+            with running.scope:
+                await self.downloads.run(inode, running)
+        finally:
+            self.budget.leave(running.turn)
+            del self._running[inode.ino]
+            running.end()
+            if running.problem is None:
+                spent = time.perf_counter() - began
+                self.residency.latencies.hydrate[self.bucket.name].observe(spent)
+            if running.errand is not None:
+                running.errand.ended(inode, running.problem, joined=running.turn.urgent)

@@ -1,0 +1,118 @@
+"""From the bucket, and read meanwhile: a mover fills a file, the daemon hears what is there.
+
+Contract: `bring` runs one such job; `began` is called when its object can be read, which is before
+the rest has come, or never, if its chunks have no digests: then it comes as a whole. A mover that
+dies begins anew, in another file, and so does the stream. Bytes pass nobody here.
+Not for room, turns and what a failure means: `hydration`.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Inode, Stored
+from kvfs.core.ledger.stream import Stream
+from kvfs.errors import TierError
+from kvfs.movement.movers import Moved
+from kvfs.movement.remote import Remote
+from kvfs.movement.streaming import Ends, Say, Word, hear, path_of, tell
+from kvfs.s3.chunks import chunk_size
+from kvfs.tiers import Job, Tier
+
+log = logging.getLogger(__name__)
+
+
+class _Pipes(NamedTuple):
+    """Both ends of both: the mover's are opened by it, and these keep the pipes there till then."""
+
+    heard: int
+    tell_end: int
+    hear_end: int
+    said: int
+
+    @property
+    def ends(self) -> Ends:
+        """What the mover is given."""
+        own = f"/proc/{os.getpid()}/fd"
+        return Ends(f"{own}/{self.tell_end}", f"{own}/{self.hear_end}")
+
+
+@contextmanager
+def _pipes() -> Iterator[_Pipes]:
+    both = _Pipes(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), *os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+    try:
+        yield both
+    finally:
+        for fd in both:
+            os.close(fd)
+
+
+async def bring(
+    remote: Remote,
+    inode: Inode,
+    stored: Stored,
+    tier: Tier,
+    began: Callable[[Stream], None],
+) -> Moved:
+    """As `Remote.download` into a tier; `inode` is the record as it was when this was asked for."""
+    stream = Stream(f"inode {inode.ino}", tier, inode.size, chunk_size(inode.size))
+    followed = False  # whether the file that is spoken of is the one that the stream has
+    with _pipes() as pipes:
+        asked: set[int] = set()
+
+        def want(chunk: int) -> None:
+            if chunk not in asked:
+                asked.add(chunk)
+                with suppress(BlockingIOError):  # it is full: enough is wanted
+                    tell(pipes.said, Word(Say.WANTED, chunk))
+
+        async def obey(word: Word) -> None:
+            nonlocal followed
+            if word.say is Say.BEGUN:
+                followed = False
+                opening = partial(os.open, path_of(word), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fd = await _io(tier, Job("open", opening, os.close))
+                except (OSError, TierError) as error:  # it has ended, well or not
+                    log.debug("inode %d is not read while it comes: %s", inode.ino, error)
+                    return
+                asked.clear()
+                if stream.fd < 0:
+                    stream.want = want
+                    began(stream)
+                stream.begin(fd)
+                followed = True
+            elif word.say is Say.HERE and followed:
+                stream.arrived(word.number)
+
+        async def listen() -> None:
+            while True:
+                await trio.lowlevel.wait_readable(pipes.heard)
+                for word in hear(pipes.heard):
+                    await obey(word)
+
+        path = tier.path(inode.ino, inode.version)
+        wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
+        failures: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            try:
+                moved = await remote.stream(*wanted, pipes.ends)
+            except Exception as error:  # noqa: BLE001 (raised below, outside of the nursery)
+                failures.append(error)
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        if stream.fd >= 0:  # what it has may be another mover's, and half made
+            path_now = partial(tier.open, inode.ino, inode.version, writable=False)
+            stream.begin(await _io(tier, Job("open", path_now, os.close)))
+        return moved
+
+
+async def _io(tier: Tier, job: Job[int]) -> int:
+    return await tier.calls.call(job) if tier.slow else job()

@@ -1,0 +1,1 @@
+"""What the bucket has that this node does not know yet: lookups, listings and imports."""

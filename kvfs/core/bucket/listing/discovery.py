@@ -1,0 +1,305 @@
+"""Names that are not known here, and objects that only the bucket has: what it says of them.
+
+Contract: `find` and `confirm` ask the bucket where it is worth it and return within WAIT, whatever
+that does; what comes later is entered all the same, for who asks next. They raise nothing: a bucket
+that is down, throttled or slow leaves everything as it is known here, which for a name is a miss,
+and is then left alone for a moment. Of what is in conflict the question is whether its name is
+free. One question about a key at a time, whoever wants to know; those that come together go
+together. That a name is nowhere is remembered for a second. What a thread will open is asked for by
+that open itself (`openers`).
+Not for what an answer means (`adoption`), nor for listings (`presence`).
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.bucket.listing.adoption import Adoption, is_bare
+from kvfs.core.bucket.listing.folders import Place, Verdict
+from kvfs.core.bucket.listing.openers import Openers
+from kvfs.errors import CatalogError, TierError
+from kvfs.movement.finding import Answer, Ask
+from kvfs.movement.remote import LOOKS, Remote
+from kvfs.s3.errors import StoreError
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+
+WAIT = 1.0  # s that an operation waits: its directory is locked by the kernel meanwhile
+FIRST_WAIT = 5.0  # s of the first ones: workers are yet to begin, which takes 1 s of a busy machine
+VALID = 1.0  # s that an answer is believed, for what is not here
+QUIET = 3.0  # s without questions after one that was not answered
+AT_ONCE = 64  # questions in one call; one after the other they are some 1 ms of the worker each
+BEHIND = 16  # questions that nobody waits for
+REMEMBERED = 1 << 16  # names that are nowhere, objects that were confirmed; some 10 MiB each
+FEW, MANY = 1, 1000  # keys below a directory: is one enough, or are they all about to go?
+
+
+class Times(Generic[K]):
+    """When something was last known of so many things, at most."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[K, float] = OrderedDict()
+
+    def note(self, what: K) -> None:
+        self._times[what] = trio.current_time()
+        self._times.move_to_end(what)
+        if len(self._times) > REMEMBERED:
+            self._times.popitem(last=False)
+
+    def age(self, what: K) -> float:
+        return trio.current_time() - self._times.get(what, float("-inf"))
+
+    def forget(self, what: K) -> None:
+        self._times.pop(what, None)
+
+
+class _Look:
+    """A question on its way: about a name that is not known, or an inode that is."""
+
+    def __init__(self, ask: Ask, place: Place | None, ino: int) -> None:
+        self.ask = ask
+        self.place = place
+        self.ino = ino
+        self.ended = trio.Event()
+
+
+class Discovery:
+    """Of one bucket."""
+
+    def __init__(self, adoption: Adoption, remote: Remote, bucket: Bucket) -> None:
+        self.adoption = adoption
+        self.remote = remote
+        self.bucket = bucket
+        self.residency = adoption.residency
+        self.dirty = adoption.dirty
+        self._looks: dict[str, _Look] = {}
+        self._waiting: deque[_Look] = deque()
+        self._calls = 0
+        self._quiet_until = 0.0
+        self._wait = FIRST_WAIT
+        self._absent: Times[str] = Times()
+        self.confirmed: Times[int] = Times()
+        self.openers = Openers(self._not_opened)
+
+    # What operations ask
+
+    async def find(self, parent: int, name: bytes) -> None:
+        """Let a name that is not known be what the bucket has of it."""
+        if not self.bucket.shared or not self.may_ask():
+            return
+        place = Place(parent, name)
+        with trio.move_on_after(self._wait) as waited:
+            while not self.dirty.loaded:
+                await self.dirty.changed.wait()
+            ask = self.adoption.ask(place)
+            if ask is None:
+                return
+            if self._absent.age(ask.key) < VALID:
+                self.bucket.counters["absent_cached"] += 1
+                return
+            await self._look(ask, place=place).ended.wait()
+        self._waited(waited)
+
+    def doubts(self, inode: Inode) -> bool:
+        """Whether `confirm` has anything to do for it."""
+        if not inode.in_bucket and inode.ino not in self.dirty.contested:
+            return False
+        if is_bare(inode):
+            return True
+        return self.bucket.shared and self.confirmed.age(inode.ino) >= self._believed(inode)
+
+    async def confirm(self, inode: Inode, thread: int = 0) -> None:
+        """Have the bucket say that it is there still; of what is here as well, behind.
+
+        thread: whose lookup it is.
+        """
+        if self._is_here(inode):
+            self._confirm_behind(inode.ino)
+            return
+        if thread and not is_bare(inode) and self.openers.expected(thread, inode.ino):
+            return
+        stored = self.dirty.stored(inode.ino)
+        if stored is None or not self.may_ask():
+            return
+        look = self._look(Ask(stored.key, sure=True), ino=inode.ino)
+        with trio.move_on_after(self._wait) as waited:
+            await look.ended.wait()
+        self._waited(waited)
+
+    def _confirm_behind(self, ino: int) -> None:
+        key = self._key(ino)
+        if key is None or not self.may_ask() or len(self._looks) >= BEHIND:
+            return  # at another time
+        self._look(Ask(key, sure=True), ino=ino)
+        self.confirmed.note(ino)  # as good as: it is on its way
+
+    def _key(self, ino: int) -> str | None:
+        """Where it is, or would be if another node had not its name."""
+        if ino in self.dirty.contested and (inode := self.residency.inode(ino)) is not None:
+            return self.dirty.key(inode)
+        stored = self.dirty.stored(ino)
+        return None if stored is None else stored.key
+
+    def _not_opened(self, ino: int) -> None:
+        """Nobody waits for it, and nobody is there to be told why not."""
+        try:
+            self._confirm_behind(ino)
+        except CatalogError as error:
+            log.error("inode %d is not held against the bucket: %s", ino, error)
+
+    def matched(self, ino: int) -> None:
+        """Its bytes have come from the bucket: it has this version."""
+        self.confirmed.note(ino)
+
+    async def ask_of(self, inodes: Sequence[int]) -> None:
+        """Have the bucket say of objects whether they are there still, however long that takes."""
+        for start in range(0, len(inodes), AT_ONCE):
+            looks = []
+            for ino in inodes[start : start + AT_ONCE]:
+                if not self.may_ask():
+                    return
+                if (key := self._key(ino)) is not None:
+                    looks.append(self._look(Ask(key, sure=True), ino=ino))
+            for look in looks:
+                await look.ended.wait()
+
+    async def complete(self, ino: int) -> Inode | None:
+        """The facts of what only a listing told of; the inode, None if it is not to be had now."""
+        inode = self.residency.inode(ino)
+        if inode is not None and is_bare(inode):
+            await self.confirm(inode)
+            inode = self.residency.inode(ino)
+        return None if inode is None or is_bare(inode) else inode
+
+    def life(self, inode: Inode, most: float, *, listed: bool = False) -> float:
+        """Seconds, `most` at most, that the kernel may keep what it was told of an inode.
+
+        listed: nobody has asked for it by its name, so that it is believed no longer than before.
+        """
+        if is_bare(inode):
+            return 0.0
+        if not self.bucket.shared or not inode.is_file:
+            return most
+        if not self.residency.namespaces.of(inode).takes(self.bucket):
+            return most
+        believed = self._believed(inode)
+        if listed and inode.in_bucket:
+            believed = max(0.0, believed - self.confirmed.age(inode.ino))
+        return min(most, believed)
+
+    def _is_here(self, inode: Inode) -> bool:
+        return inode.ino in self.residency.open or bool(self.residency.holders(inode))
+
+    def _believed(self, inode: Inode) -> float:
+        return self.bucket.recheck if not inode.in_bucket or self._is_here(inode) else VALID
+
+    def may_ask(self) -> bool:
+        """Whether the bucket is to be asked for anything now."""
+        if self.bucket.terms is None or self.bucket.health.down:
+            return False
+        return trio.current_time() >= self._quiet_until
+
+    def _waited(self, waited: trio.CancelScope) -> None:
+        if waited.cancelled_caught:
+            log.info("%s: no answer in %.0f s, a name is a miss", self.bucket.place, self._wait)
+            self._wait = WAIT
+            self._quiet_until = trio.current_time() + QUIET
+
+    # Asking
+
+    async def warm_up(self) -> None:
+        """Have the workers begin before somebody waits for them."""
+        if self.bucket.shared and self.may_ask():
+            try:
+                await self.remote.look([Ask(self.bucket.keys.own)])
+                self._wait = WAIT
+            except (StoreError, TierError) as error:
+                log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
+
+    def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
+        look = self._looks.get(ask.key)
+        if look is None:
+            look = self._looks[ask.key] = _Look(ask, place, ino)
+            self.bucket.counters["lookups"] += 1
+            self._send(look)
+        return look
+
+    def _send(self, look: _Look) -> None:
+        self._waiting.append(look)
+        if self._calls < LOOKS:
+            self._calls += 1
+            trio.lowlevel.spawn_system_task(self._work)
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                count = min(AT_ONCE, len(self._waiting))
+                await self._ask([self._waiting.popleft() for _ in range(count)])
+        finally:
+            self._calls -= 1
+
+    async def _ask(self, looks: list[_Look]) -> None:
+        answers: list[Answer | StoreError] = []
+        with self.dirty.superseded.watching() as gone:
+            try:
+                answers = await self.remote.look([look.ask for look in looks])
+            except (StoreError, TierError) as error:
+                self.failed(error)
+            except Exception:
+                log.exception("%d names are not looked up: a defect of kvfs", len(looks))
+            else:
+                self._wait = WAIT
+                errors = [one for one in answers if isinstance(one, StoreError)]
+                if errors:
+                    self.failed(errors[0])
+        again = []
+        for look, answer in zip(looks, answers, strict=False):  # none, if none could be asked
+            if not isinstance(answer, StoreError) and self._enter(look, answer, gone):
+                again.append(look)
+        for look in looks:
+            if look not in again:
+                del self._looks[look.ask.key]
+                look.ended.set()
+        for look in again:
+            self._send(look)
+
+    def _enter(self, look: _Look, answer: Answer, gone: set[str]) -> bool:
+        """Whether it is to be asked once more, for more of what is below it."""
+        try:
+            verdict = self._verdict(look, answer, gone)
+        except CatalogError as error:
+            log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
+            return False
+        except Exception:
+            log.exception("what the bucket has of %s: a defect of kvfs", look.ask.key)
+            return False
+        if verdict == "hidden" and look.ask.limit == FEW:
+            look.ask = look.ask._replace(limit=MANY)
+            return True
+        if look.place is not None and verdict == "absent":
+            self._absent.note(look.ask.key)
+        entry = None if look.place is None else self.residency.catalog.lookup(*look.place)
+        ino = look.ino if entry is None else entry.ino
+        if ino and verdict == "here":
+            self.confirmed.note(ino)
+        elif look.ino:
+            self.confirmed.forget(look.ino)
+        return False
+
+    def _verdict(self, look: _Look, answer: Answer, gone: set[str]) -> Verdict:
+        if look.place is not None:
+            return self.adoption.settle(look.place, look.ask, answer, gone)
+        return self.adoption.renew(look.ino, look.ask, answer, gone)
+
+    def failed(self, error: Exception) -> None:
+        """The store's failure: nobody waits for it in the next moment."""
+        self.bucket.failed("look-up", error)
+        log.info("%s: names are not looked up for a moment: %s", self.bucket.place, error)
+        self._quiet_until = trio.current_time() + QUIET

@@ -1,0 +1,236 @@
+"""`kvfs import`: names and facts of all that the bucket has below some paths.
+
+Contract: one at a time, in the background; `look` says how far it is. What is known already is
+passed over, so that one that was cut short goes on when it is asked for again. Each step of the
+loop enters a few names. What cannot be entered is counted by the reason. It works with
+s3_shared=off as well, for a mount whose catalog is new.
+Not for what becomes of a name (`core/bucket/listing/adoption.py`).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.folders import Place
+from kvfs.core.bucket.listing.presence import STEP, Presence, some
+from kvfs.core.names.tree import is_name
+from kvfs.errors import ControlError, KvfsError
+from kvfs.movement.finding import Answer, Ask
+from kvfs.movement.remote import LOOKS
+from kvfs.s3.errors import MetadataError, StoreError
+from kvfs.s3.keys import Name
+from kvfs.s3.store import Entry
+
+log = logging.getLogger(__name__)
+
+HEADS = 128  # objects whose facts are asked for in one call
+_NO_NAME = "no name of kvfs has such a key"
+
+
+class _Wanted(NamedTuple):
+    """An object that is not known, or bare; `ino` is 0 then."""
+
+    ino: int
+    place: Place
+    key: str
+
+
+class Importing:
+    """Of one bucket."""
+
+    def __init__(self, presence: Presence) -> None:
+        self.presence = presence
+        self.adoption = presence.adoption
+        self.remote = presence.remote
+        self._ended = True
+        self._failed = ""
+        self._new = self._known = 0
+        self._refused: Counter[str] = Counter()
+        self._missing: list[str] = []
+
+    # What clients ask
+
+    async def start(self, paths: Sequence[str], *, again: bool = False) -> dict[str, Any]:
+        """Begin to import what is below these paths, all if there is none. Raises ControlError."""
+        bucket = self.presence.bucket
+        if not self._ended:
+            if again:
+                return {}
+            raise ControlError("an import is running already: wait for it")
+        if bucket.terms is None or bucket.health.down:
+            raise ControlError(f"{bucket.place} is down: {bucket.health.why}")
+        self._failed, self._ended = "", False
+        self._new = self._known = 0
+        self._refused, self._missing = Counter(), []
+        raw = [path.encode("utf-8", "surrogateescape").strip(b"/") for path in paths] or [b""]
+        trio.lowlevel.spawn_system_task(self._run, raw)
+        return {}
+
+    async def look(self) -> dict[str, Any]:
+        """How far it is."""
+        return {
+            "names": self._new,
+            "known": self._known,
+            "refused": dict(self._refused),
+            "missing": list(self._missing),
+            "ended": self._ended,
+            "failed": self._failed,
+            "place": str(self.presence.bucket.place),
+        }
+
+    # Doing it
+
+    async def _run(self, paths: list[bytes]) -> None:
+        try:
+            for path in paths:
+                refused = self._refused.total()
+                await self._import(path)
+                if refused == self._refused.total() and not self._leads_somewhere(path):
+                    self._missing.append(path.decode("utf-8", "surrogateescape"))
+        except KvfsError as error:
+            self._failed = str(error)
+        except Exception as error:
+            self._failed = f"{error!r}; the daemon's log has more"
+            log.exception("import: a defect of kvfs")
+        finally:
+            self._ended = True
+
+    async def _import(self, path: bytes) -> None:
+        dirty, keys = self.adoption.dirty, self.adoption.keys
+        while not dirty.loaded:
+            await dirty.changed.wait()
+        await self.presence.namespaces()
+        folder, key = self._keys(path)
+        pages = self.presence.pages(folder)
+        while (page := await pages.read()) is not None:
+            await self._enter([named for entry in page.entries for named in self._named(entry)])
+        if key:
+            page = await self.presence.pages(key).read()
+            if page is not None and page.entries and page.entries[0].key == key:
+                await self._enter(self._named(page.entries[0]))
+        pages = self.presence.pages(keys.long)
+        while (page := await pages.read()) is not None:
+            await self._enter(await self._read_names(page.entries, path))
+
+    def _leads_somewhere(self, path: bytes) -> bool:
+        """Whether there is something of that name here by now."""
+        at = ROOT_INO
+        for name in filter(None, path.split(b"/")):
+            if (entry := self.adoption.catalog.lookup(at, name)) is None:
+                return False
+            at = entry.ino
+        return True
+
+    def _keys(self, path: bytes) -> tuple[str, str]:
+        """What the keys below a path begin with, and its own if it is a file ("" if it is none)."""
+        keys = self.adoption.keys
+        if not path:
+            return keys.prefix, ""
+        top, _, rest = path.partition(b"/")
+        entry = self.adoption.catalog.lookup(ROOT_INO, top)
+        own = None if entry is None else self.adoption.namespaces.own(entry.ino)
+        if own is None:
+            return keys.folder(b"", 0, path), keys.of(Name(b"", 0, path))
+        version = own.settings.version
+        return keys.folder(top, version, rest), keys.of(Name(top, version, rest)) if rest else ""
+
+    def _named(self, entry: Entry) -> list[tuple[Name, str]]:
+        """A name and its key, if it has one."""
+        keys = self.adoption.keys
+        if entry.key.startswith((keys.own, keys.long)):
+            return []
+        if (name := keys.parse(entry.key)) is None:
+            self._refused[_NO_NAME] += 1
+            return []
+        return [(name, entry.key)]
+
+    async def _read_names(self, entries: list[Entry], path: bytes) -> list[tuple[Name, str]]:
+        """The names that are too long for keys, of those below a path."""
+        keys = self.adoption.keys
+        records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
+        found = []
+        for page in some(list(records), HEADS):
+            for key, content in zip(page, await self.remote.records(page), strict=True):
+                try:
+                    if isinstance(content, StoreError):
+                        raise content
+                    name = keys.parse_record(key, content)
+                except (StoreError, MetadataError):
+                    self._refused["nothing says its name"] += 1
+                    continue
+                whole = b"/".join(filter(None, (name.namespace, name.path)))
+                if not path or whole == path or whole.startswith(path + b"/"):
+                    found.append((name, records[key].key))
+        return found
+
+    async def _enter(self, named: list[tuple[Name, str]]) -> None:
+        """Those that are not known yet, with their facts. Raises StoreError, CatalogError."""
+        wanted: list[_Wanted] = []
+        for page in some(named, STEP):
+            for name, key in page:
+                wanted += self._wanted(name, key)
+            await trio.lowlevel.checkpoint()
+        chunks = list(some(wanted, HEADS))
+        failures: list[KvfsError] = []
+
+        async def work() -> None:
+            try:
+                while chunks and not failures:
+                    await self._ask(chunks.pop(0))
+            except KvfsError as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(LOOKS):
+                nursery.start_soon(work)
+        if failures:
+            raise failures[0]
+
+    def _wanted(self, name: Name, key: str) -> list[_Wanted]:
+        """None for what is known, or cannot be."""
+        directory = self.adoption.folders.reach(name)
+        if not isinstance(directory, Inode):
+            self._refused[directory] += 1
+            return []
+        place = Place(directory.ino, name.path.rpartition(b"/")[2])
+        if not is_name(place.name, place.parent):
+            self._refused[_NO_NAME] += 1
+            return []
+        known = self.adoption.catalog.lookup(*place)
+        inode = None if known is None else self.adoption.residency.inode(known.ino)
+        if known is None or inode is None:
+            return [_Wanted(0, place, key)]
+        if is_bare(inode):
+            return [_Wanted(inode.ino, place, key)]
+        self._known += 1
+        return []
+
+    async def _ask(self, wanted: list[_Wanted]) -> None:
+        with self.adoption.dirty.superseded.watching() as gone:
+            asks = [Ask(one.key) for one in wanted]
+            answers = await self.remote.look(asks, bulk=True)
+            for one, ask, answer in zip(wanted, asks, answers, strict=True):
+                self._take(one, ask, answer, gone)
+                await trio.lowlevel.checkpoint()
+
+    def _take(self, wanted: _Wanted, ask: Ask, answer: Answer | StoreError, gone: set[str]) -> None:
+        if isinstance(answer, StoreError):
+            self._refused[f"not answered: {type(answer).__name__}"] += 1
+            return
+        if wanted.ino:
+            verdict = self.adoption.renew(wanted.ino, ask, answer, gone)
+        else:
+            verdict = self.adoption.settle(wanted.place, ask, answer, gone)
+        if verdict == "here":
+            self._new += 1
+        elif answer.strange:
+            self._refused["no object of this kvfs: its metadata or codec"] += 1
+        elif verdict == "unsure":
+            self._refused["deleted, moved or written here at this moment"] += 1
+        else:
+            self._refused["deleted meanwhile, or expired"] += 1

@@ -1,0 +1,244 @@
+"""Which names a directory has in the bucket: listed when it is read.
+
+Contract: `show` returns within WAIT and raises nothing; what was not reached by then follows
+behind. What is listed is named here without its facts (bare): one request for a thousand names.
+Names that only the bucket had, and that were not listed, go. Once in `Bucket.recheck` seconds for a
+directory all that is known here is held against its listing, and what that has otherwise is asked
+for by itself: a listing may be old when it comes. A page is entered some names at a time, with a
+turn of the loop after each.
+Not for what becomes of a name (`adoption`), nor for whole trees (`importing`).
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import trio
+
+from kvfs.catalog import ROOT_INO
+from kvfs.core.bucket.listing.discovery import Discovery, Times
+from kvfs.core.bucket.listing.folders import Place
+from kvfs.core.names.tree import is_name
+from kvfs.errors import KvfsError, TierError
+from kvfs.movement.remote import Remote
+from kvfs.s3.store import Entry, Page
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WAIT = 2.0  # s that an opendir waits: some thousand names
+AGAIN = 5.0  # s after which a directory is listed once more
+STEP = 8  # names entered between two turns of the loop, each some 60 us
+
+
+class Pages:
+    """A listing, a page at a time."""
+
+    def __init__(self, remote: Remote, prefix: str, delimiter: str) -> None:
+        self._remote = remote
+        self._prefix = prefix
+        self._delimiter = delimiter
+        self._after = ""
+        self._ended = False
+
+    async def read(self) -> Page | None:
+        """The next one, None behind the last one. Raises StoreError, TierError."""
+        if self._ended:
+            return None
+        page = await self._remote.listed(self._prefix, self._after, self._delimiter)
+        self._after, self._ended = page.after, not page.after
+        return page
+
+
+class Presence:
+    """Of the directories of one bucket."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self.discovery = discovery
+        self.adoption = discovery.adoption
+        self.remote = discovery.remote
+        self.bucket = discovery.bucket
+        self._listed: Times[int] = Times()
+        self._compared: Times[int] = Times()  # with what is known here
+        self._running: dict[int, trio.Event] = {}
+
+    async def show(self, ino: int) -> None:
+        """Somebody is about to read a directory, or to remove it."""
+        if not self.bucket.shared or not self.discovery.may_ask():
+            return
+        if self._listed.age(ino) < AGAIN:
+            return
+        ended = self._running.get(ino)
+        if ended is None:
+            if self.adoption.folders.directory(ino) is None:
+                return
+            ended = self._running[ino] = trio.Event()
+            trio.lowlevel.spawn_system_task(self._list, ino)
+        with trio.move_on_after(WAIT):
+            await ended.wait()
+
+    async def show_below(self, ino: int) -> bool:
+        """A directory is about to get another name, and all below it with it. Whether all is named.
+
+        It is if the bucket is not there to be asked: what others have there stays where it is.
+        """
+        if not self.bucket.shared or not self.discovery.may_ask():
+            return True
+        with trio.move_on_after(WAIT):
+            try:
+                await self._enter_below(ino)
+            except TierError as error:
+                self.discovery.failed(error)
+            return True
+        return False
+
+    async def _enter_below(self, ino: int) -> None:
+        """Raises StoreError, TierError, CatalogError."""
+        adoption = self.adoption
+        while not self.discovery.dirty.loaded:
+            await self.discovery.dirty.changed.wait()
+        prefix = adoption.folders.prefix(ino)
+        if not prefix:
+            return
+        with self.discovery.dirty.superseded.watching() as gone:
+            pages = self.pages(prefix)
+            while (page := await pages.read()) is not None:
+                for entries in some(page.entries, STEP):
+                    for entry in entries:
+                        if entry.key not in gone:
+                            adoption.take_below(entry)
+                    await trio.lowlevel.checkpoint()
+
+    async def _list(self, ino: int) -> None:
+        compare = self._compared.age(ino) >= self.bucket.recheck
+        try:
+            doubtful = await self._enter(ino, compare=compare)
+            self._listed.note(ino)
+            if compare:
+                await self.discovery.ask_of(doubtful)
+                self._compared.note(ino)
+        except TierError as error:  # of which StoreErrors are some
+            self.discovery.failed(error)
+        except KvfsError as error:
+            log.error("directory %d is not listed in the bucket: %s", ino, error)
+        except Exception:
+            log.exception("directory %d is not listed in the bucket: a defect of kvfs", ino)
+        finally:
+            self._running.pop(ino).set()
+
+    async def _enter(self, ino: int, *, compare: bool) -> list[int]:
+        """Return inodes that were not listed as they are known; compare: those listed as well.
+
+        Raises StoreError, TierError, CatalogError.
+        """
+        dirty, adoption = self.discovery.dirty, self.adoption
+        doubtful: list[int] = []
+        while not dirty.loaded:
+            await dirty.changed.wait()
+        prefix = adoption.folders.prefix(ino)
+        if not prefix:
+            return doubtful
+        before, names = adoption.catalog.counter, set[bytes]()
+        with dirty.superseded.watching() as gone:
+            pages = self.pages(prefix, "/")
+            while (page := await pages.read()) is not None:
+                for entries in some(page.entries, STEP):
+                    if adoption.folders.prefix(ino) != prefix:
+                        return []  # it has another name now
+                    named = [(name, entry) for entry in entries if (name := self._name(entry))]
+                    named_yet = [one for one in named if one[1].key not in gone]
+                    if compare:
+                        doubtful += self._otherwise(ino, named_yet)
+                    adoption.take_listed(ino, named_yet)
+                    names.update(name for name, _ in named)
+                    await trio.lowlevel.checkpoint()
+                await self._directories(ino, prefix, page.folders)
+            if ino == ROOT_INO:
+                await self.namespaces()
+            if adoption.folders.prefix(ino) == prefix:
+                doubtful += await self._forget(ino, prefix, before, names, gone)
+        return doubtful
+
+    def _otherwise(self, ino: int, named: Sequence[tuple[bytes, Entry]]) -> Iterator[int]:
+        """Those that are known, but not as they were listed; the others are confirmed."""
+        for name, entry in named:
+            known = self.adoption.catalog.lookup(ino, name)
+            if known is None:
+                continue
+            verdict = self.adoption.compare(known.ino, entry)
+            if verdict == "absent":
+                yield known.ino
+            elif verdict == "here":
+                self.discovery.confirmed.note(known.ino)
+
+    def pages(self, prefix: str, delimiter: str = "") -> "Pages":
+        """What is below a prefix."""
+        return Pages(self.remote, prefix, delimiter)
+
+    def _name(self, entry: Entry) -> bytes:
+        """The last part of it; b"" for what is no object of kvfs."""
+        name = self.adoption.keys.parse(entry.key)
+        last = b"" if name is None else name.path.rpartition(b"/")[2]
+        if not is_name(last):
+            self.adoption.refuse(f"{entry.key}: no name of kvfs has this key")
+            return b""
+        return last
+
+    async def _directories(self, ino: int, prefix: str, folders: Sequence[str]) -> None:
+        """Where something of ours is about to go, it may be all that is there: that is asked."""
+        adoption = self.adoption
+        leaving = adoption.superseded.folders(prefix)
+        for step in some(folders, STEP):
+            for folder in step:
+                found = adoption.keys.parse_folder(folder)
+                name = b"" if found is None else found.path.rpartition(b"/")[2]
+                if not name or adoption.catalog.lookup(ino, name) is not None:
+                    continue
+                if folder in leaving:
+                    await self.discovery.find(ino, name)
+                elif adoption.folders.prefix(ino) == prefix:
+                    adoption.folders.make_directory(Place(ino, name))
+            await trio.lowlevel.checkpoint()
+
+    async def namespaces(self) -> None:
+        """Those that are not known yet, each in its greatest version."""
+        versions: dict[bytes, list[str]] = {}
+        pages = self.pages(self.adoption.keys.prefix, "/")
+        while (page := await pages.read()) is not None:
+            for folder in page.folders:
+                found = self.adoption.keys.parse_folder(folder)
+                if found is not None and found.namespace:
+                    versions.setdefault(found.namespace, []).append(folder)
+        for name, told in versions.items():
+            if self.adoption.catalog.lookup(ROOT_INO, name) is None:
+                self.adoption.folders.enter_namespace(name, told)
+            await trio.lowlevel.checkpoint()
+
+    async def _forget(
+        self, ino: int, prefix: str, before: int, names: set[bytes], gone: set[str]
+    ) -> list[int]:
+        """What only the bucket had, before it was listed, is not there any more.
+
+        Returns what has a copy here, and was not listed either.
+        """
+        catalog, cookie = self.adoption.catalog, 0
+        left: list[int] = []
+        while entries := catalog.entries_after(ino, cookie, STEP):
+            for entry in entries:
+                if entry.name in names or entry.ino >= before:
+                    continue
+                link = (ino, entry.cookie)
+                if self.adoption.forget_unlisted(link, entry.ino, prefix, gone):
+                    left.append(entry.ino)
+            cookie = entries[-1].cookie
+            await trio.lowlevel.checkpoint()
+        return left
+
+
+def some(items: Sequence[T], count: int) -> Iterator[list[T]]:
+    """Yield so many of them at a time."""
+    left = iter(items)
+    while found := list(islice(left, count)):
+        yield found

@@ -1,0 +1,76 @@
+"""What was sealed before it was to be in the bucket: it becomes dirty, step by step.
+
+Contract: `run` looks through the catalog once after `s3=` was given, after a mount without it,
+after a namespace was told to take it, and in a catalog that does not tell yet what is in conflict
+with another node. A step is synchronous, one batch, and looks at STEP inodes,
+in the order in which they were made; no more become dirty than keep the uploads busy, so that no
+writer waits for them. What a step has not reached may be dropped as before. A death makes the next
+daemon begin anew: what is dirty or uploaded is passed over. Not for uploading (`Spill`).
+"""
+
+import logging
+
+import trio
+
+from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
+from kvfs.core.moves.transfers import Transfers
+
+log = logging.getLogger(__name__)
+
+STEP = 16  # inodes, 0.3 ms
+SHARE = 4  # of what may be dirty, one part at most is from here
+PAUSE = 1.0  # s until it is looked again whether there is room for more, if nothing tells
+
+
+class Backlog:
+    """Of all namespaces."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.transfers = transfers
+        self.residency = transfers.residency
+        self.dirty = self.residency.dirty
+        self.catalog = self.residency.catalog
+
+    async def run(self) -> None:
+        """Look back whenever there is something to be looked for. Raises CatalogError."""
+        await self.residency.census_done.wait()
+        while True:
+            self.dirty.behind = trio.Event()
+            if not self.catalog.fact(CAUGHT_UP) or not self.catalog.fact(TOLD_APART):
+                await self.look()
+            await self.dirty.behind.wait()
+
+    async def look(self) -> None:
+        """Through all that there is."""
+        behind, found = self.dirty.behind, 0
+        at, end = 0, self.catalog.counter
+        while at < end and (inodes := self.catalog.inodes_after(at, STEP)):
+            lacking = [inode for inode in inodes if self._lacks(inode.ino)]
+            if lacking:
+                with self.catalog.batch() as batch:
+                    for inode in lacking:
+                        self.dirty.lacking(inode, batch, inode.backing_mtime_ns)
+            found += len(lacking)
+            at = inodes[-1].ino
+            await trio.lowlevel.checkpoint()
+            await self._wait_for_room()
+        if not behind.is_set():  # else a namespace came to take it meanwhile
+            with self.catalog.batch() as batch:
+                batch.set_fact(CAUGHT_UP, "1")
+                batch.set_fact(TOLD_APART, "1")
+        if found:
+            log.info("%d objects were sealed before they were to be in the bucket", found)
+
+    def _lacks(self, ino: int) -> bool:
+        inode = self.transfers.fit(ino)
+        if inode is None or not inode.is_file or inode.in_bucket or ino in self.dirty:
+            return False
+        if ino in self.dirty.contested:
+            return False
+        return self.dirty.wanted(inode) and bool(self.residency.holders(inode))
+
+    async def _wait_for_room(self) -> None:
+        bucket = self.residency.bucket
+        while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
+            with trio.move_on_after(PAUSE):
+                await self.dirty.changed.wait()

@@ -1,0 +1,62 @@
+"""When the store is asked again after it has failed: later each time, with jitter.
+
+Contract: of the requests that no operation waits for, uploads and deletions. While it is not
+`ready` none of them begins, also because the bucket or NVMe is down. Who succeeds, or finds that
+the store answers, says so. A failure is counted, told to the bucket's health, and said once.
+Synchronous. Not for objects that fail for themselves, nor for asking how the store is
+(`availability`).
+"""
+
+import logging
+import random
+
+import trio
+
+from kvfs.core.moves.trouble import Trouble
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 20.0  # s without requests after many that failed
+
+
+class Backoff:
+    """`refused`: whether the last upload was; `trouble` is that of the local tiers."""
+
+    def __init__(self, bucket: Bucket, trouble: Trouble) -> None:
+        self.bucket = bucket
+        self.trouble = trouble
+        self.refused = False
+        self._failures = 0  # in a row
+        self._quiet_until = 0.0
+        self._said = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the store is to be asked for anything now."""
+        if self.bucket.terms is None or self.bucket.health.down or self.trouble.down:
+            return False
+        return trio.current_time() >= self._quiet_until
+
+    def failed(self, what: str, error: Exception) -> float:
+        """The store's failure, not the object's: nothing for so many seconds, more each time."""
+        self.bucket.failed(what, error)
+        kind = type(error).__name__
+        log.log(
+            logging.DEBUG if kind == self._said else logging.WARNING,
+            "%s: the %s is tried again: %s",
+            *(self.bucket.place, what, error),
+        )
+        self._said = kind
+        self._failures += 1
+        pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 (jitter)
+        self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
+        return pause
+
+    def worked(self) -> None:
+        """An upload went well."""
+        self._failures, self._said, self.refused = 0, "", False
+
+    def reset(self) -> None:
+        """The store answers: no use in waiting longer."""
+        self._failures, self._quiet_until, self.refused = 0, 0.0, False

@@ -1,0 +1,89 @@
+"""What nobody means any more goes from the bucket, many keys with one request.
+
+Contract: a key is forgotten after the bucket has let it go, in one batch; one that is refused stays
+in `Superseded.deletes` and is asked for again. Across the request its keys are `locked`, so that
+nothing goes up there meanwhile; what is locked already, or is read while it comes, waits. What was
+attempted only is deleted only if that attempt has made what is there.
+Not for what is to be deleted: `core/ledger/superseded.py`.
+"""
+
+import logging
+from collections.abc import Container
+
+import trio
+
+from kvfs import failpoints
+from kvfs.core.bucket.upload.backoff import Backoff
+from kvfs.core.ledger.residency import Residency
+from kvfs.errors import CatalogError, TierError
+from kvfs.movement.remote import Remote
+from kvfs.s3.errors import StoreError
+from kvfs.s3.store import LIST_LIMIT
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+LOOK = 1.0  # s between two looks at what nothing tells of
+BUSY = 0.05  # s until keys are looked at again about which another request is under way
+GATHERED = 0.1  # s in which keys gather to be deleted by one request
+
+
+class Deletion:
+    """`locked` are the keys about which a request is under way; it is shared with the uploads."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        remote: Remote,
+        bucket: Bucket,
+        backoff: Backoff,
+        locked: set[str],
+    ) -> None:
+        self.residency = residency
+        self.dirty = residency.dirty
+        self.superseded = residency.dirty.superseded
+        self.remote = remote
+        self.bucket = bucket
+        self.backoff = backoff
+        self.reading: Container[str] = ()  # keys of what was unlinked, perhaps, and is read yet
+        self._locked = locked
+
+    async def run(self) -> None:
+        """Delete, for ever. Begin it when all that is to be deleted is loaded."""
+        while True:
+            changed = self.dirty.changed
+            if not self.superseded.deletes or not self.backoff.ready:
+                with trio.move_on_after(LOOK):
+                    await changed.wait()
+                continue
+            await trio.sleep(GATHERED)
+            await self.delete_some()
+
+    async def delete_some(self) -> None:
+        """As many keys as one request can have."""
+        kept = (self._locked, self.reading)
+        keys = [key for key in self.superseded.deletes if not any(key in some for some in kept)]
+        keys = keys[: LIST_LIMIT // 2]
+        if not keys:
+            await trio.sleep(BUSY)
+            return
+        records = [record for key in keys if (record := self.bucket.keys.record_of(key))]
+        self._locked.update(keys)
+        try:
+            attempts = {key: tokens for key in keys if (tokens := self.superseded.attempts(key))}
+            left = await self.remote.remove([*keys, *records], attempts)
+            if failpoints.active:
+                failpoints.reach("dispatcher.deleted")
+            with self.residency.catalog.batch() as batch:
+                for key in set(keys) - left.keys():
+                    self.superseded.settle(key, batch)
+            self.bucket.counters["deletes"] += len(set(keys) - left.keys())
+            if left:
+                self.backoff.failed("delete", next(iter(left.values())))
+        except (StoreError, TierError) as error:
+            self.backoff.failed("delete", error)
+        except CatalogError as error:
+            log.error("%d keys are deleted once more: %s", len(keys), error)
+            await trio.sleep(LOOK)
+        finally:
+            self._locked.difference_update(keys)

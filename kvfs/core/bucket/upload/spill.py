@@ -1,0 +1,221 @@
+"""Into the bucket: what was sealed goes up in the order in which it is due.
+
+Contract: what is due is said by `Dirty`; here it is begun, by movers, several at once. Whatever
+becomes of an object, it is given back to `Dirty`, which forgets it only by the batch that settles
+it. A store that fails is left alone for a while (`Backoff`). Uploads that were cut short are
+aborted before the first one.
+
+Invariants across awaits: an object that is worked on is in `jobs`, so that nothing else moves it; a
+key about which a request is under way is locked, so that there is one at a time. A key that another
+object has yet to leave (`Superseded.claims`) is not written; who waits for another in a circle, as
+names that were exchanged do, is put aside first.
+Not for when an object is due (`Dirty`), nor for what an answer means for it (`upload`), nor for
+what is to go from the bucket (`deletion`).
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.bucket.upload.backoff import Backoff
+from kvfs.core.bucket.upload.deletion import Deletion
+from kvfs.core.bucket.upload.upload import AGAIN, BUSY, Later, Uploads
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.transfers import Transfers
+from kvfs.errors import KvfsError, TierError
+from kvfs.movement.parts import SourceChangedError
+from kvfs.movement.remote import Remote
+from kvfs.s3.errors import StoreError
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+SECOND = 10**9
+LOOK = 1.0  # s between two looks at what nothing tells of
+PATIENCE = 60.0  # s without progress that end a drain
+
+
+class Spill:
+    """`jobs` are inodes that movers work on; `notes` the directory for ids of uploads."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        quota: Quota,
+        remote: Remote,
+        bucket: Bucket,
+        jobs: set[int],
+        *,
+        notes: str,
+        complete: Callable[[int], Awaitable[Inode | None]],
+    ) -> None:
+        """complete: brings the facts of what only a listing told of; None if they do not come."""
+        self.residency: Residency = transfers.residency
+        self.transfers = transfers
+        self.remote = remote
+        self.bucket = bucket
+        self.dirty = self.residency.dirty
+        self.running = 0
+        self._jobs = jobs
+        self._notes = notes
+        self._locked: set[str] = set()  # keys about which a request is under way
+        self._swept = False
+        self.backoff = backoff = Backoff(bucket, transfers.trouble)
+        self.deletion = Deletion(self.residency, remote, bucket, backoff, self._locked)
+        self.uploads = Uploads(
+            *(transfers, quota, remote, bucket, backoff), notes=notes, complete=complete
+        )
+
+    async def run(self) -> None:
+        """Upload and delete, for ever. Raises CatalogError before anything is begun."""
+        await self.dirty.load()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.deletion.run)
+            while True:
+                changed = self.dirty.changed
+                if self.backoff.ready:
+                    await self._sweep()
+                    self._begin(nursery)
+                idle = self.running < self.remote.uploads and self.backoff.ready
+                with trio.move_on_after(min(LOOK, self.dirty.next_due() if idle else LOOK)):
+                    await changed.wait()
+
+    async def _sweep(self) -> None:
+        """Abort what was cut short, by an earlier daemon or by a store that went away."""
+        if self._swept or self.running:
+            return
+        try:
+            found = await self.remote.sweep(self._notes)
+        except (StoreError, TierError, OSError) as error:
+            self.backoff.failed("sweep", error)
+            return
+        self._swept = True
+        if found:
+            log.info("%s: %d uploads that were cut short are aborted", self.bucket.place, found)
+
+    # Up
+
+    def _begin(self, nursery: trio.Nursery) -> None:
+        while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
+            if ino in self._jobs or self.transfers.written(ino):
+                self.dirty.put_back(ino, _in(BUSY))
+                continue
+            self._jobs.add(ino)
+            self.running += 1
+            nursery.start_soon(self.job, ino)
+
+    async def job(self, ino: int) -> None:
+        """One object, which is in `jobs` and counted as running."""
+        later = Later(AGAIN)
+        self.transfers.sending.add(ino)
+        try:
+            later = await self._upload(ino) or Later(0.0)
+        except (StoreError, TierError) as error:
+            self.backoff.failed("upload", error)
+            self.backoff.refused = True
+            self._swept = False  # it could not be aborted, perhaps
+            later = Later(0.0)  # all of them wait
+        except (KvfsError, OSError, SourceChangedError) as error:
+            if self.transfers.fit(ino) is not None:
+                self.transfers.trouble.failed("upload", ino, error)
+        finally:
+            self.running -= 1
+            self.transfers.sending.discard(ino)
+            if ino not in self.transfers.unpacking:
+                self._jobs.discard(ino)
+            self.dirty.give_back(ino, _in(later.seconds))
+            self.dirty.wake()
+            self.residency.wake()
+
+    async def _upload(self, ino: int) -> Later | None:
+        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
+        residency, dirty = self.residency, self.dirty
+        inode = self.transfers.fit(ino)
+        if inode is None:
+            return Later(BUSY)
+        key, stored = dirty.key(inode), dirty.stored(ino)
+        if key is None or dirty.is_there(inode, stored, key):
+            self.uploads.settle(inode, wanted=key is not None or dirty.wanted(inode))
+            return None
+        if key in self._locked:
+            return Later(BUSY)
+        name = residency.namespaces.bucket_name(inode)
+        assert name is not None  # it has a key
+        if dirty.superseded.claims.get(key, ino) != ino:
+            return await self._make_way(dirty.superseded.claims[key])
+        self._locked.add(key)
+        try:
+            target = self.uploads.target(key, self.bucket.keys.record(name), stored)
+            return await self.uploads.send(inode.copy(), stored, target)
+        finally:
+            self._locked.discard(key)
+
+    async def _make_way(self, ino: int) -> Later:
+        """The key is taken: another object is yet to get its new name in the bucket.
+
+        It has its turn, unless it waits for a third one, which may be this one: names that were
+        exchanged. Then it is put aside.
+        """
+        residency, dirty = self.residency, self.dirty
+        other, stored = self.transfers.fit(ino), dirty.stored(ino)
+        if stored is None:
+            dirty.superseded.disclaim(ino)
+            return Later(0.0)
+        if other is None or ino in self._jobs:
+            return Later(BUSY)
+        wanted = dirty.key(other)
+        if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
+            return Later(BUSY)
+        if residency.holders(other) or not other.in_bucket:  # it can go up anew
+            residency.take_from_bucket(other, dirty=ino in dirty)
+            return Later(0.0)
+        aside = self.uploads.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
+        self._jobs.add(ino)
+        try:
+            await self.uploads.send(other.copy(), stored, aside)
+        finally:
+            self._jobs.discard(ino)
+        return Later(0.0)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the store has refused the last upload, and something waits for one."""
+        return self.backoff.refused and len(self.dirty) > 0
+
+    # Somebody waits
+
+    def stranded(self) -> tuple[int, int]:
+        """(bytes, objects) that only RAM has, and that no tier below takes but the bucket."""
+        residency, nvme = self.residency, self.residency.nvme
+        size = count = 0
+        for ino in self.dirty:
+            inode = residency.inode(ino)
+            if inode is None or inode.on_nvme or inode.in_bucket or not residency.holders(inode):
+                continue
+            if nvme is None or not residency.namespaces.of(inode).takes(nvme):
+                size, count = size + inode.size, count + 1
+        return size, count
+
+    async def drain(self) -> None:
+        """Upload what would be lost with RAM, or until the store takes nothing for a minute."""
+        least, since = self.stranded(), trio.current_time()
+        while (left := self.stranded())[1]:
+            self.dirty.hurry(LOOK)
+            if left < least:
+                least, since = left, trio.current_time()
+            if self.bucket.health.down or trio.current_time() > since + PATIENCE:
+                log.error(
+                    "%d objects (%d bytes) are lost: they were in RAM, and not yet in %s: %s",
+                    *(left[1], left[0], self.bucket.place, self.bucket.health.why or "no answer"),
+                )
+                return
+            await trio.sleep(BUSY)
+
+
+def _in(seconds: float) -> int:
+    return time.time_ns() + int(seconds * SECOND)

@@ -1,0 +1,293 @@
+"""One object into the bucket, at one key, and what each answer of the store means for it.
+
+Contract: a record says that the bucket has its object after the bucket has it, in one batch with
+all that follows from it. If the object has changed meanwhile, what went up takes an older version's
+place, or goes again. What goes to a key for the first time is noted before, as an attempt; another
+node that was there first keeps the name there, and the object stays on this one (`contested`).
+Across the upload the object is in `jobs`, and its key is locked or a new one: the caller sees to
+both. All else may have changed, so that the record is looked up anew behind each await.
+Not for what goes up when, nor to which key: `spill`.
+"""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from kvfs import failpoints
+from kvfs.catalog import Inode, Stored
+from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.upload.backoff import Backoff
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.transfers import Transfers
+from kvfs.movement.packing import Packing
+from kvfs.movement.parts import SourceChangedError
+from kvfs.movement.publishing import About, Target, Uploaded
+from kvfs.movement.remote import Remote
+from kvfs.s3.errors import (
+    NoObjectError,
+    ObjectChangedError,
+    ObjectExistsError,
+    SourceError,
+    StoreError,
+    WrongBytesError,
+)
+from kvfs.tiers import Bucket, Tier
+
+log = logging.getLogger(__name__)
+
+BUSY = 0.05  # s until an object is looked at again that somebody writes
+AGAIN = 10.0  # s until one is tried again that failed for itself
+
+
+class Later(NamedTuple):
+    """It stays dirty, and is looked at again after so many seconds."""
+
+    seconds: float
+
+
+class Uploads:
+    """`notes` is the directory for ids of uploads."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        quota: Quota,
+        remote: Remote,
+        bucket: Bucket,
+        backoff: Backoff,
+        *,
+        notes: str,
+        complete: Callable[[int], Awaitable[Inode | None]],
+    ) -> None:
+        """complete: brings the facts of what only a listing told of; None if they do not come."""
+        self.residency: Residency = transfers.residency
+        self.transfers = transfers
+        self.quota = quota
+        self.remote = remote
+        self.bucket = bucket
+        self.backoff = backoff
+        self.dirty = self.residency.dirty
+        self.superseded = self.dirty.superseded
+        self._notes = notes
+        self._complete = complete
+        self._said_packing = False
+
+    def target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
+        """Where it goes; what goes there for the first time is noted before. CatalogError.
+
+        Or nobody would know of it when its answer is lost, and it is renamed or unlinked.
+        """
+        superseded, token = self.superseded, uuid.uuid4().hex
+        ours = superseded.attempts(key)
+        if (
+            (stored is not None and stored.key == key)
+            or (key in superseded.deletes and not ours)
+            or self.bucket.gives_wrong_bytes(key)
+        ):
+            return Target(key, record, once=False, token=token)
+        with self.residency.catalog.batch() as batch:
+            superseded.attempt(key, token, batch)
+        return Target(key, record, once=True, token=token, ours=ours)
+
+    async def send(self, inode: Inode, stored: Stored | None, target: Target) -> Later | None:
+        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
+        if is_bare(inode):  # it is to get another name with all its facts
+            return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
+        holders = self.residency.holders(inode)
+        copied = inode.in_bucket and stored is not None
+        source = None if copied else self._source(inode, holders)
+        if not copied and source is None:
+            self.settle(inode, wanted=True)
+            return None
+        try:
+            if source is None:
+                assert stored is not None
+                about = self._about(inode)
+                uploaded = await self.remote.copy(stored, about, target, self._notes)
+            else:
+                path = source.path(inode.ino, inode.version)
+                about, scratch = self._about(inode), self._scratch(inode)
+                copy = inode.packed if self.residency.is_packed_in(inode, source) else None
+                uploaded = await self.remote.upload(
+                    path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
+                )
+        except ObjectExistsError as error:
+            if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
+                return Later(AGAIN)
+            return self._conflict(inode, stored, target.key, error)
+        except (NoObjectError, ObjectChangedError) as error:
+            if not copied or stored is None:  # another node was quicker, before we could look
+                log.info("inode %d is to be uploaded once more: %s", inode.ino, error)
+                return Later(AGAIN)
+            return self._vanished(inode, stored, error)
+        except SourceChangedError as error:
+            if self.transfers.fit(inode.ino, inode.version) is not None:
+                raise
+            log.debug("inode %d was written while it went up: %s", inode.ino, error)
+            return Later(BUSY)
+        except WrongBytesError as error:  # damaged on its way, more often than it may be
+            log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
+            return Later(AGAIN)
+        except SourceError as error:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and source and source in self.residency.holders(current):
+                log.error("inode %d is not uploaded: %s", inode.ino, error)
+                self.transfers.rotten(current, source)
+                return Later(BUSY)
+            return Later(AGAIN)
+        except FileNotFoundError:
+            current = self.transfers.fit(inode.ino, inode.version)
+            if current is not None and source in self.residency.holders(current):
+                raise
+            return Later(BUSY)  # its room was needed, and another tier has it
+        if failpoints.active:
+            failpoints.reach("dispatcher.uploaded")
+        self._enter(inode, uploaded, copied=copied)
+        self.backoff.worked()
+        return None
+
+    def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
+        """The copy that goes up: the fastest, or a packed one that need not be made once more."""
+        packed = next((one for one in holders if self.residency.is_packed_in(inode, one)), None)
+        wanted = packed is not None and not packed.health.down
+        if wanted and self._scratch(inode) is not None:
+            return packed
+        return holders[0] if holders else None
+
+    def _scratch(self, inode: Inode) -> str | None:
+        """Where it is compressed, "" for in memory only; None if its namespace does not want that.
+
+        Without NVMe the notes are in memory, which large objects must not fill.
+        """
+        if self.residency.namespaces.of(inode).settings.compression == "off":
+            return None
+        return self._notes if self.residency.nvme is not None else ""
+
+    def _about(self, inode: Inode) -> About:
+        models = self.residency.namespaces.places.models
+        engine_and_model = models.get(inode.model, ("", ""))
+        return About(
+            inode.size,
+            inode.digest,
+            inode.mtime_ns,
+            inode.mode,
+            inode.uid,
+            inode.gid,
+            inode.key,
+            inode.parent_key,
+            engine_and_model[1],
+            inode.told,
+            self.residency.namespaces.places.element_size(inode),
+        )
+
+    def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
+        """It is there: say so. Raises CatalogError; then it goes up again."""
+        residency, dirty, key = self.residency, self.dirty, uploaded.stored.key
+        counters = self.bucket.counters
+        self.bucket.wrote(key)
+        counters["copies" if copied else "uploads"] += 1
+        counters["upload_bytes"] += 0 if copied else uploaded.stored.size
+        if uploaded.packing is not None:
+            self._count(inode, uploaded.stored, uploaded.packing)
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None:
+            clean = dirty.key(current) == key and uploaded.stored.told == current.told
+            residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
+            self.quota.trim(residency.namespaces.of(current))  # it may go now
+            return
+        changed = residency.inode(inode.ino)
+        with residency.catalog.batch() as batch:
+            if changed is not None and changed.links and changed.version != inode.version:
+                dirty.replaced(inode.ino, uploaded.stored, batch)
+            else:
+                self.superseded.delete(key, batch)
+
+    def _count(self, inode: Inode, stored: Stored, packing: Packing) -> None:
+        """What compressing it came to."""
+        counters = self.bucket.counters
+        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
+        if packing.smaller:
+            counters["compressed"] += 1
+            counters["compressed_bytes"] += inode.size
+            counters["compressed_to_bytes"] += stored.size
+            return
+        counters["not_compressed"] += 1
+        if packing.failure:
+            log.log(
+                logging.DEBUG if self._said_packing else logging.WARNING,
+                "inode %d is not compressed (said once): %s",
+                *(inode.ino, packing.failure),
+            )
+            self._said_packing = True
+
+    def settle(self, inode: Inode, *, wanted: bool) -> None:
+        """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
+        residency = self.residency
+        if wanted or self.dirty.stored(inode.ino) is None or not residency.holders(inode):
+            with residency.catalog.batch() as batch:
+                self.dirty.settled(inode.ino, batch)
+        else:
+            residency.take_from_bucket(inode)
+
+    def _conflict(
+        self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
+    ) -> Later | None:
+        """Another node has published the name: this version is for this mount, until that one goes.
+
+        What the bucket has of it by another name goes, and with it an object that is nowhere else:
+        its name means that of the other node from then on.
+        """
+        residency, counters = self.residency, self.bucket.counters
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is not None and not residency.holders(current) and self._in_use(current.ino):
+            return Later(AGAIN)
+        renamed = current is not None and self.dirty.key(current) not in {key, None}
+        if renamed:  # meanwhile: it goes up by its new name
+            with residency.catalog.batch() as batch:
+                self.superseded.settle(key, batch)
+            return Later(0.0)
+        counters["conflicts"] += 1
+        log.log(
+            logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
+            "inode %d stays on this node only: %s (said once)",
+            *(inode.ino, error),
+        )
+        with residency.catalog.batch() as batch:
+            self.superseded.settle(key, batch)  # what is there is not ours
+            if current is not None and stored is None:
+                self.dirty.contest(inode.ino, batch)
+        if current is None or stored is None:
+            return None
+        if residency.holders(current):
+            residency.take_from_bucket(current, contested=True)
+        else:
+            residency.let_go(current, delete=True)
+        return None
+
+    def _in_use(self, ino: int) -> bool:
+        return ino in self.residency.open or ino in self.residency.busy
+
+    def _vanished(self, inode: Inode, stored: Stored, error: StoreError) -> Later | None:
+        """Another node has unlinked or replaced what was to be called, or described, otherwise.
+
+        What was renamed here goes up anew by its new name, if its bytes are here; else all names
+        go, as they do wherever another node does that.
+        """
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None:
+            return Later(BUSY)
+        log.log(
+            logging.INFO if self.bucket.shared else logging.WARNING,
+            "inode %d is not what the bucket has any more: %s",
+            *(inode.ino, error),
+        )
+        meant = self.dirty.key(current) != stored.key or not self.bucket.shared
+        if meant and self.residency.holders(current):
+            self.residency.take_from_bucket(current, dirty=True, delete=False)
+            return Later(0.0)
+        if self._in_use(current.ino):
+            return Later(AGAIN)
+        self.residency.let_go(current)
+        return None

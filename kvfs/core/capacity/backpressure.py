@@ -1,0 +1,77 @@
+"""Writers wait for uploads: when too much is dirty, or when only an upload would make room.
+
+Contract: who waits hurries the uploads, and wakes when something was uploaded, or anything else is
+new of what is dirty; what was true before the await is looked at again by the caller. All waiting
+ends at the deadline of the one who waits. Nobody waits for a bucket that is down. While nothing
+goes up only the first writers wait for the bound; those that come later have no time left.
+Not for what may go once it was uploaded: `Room`, `Quota`.
+"""
+
+import logging
+
+import trio
+
+from kvfs.core.ledger.residency import Residency
+from kvfs.errors import NoSpaceError
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+HURRY = 1.0  # s that all uploads are due after somebody has waited for one
+_NEVER = (-1, 0.0)
+
+
+class Backpressure:
+    """Deadlines are of trio's clock."""
+
+    def __init__(self, residency: Residency) -> None:
+        self.bucket = residency.bucket
+        self.dirty = residency.dirty
+        self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
+        self._said: set[str] = set()
+
+    async def until_not_full(self, bucket: Bucket, deadline: float) -> None:
+        """So much waits for its upload that writers wait, too. Raises NoSpaceError.
+
+        While nothing goes up only the first ones wait: all have one bound, as readers of an object.
+        """
+        dirty = self.dirty
+        while dirty.full:
+            self._say_full(bucket)
+            done = bucket.counters["uploads"] + bucket.counters["copies"]
+            if done != self._stalled_at[0]:
+                self._stalled_at = done, trio.current_time()
+            with trio.move_on_at(min(deadline, self._stalled_at[1] + bucket.wait)) as late:
+                bucket.counters["waits"] += 1
+                dirty.hurry(HURRY)
+                await dirty.changed.wait()
+            if late.cancelled_caught:
+                why = f": {bucket.health.why}" if bucket.health.why else ""
+                raise NoSpaceError(f"{dirty.bytes} bytes wait for their upload{why}")
+        self._stalled_at = _NEVER
+
+    def _say_full(self, bucket: Bucket) -> None:
+        what = (
+            f"{bucket.place}: {bucket.most} bytes wait for their upload, which is the most: "
+            "writers wait for it, too"
+        )
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s (said once)", what)
+
+    def helps(self, deadline: float) -> bool:
+        """Whether something may be dropped later that may not now, being dirty."""
+        bucket = self.bucket
+        if bucket is None or bucket.health.down or not len(self.dirty):
+            return False
+        return trio.current_time() < deadline
+
+    async def upload(self, deadline: float) -> None:
+        """Wait until something was uploaded, or it is too late."""
+        bucket, dirty = self.bucket, self.dirty
+        if bucket is None or bucket.health.down:
+            return
+        with trio.move_on_at(deadline):
+            bucket.counters["waits"] += 1
+            dirty.hurry(HURRY)
+            await dirty.changed.wait()

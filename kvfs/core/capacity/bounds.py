@@ -1,0 +1,212 @@
+"""What open writers take: seen while they write, made room for, and cut off where it is too much.
+
+Contract: `watch` runs as long as the mount lives. The kernel writes backing files without asking,
+so each look finds what has come since the one before. Reservations follow that, room is made for
+it (`Room`), and hard quotas are kept (`Quota`). A writer that can have no more is *cut off*: its
+object has no name from then on and cannot be opened, what it has goes, as does at each look what
+its writer adds, and its flush is told why. Where the daemon serves the bytes `admitted` says before
+each write whether there is room, so that there nothing is passed.
+
+A limit is passed by what comes between two looks, or in one write(2) of each writer if that is
+more: a truncation waits for the call that is in the file, and Linux takes 2 GiB in a call at most.
+The tmpfs of RAM has an end of its own besides. What would be stronger was left out: project quotas,
+as users cannot be asked for them, and tmpfs may have none; the immutable flag, which stops open
+writers on ext4 only; a tmpfs for each namespace, from which nothing sealed could be moved; having
+the daemon serve all files, at a tenth of the speed.
+
+Invariant: of what is cut off nothing is `staged`; what it has all the same is `leaving`.
+Not for choosing what goes (`Room`, `Victims`), nor for handles (`Objects`).
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+
+import trio
+
+from kvfs import failpoints
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.errors import CatalogError, KvfsError, NoSpaceError, QuotaError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+PERIOD = 0.002  # s between two looks at files that are being written
+HUGE = 2 << 20  # bytes of a page of memory: what was lent may take the whole of its last one
+
+
+class Bounds:
+    """`cut_off(held, why)` has an object lose its names."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        room: Room,
+        quota: Quota,
+        cut_off: Callable[[OpenObject, KvfsError], None],
+    ) -> None:
+        self.residency = residency
+        self.room = room
+        self.quota = quota
+        self._cut_off = cut_off
+        self._emptying: set[OpenObject] = set()
+        self._failing = False
+
+    async def watch(self) -> None:
+        """Look again and again while anybody writes."""
+        residency = self.residency
+        async with trio.open_nursery() as nursery:
+            while True:
+                await residency.writing.wait()
+                try:
+                    self.look()
+                    self._failing = False
+                except CatalogError as error:
+                    if not self._failing:
+                        log.error("no room is made for what is written: %s", error)
+                    self._failing = True
+                for held in residency.staging.values():
+                    if held.leaving and held not in self._emptying:
+                        self._emptying.add(held)
+                        nursery.start_soon(self._empty, held, os.dup(held.fd))
+                if not residency.staging:
+                    residency.writing = trio.Event()
+                else:
+                    await trio.sleep(PERIOD)
+
+    def look(self) -> None:
+        """See what has come, make room for it, and cut off what has none. Raises CatalogError."""
+        staging = list(self.residency.staging.values())
+        for held in staging:
+            self._see(held)
+        for space in {held.space for held in staging if held.space is not None}:
+            self._keep_quota(space, [held for held in staging if held.space is space])
+        for tier in {held.tier for held in staging}:
+            while (found := self.room.make_room(tier)) is not None:
+                self._end(found, _no_room(tier, found.staged))
+
+    def _see(self, held: OpenObject) -> None:
+        if held.fd < 0:  # its file could not be opened again
+            return
+        taken = held.taken
+        if held.doom is not None:
+            held.leaving = taken
+            return
+        held.grows = taken > held.staged
+        self.residency.weigh(held, taken)
+        if taken > held.reserved:
+            held.reserve(taken + held.ahead)
+        if (why := _too_much(held, taken)) is not None:  # also where its quota became less
+            self._end(held, why)
+
+    def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
+        """What grows goes, the largest first, when the rest may not."""
+        while not self.quota.follow(space):
+            growing = [held for held in written if held.grows]
+            if not growing:
+                break
+            self._end(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
+
+    def _end(self, held: OpenObject, why: KvfsError) -> None:
+        held.grows = False
+        self._cut_off(held, why)
+
+    async def _empty(self, held: OpenObject, fd: int) -> None:
+        """In a thread: it waits for the write(2) that is in the file, if there is one."""
+        try:
+            await held.tier.calls.wait(partial(_cut, fd))
+        except OSError as error:
+            held.tier.failed("truncate", held.inode.ino, error)
+        finally:
+            self._emptying.discard(held)
+
+    @contextmanager
+    def admitted(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
+        """Have room for a write of the daemon's, as long as it lasts.
+
+        Raises QuotaError, NoSpaceError.
+        """
+        self._admit(held, offset, length)
+        held.in_flight += 1
+        try:
+            yield
+        finally:
+            held.in_flight -= 1
+            if not held.in_flight:
+                held.promised = 0  # it counts as `staged` until the next look
+
+    def _admit(self, held: OpenObject, offset: int, length: int) -> None:
+        if held.doom is not None:
+            raise held.doom
+        found = os.fstat(held.fd)
+        taken, end = held.taken, found.st_size
+        if found.st_blocks * 512 >= end:  # it has no gaps that are filled
+            length = min(length, max(0, offset + length - end))
+        if not length:
+            return
+        wanted = taken + -(-length // 4096) * 4096
+        why = _too_much(held, wanted)
+        if why is not None:
+            raise why
+        self.residency.weigh(held, wanted)
+        try:
+            self._make_way(held, wanted)
+        except BaseException:
+            self.residency.weigh(held, taken)
+            raise
+        held.promised = wanted
+
+    def _make_way(self, held: OpenObject, wanted: int) -> None:
+        held.grows = True
+        if held.space is not None and not self.quota.follow(held.space):
+            raise self.quota.exceeded(held.space)
+        if wanted > held.reserved:
+            held.reserve(wanted)
+        while (found := self.room.make_room(held.tier)) is not None:
+            if found is held:
+                raise _no_room(held.tier, wanted)
+            self._end(found, _no_room(held.tier, found.staged))
+
+
+def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
+    """Why it cannot stay with so many bytes, whatever else goes."""
+    if held.most and (taken > -(-held.most // HUGE) * HUGE or _size(held) > held.most):
+        return NoSpaceError(f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}")
+    if taken > held.tier.configured:
+        return NoSpaceError(
+            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured}: it needs a "
+            "larger tier"
+        )
+    quota = 0 if held.space is None else held.space.settings.quota_hard
+    if 0 < quota < taken:
+        return QuotaError(
+            f"it takes {taken} bytes, its namespace may have {quota}: it needs a larger quota_hard"
+        )
+    return None
+
+
+def _size(held: OpenObject) -> int:
+    return os.fstat(held.fd).st_size
+
+
+def _no_room(tier: Tier, taken: int) -> NoSpaceError:
+    return NoSpaceError(
+        f"it takes {taken} bytes, and of the {tier.capacity} of {tier.name} nothing more may be "
+        "dropped for it: it needs a larger tier, or fewer writers"
+    )
+
+
+def _cut(fd: int) -> None:
+    """Raises OSError."""
+    try:
+        if failpoints.active:
+            failpoints.reach("bounds.cut")
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,200 @@
+"""Where a new file begins, and whether one that was written can stay.
+
+Contract: `choose` returns a `Reservation`, which the caller owns, or raises; between its last look
+at the accounts and the reservation nothing else happens. Before that it has the namespace's quotas
+kept, and waits where only uploads would help, up to its deadline.
+After each such await it begins its search anew. A tier that is down takes no new file.
+Not for how room is made in a tier: `Room`.
+"""
+
+import logging
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.capacity.backpressure import Backpressure
+from kvfs.core.capacity.quota import AT_ONCE, Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.capacity.sizes import ExpectedSizes
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.errors import KvfsError, NoSpaceError, QuotaError, TierError
+from kvfs.tiers import Reservation, Tier
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+
+
+class Placement:
+    """It is to be told how large files have become (`learn`)."""
+
+    def __init__(self, room: Room, quota: Quota) -> None:
+        self.residency = room.residency
+        self.ram = room.ram
+        self.room = room
+        self.quota = quota
+        self.backpressure = Backpressure(room.residency)
+        self.sizes = ExpectedSizes()
+        self._said: set[str] = set()
+
+    def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
+        """Bytes that a file of this name will take; None if nothing is known of such."""
+        return self.sizes.expect(*_kind(parent, name, space))
+
+    def learn(self, parent: int, name: bytes, space: Namespace, size: int) -> None:
+        """So many bytes it takes."""
+        self.sizes.learn(*_kind(parent, name, space), size)
+
+    async def choose(
+        self, namespace: Namespace, expected: int | None, *, replaces: int = 0
+    ) -> Reservation:
+        """Room for a new file in the tier where it begins.
+
+        expected: bytes that it will take, as `expect` has it. replaces: bytes of the object that it
+        is a new version of, if it is one. Raises QuotaError, NoSpaceError, TierError.
+        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
+        the kernel, where kvfs cannot help it any more.
+        """
+        try:
+            return await self._choose(namespace, expected, replaces)
+        except (QuotaError, NoSpaceError):
+            if not await self.residency.closed():
+                raise
+            return await self._choose(namespace, expected, replaces)
+
+    async def _choose(
+        self, namespace: Namespace, expected: int | None, replaces: int
+    ) -> Reservation:
+        residency = self.residency
+        more = max(0, (expected or 0) - replaces)
+        if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
+            more = 0
+        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
+        await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
+        tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        if not tiers:
+            raise self._homeless(namespace)
+        wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        if residency.bucket and namespace.takes(residency.bucket):
+            await self.backpressure.until_not_full(residency.bucket, deadline)
+        while True:
+            last = not self.backpressure.helps(deadline)
+            known = expected is not None
+            found = await self._choose_now(namespace, tiers, wanted, known=known, last=last)
+            if found is not None:
+                return found
+            if last:
+                break
+            await self.backpressure.upload(deadline)
+        raise NoSpaceError(
+            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
+            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
+        )
+
+    def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:
+        """Room in RAM for a file of so many bytes; None where that is not to be had now.
+
+        Half of RAM at most is set aside then: such files are made before they are needed, and what
+        is set aside for them is missing to who writes now.
+        """
+        ram, bucket = self.ram, self.residency.bucket
+        if ram is None or ram.health.down or not namespace.takes(ram):
+            return None
+        if bucket and namespace.takes(bucket) and self.residency.dirty.full:
+            return None
+        try:
+            if not self.quota.keep(namespace, Tier.cost(0), objects=1, expected=size):
+                return None
+        except QuotaError:
+            return None
+        wanted = Tier.cost(-(-size // 4096) * 8)
+        aside = max(ram.reserved, sum(held.expected for held in self.residency.staging.values()))
+        if aside + wanted > ram.capacity // 2:
+            return None
+        return self.room.begin(ram, wanted, namespace)
+
+    async def _make_quota(
+        self, namespace: Namespace, more: int, objects: int, deadline: float
+    ) -> None:
+        """Have its quotas allow so much more, with what may go after an upload. QuotaError."""
+        while True:
+            try:
+                while not self.quota.keep(
+                    namespace, min(more, Tier.cost(0)), objects=objects, expected=more, most=AT_ONCE
+                ):
+                    await trio.lowlevel.checkpoint()
+            except QuotaError:
+                if not self.backpressure.helps(deadline):
+                    raise
+                await self.backpressure.upload(deadline)
+            else:
+                return
+
+    async def _choose_now(
+        self, space: Namespace, tiers: list[Tier], wanted: int, *, known: bool, last: bool
+    ) -> Reservation | None:
+        """Room in one of these tiers; None if nothing may be dropped for it.
+
+        last: nothing will be different later, so that less than wanted has to do.
+        """
+        residency = self.residency
+        ram = self.ram if self.ram in tiers else None
+        while True:
+            order = tiers if known else tiers[::-1]
+            order = [tier for tier in order if not tier.health.down]
+            if not order:
+                raise TierError(
+                    "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
+                )
+            for tier in order:
+                least = wanted if known else min(wanted, tier.capacity // 4)
+                if (found := self.room.begin(tier, least, space)) is not None:
+                    return found
+            if residency.census_done.is_set():
+                break
+            await residency.census_step.wait()  # the estimate leaves no room, what is counted may
+        if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
+            return found
+        if not last:
+            return None
+        for tier in order:  # others may expect too much as well: begin, and see how it grows
+            if (found := self.room.begin(tier, Tier.cost(0), space)) is not None:
+                return found
+        if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
+            return found
+        bucket = residency.bucket
+        if bucket is None or not bucket.health.down:
+            return None
+        with self.room.victims.losing_dirty():
+            for tier in order:
+                if (found := self.room.begin(tier, wanted, space)) is not None:
+                    return found
+        return None
+
+    def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
+        """Why an object that was written cannot stay, whatever makes room for it."""
+        cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
+        tiers = [tier for tier in self.residency.tiers if namespace.takes(tier)]
+        if tiers and all(cost > tier.configured for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+            return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
+        if 0 < quota < cost:
+            return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
+        return None
+
+    def _homeless(self, namespace: Namespace) -> NoSpaceError:
+        """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
+        why = namespace.homeless(self.residency.tiers)
+        name = self.residency.namespaces.name(namespace.ino)
+        what = f"namespace {name} takes no new file: {why}"
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what)
+        return NoSpaceError(what)
+
+
+def _kind(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
+    """Of a block of a prefix all of the namespace say it: each is in a directory of its own."""
+    if not space.settings.prefix:
+        return parent, name
+    return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name

@@ -1,0 +1,178 @@
+"""Hard quotas: what a namespace has beyond them goes, or what would come is refused.
+
+Contract: what counts is what sealed objects take, and what is being written takes by now; when one
+more comes also what it, and what is being written, is expected to. Room is made from the
+namespace's own objects only, a few groups at a time, so that whoever has much to drop gives way
+between two steps; after such an await all is weighed anew.
+Not for soft quotas, which are a namespace's urgency (`Namespace.urgency`); nor for the room of
+tiers (`Room`).
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
+
+import trio
+
+from kvfs.core.capacity.victims import Victims, on_nvme, ram_only, ram_spare, whole
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.errors import CatalogError, QuotaError
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16  # groups that a quota drops in a step of the loop, each in some 0.1 ms
+FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 0.5 ms
+
+
+class Quota:
+    """Of all namespaces."""
+
+    def __init__(self, residency: Residency, victims: Victims) -> None:
+        self.residency = residency
+        self.victims = victims
+
+    def keep(
+        self,
+        namespace: Namespace,
+        wanted: int,
+        *,
+        objects: int = 0,
+        expected: int = 0,
+        most: int = AT_ONCE,
+    ) -> bool:
+        """Drop of a namespace, `most` groups, until so much more of it is within its hard quotas.
+
+        Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
+        expected: bytes that are yet to come beyond that. Nothing goes for them, but something must
+        be there that may.
+        """
+        settings = namespace.settings
+        if not namespace.has_hard_quota:
+            return True
+        if 0 < settings.quota_hard < wanted:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
+                f"{settings.quota_hard}"
+            )
+        if 0 < settings.quota_objects < objects:
+            raise QuotaError(
+                f"namespace {self._name(namespace)} cannot take {objects} objects: its quota is "
+                f"{settings.quota_objects}"
+            )
+        coming = count = 0
+        for held in self.residency.staging.values():
+            if self.residency.namespaces.of(held.inode) is namespace and held.doom is None:
+                self.residency.weigh(held, held.taken)
+                count += 1
+                if held.expected <= settings.quota_hard:
+                    coming += max(0, held.expected - held.staged)
+        size, count = wanted + namespace.staged, objects + count
+        for _ in range(most):
+            if not (
+                0 < settings.quota_hard < namespace.bytes + size
+                or 0 < settings.quota_objects < namespace.objects + count
+            ):
+                break
+            if not self._give_one(namespace):
+                raise self._used_up(namespace)
+        else:
+            return False
+        later = namespace.bytes + size + coming + max(0, expected - wanted)
+        lacks = later > settings.quota_hard > 0
+        if expected and lacks and not self._may_give(namespace):
+            raise self._used_up(namespace)
+        return True
+
+    def _used_up(self, namespace: Namespace) -> QuotaError:
+        settings = namespace.settings
+        return QuotaError(
+            f"namespace {self._name(namespace)} has {namespace.objects} objects of "
+            f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
+            f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
+        )
+
+    def follow(self, namespace: Namespace) -> bool:
+        """Drop of it until what it has by now, with what it writes, is within its hard quota.
+
+        Whether it is. CatalogError.
+        """
+        quota = namespace.settings.quota_hard
+        while 0 < quota < namespace.bytes + namespace.staged:
+            if not self._give_one(namespace):
+                return False
+        return True
+
+    def exceeded(self, namespace: Namespace) -> QuotaError:
+        """What to tell a writer of it when `follow` says no."""
+        return QuotaError(
+            f"namespace {self._name(namespace)} has {namespace.bytes} bytes and writes "
+            f"{namespace.staged}, its quota is {namespace.settings.quota_hard}, and nothing more "
+            "may be dropped: it needs a larger quota_hard, or fewer writers"
+        )
+
+    async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
+        """Have quotas allow what comes: namespaces, each with bytes and objects more.
+
+        `arrivals` is asked anew after each turn of the loop, and there is none after the last time.
+        Raises QuotaError, and what `arrivals` does.
+        """
+        while not all(self.keep(space, size, objects=n) for space, size, n in arrivals()):
+            await trio.lowlevel.checkpoint()
+
+    async def _fill_whole(self, namespace: Namespace) -> None:
+        """A quota is new, but not what it is about: what is next to go comes in first."""
+        residency = self.residency
+        orders = (namespace.on_nvme, namespace.ram_clean, namespace.ram_spare, namespace.ram_only)
+        for at, ino in enumerate(list(chain.from_iterable(orders))):
+            inode = residency.inode(ino)
+            if inode is not None and residency.accounted(inode):
+                residency.enter_whole(inode)
+            if not at % FILLED_AT_ONCE:
+                await trio.lowlevel.checkpoint()
+        namespace.whole_filled = True
+
+    async def bring_within(self, namespace: Namespace) -> None:
+        """Drop what is beyond the hard quotas of a namespace, as far as it may go."""
+        if not namespace.whole_filled:
+            await self._fill_whole(namespace)
+        with suppress(QuotaError):  # the next create says so
+            while not self.keep(namespace, 0):
+                await trio.lowlevel.checkpoint()
+
+    def trim(self, namespace: Namespace) -> None:
+        """One more object of it was written: bring it within its hard quotas, if that can be."""
+        try:
+            self.keep(namespace, 0)
+        except QuotaError as error:  # the next create says so
+            log.debug("after a close: %s", error)
+        except CatalogError as error:
+            log.error("namespace %d keeps what is beyond its quota: %s", namespace.ino, error)
+
+    def _may_give(self, namespace: Namespace) -> bool:
+        """Whether `_give_one` would do something."""
+        nvme, ram = self.residency.nvme, self.residency.ram
+        may = self.victims.may_go
+        if namespace.whole is not None and namespace.whole_filled:
+            return may(namespace.whole, None, "lose")
+        return (nvme is not None and may(namespace.on_nvme, nvme, "lose")) or (
+            ram is not None
+            and (may(namespace.ram_spare, ram, "lose") or may(namespace.ram_only, ram, "lose"))
+        )
+
+    def _give_one(self, namespace: Namespace) -> bool:
+        """Drop a whole object of a namespace; from the lowest tier if nothing better is known."""
+        nvme, ram = self.residency.nvme, self.residency.ram
+        if namespace.whole is not None and namespace.whole_filled:
+            return self.victims.evict_of(namespace, whole, None, "lose")
+        return (nvme is not None and self.victims.evict_of(namespace, on_nvme, nvme, "lose")) or (
+            ram is not None
+            and (
+                self.victims.evict_of(namespace, ram_spare, ram, "lose")
+                or self.victims.evict_of(namespace, ram_only, ram, "lose")
+            )
+        )
+
+    def _name(self, namespace: Namespace) -> str:
+        return self.residency.namespaces.name(namespace.ino)

@@ -1,0 +1,365 @@
+"""Room in the tiers: set aside, and made where it is needed.
+
+Contract: `reserve` and `begin` return a `Reservation`, which the caller owns. All of it is
+synchronous: between its look at the accounts and the reservation nothing else happens.
+
+Invariants:
+- What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
+- While NVMe is down its copies are no reason to give up those in RAM.
+- What was unlinked, and is kept for the kernel only, goes before anything that has a name.
+Not for which object goes first (`Victims`), where a new file begins (`Placement`), what a namespace
+may have (`Quota`), the accounts, nor for making copies so that there will be room (`Dispatcher`).
+"""
+
+import time
+from contextlib import nullcontext
+from typing import Literal
+
+from kvfs.core.capacity.victims import (
+    Twins,
+    Victims,
+    Which,
+    on_nvme,
+    ram_clean,
+    ram_only,
+    ram_spare,
+)
+from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
+
+MEASURED_FOR = 0.1  # s that a look at what the NVMe device has left is good for
+HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
+
+
+class Room:
+    """Of the local tiers."""
+
+    def __init__(self, residency: Residency) -> None:
+        self.residency = residency
+        self.ram = residency.ram
+        self.nvme = residency.nvme
+        self.victims = Victims(residency)
+        self._nvme_is_full = (
+            False  # a file had to begin in RAM, where others were to be lost for it
+        )
+
+    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
+        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
+
+        Returns None if there is no room, which changes nothing but what was dropped for it.
+        `twins` says what may happen to objects on NVMe that RAM holds as well. A create throws
+        their copy on NVMe away. A demotion spares them, or it would have to make that copy again
+        for ever; one that empties RAM loses them, since what it brings is younger.
+        """
+        spare = self.headroom if tier is self.ram else 0
+        self._look_at(tier)
+        while wanted + spare > tier.capacity - tier.reserved:
+            if not self._purge_one(tier):
+                return None
+        while tier.free - spare < wanted:
+            if not self._reclaim(tier, twins):
+                return None
+        if tier is not self.ram:
+            self._nvme_is_full = False
+        return Reservation(tier, wanted)
+
+    def begin(
+        self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
+    ) -> Reservation | None:
+        """Set aside what is free of what a namespace's new file may take; None: not in this tier.
+
+        Nothing is lost before its bytes come: all that is asked for is that something may be then
+        (`make_room`). Only what an empty file takes is made free at once, and what keeps its names
+        goes: copies in RAM of what NVMe has, and what is in a bucket. lose: no tier below takes
+        what RAM holds, so that it may be lost for it.
+        """
+        spare = self.headroom if tier is self.ram else 0
+        self._look_at(tier)
+        if tier.free - spare < wanted:
+            with self.victims.on_behalf(space):
+                if not self._may_begin(tier, wanted, spare, lose=lose):
+                    return None
+        found = max(Tier.cost(0), min(wanted, tier.free - spare))
+        if tier is not self.ram or lose:
+            self._nvme_is_full = lose
+        return Reservation(tier, found)
+
+    def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
+        """Whether what it lacks of that will be there when it is needed."""
+        crowded = self._is_crowded(tier)
+        while wanted + spare > tier.capacity - tier.reserved - self._awaited(tier):
+            if not self._purge_one(tier):
+                return crowded and wanted == Tier.cost(0)
+        while tier.free - spare < wanted:
+            if not self._purge_one(tier) and not self._spill_one(tier):
+                break
+        else:
+            return True
+        if not any(
+            self.victims.any_of(which, tier, twins, among)
+            for which, twins, among in self._what_gives(tier, lose=lose)
+        ):
+            return crowded
+        idle = self._idle(tier)
+        while tier.free + idle - spare < Tier.cost(0) and not crowded:
+            if not self._reclaim(tier) and not (lose and self._drop_from_ram()):
+                return False
+        return True
+
+    def _spill_one(self, tier: Tier) -> bool:
+        """Give up something that keeps its names."""
+        copies = self.nvme is not None and not self.nvme.health.down
+        if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
+            return True
+        bucket = self.residency.bucket
+        if bucket is None:
+            return False
+        among = [space for space in self.residency.namespaces if space.takes(bucket)]
+        with self.victims.keeping_names():
+            if tier is not self.ram:
+                return self.victims.evict(on_nvme, tier, "spare", among)
+            return self.victims.evict(ram_spare, tier, "lose", among) or (
+                not copies and self.victims.evict(ram_only, tier, "lose", among)
+            )
+
+    def _what_gives(
+        self, tier: Tier, *, lose: bool
+    ) -> list[tuple[Which, Twins, list[Namespace] | None]]:
+        """What `_reclaim` takes of a tier, and `_drop_from_ram` if that is to be lost, too."""
+        if tier is not self.ram:
+            return [(on_nvme, "uncopy", None)]
+        if self.nvme is None:
+            return [(ram_only, "lose", None)]
+        lost: list[tuple[Which, Twins, list[Namespace] | None]] = []
+        if lose:
+            lost = [(ram_only, "lose", None)]
+        if self.nvme.health.down:
+            return [*lost, (ram_clean, "lose", None)] if lose else []
+        return [(ram_spare, "lose", None), (ram_only, "lose", self._stuck()), *lost]
+
+    def _is_crowded(self, tier: Tier) -> bool:
+        """Whether others, who write more than whoever asks for room, will be cut off for it."""
+        least = self.victims.least_urgency
+        return any(
+            held.tier is tier
+            and held.space is not None
+            and held.staged > Tier.cost(0)
+            and self.victims.urgency(held.space) > least
+            for held in self.residency.staging.values()
+        )
+
+    def _awaited(self, tier: Tier) -> int:
+        """Bytes that files are expected to take beyond what is set aside for them."""
+        return sum(
+            max(0, held.expected - held.reserved)
+            for held in self.residency.staging.values()
+            if held.tier is tier and held.doom is None
+        )
+
+    def _idle(self, tier: Tier) -> int:
+        """Bytes set aside for files that are not about to come: nothing is dropped for them."""
+        return sum(
+            max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
+            for held in self.residency.staging.values()
+            if held.tier is tier
+        )
+
+    def _look_at(self, tier: Tier) -> None:
+        if isinstance(tier, NvmeTier) and not tier.health.down:
+            stale = time.monotonic() - tier.measured > MEASURED_FOR
+            if tier.shortage or stale:
+                self._measure(tier)
+
+    def reserve_gently(self, tier: Tier, wanted: int, ino: int) -> Reservation | None:
+        """As `reserve`, for an object that nobody waits for: see `Victims.gently`."""
+        with self.victims.gently():
+            found = self.reserve(tier, wanted)
+        if found is not None:
+            self.victims.brought(ino)
+        return found
+
+    def _measure(self, nvme: NvmeTier) -> None:
+        """Others take room on the device, too; while it is short, each reservation looks anew."""
+        try:
+            nvme.measure(self.written(nvme))
+        except OSError as error:
+            nvme.failed("statfs", 0, error)
+
+    def written(self, tier: Tier) -> int:
+        """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
+        residency = self.residency
+        return residency.orphaned(tier) + sum(
+            held.taken if held.doom is not None else min(held.reserved, held.taken)
+            for held in residency.staging.values()
+            if held.tier is tier
+        )
+
+    @property
+    def headroom(self) -> int:
+        """Bytes of RAM that are kept free for files that outgrow their reservation."""
+        if self.ram is None:
+            return 0
+        return self.ram.capacity // HEADROOM
+
+    def make_room(self, tier: Tier) -> OpenObject | None:
+        """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
+
+        Who has most beyond its share gives, and when nothing of it may go, what it writes: that is
+        returned, to be cut off, if the tier really has too much in it. So nobody gives who has less
+        than those who grow. In RAM what no other tier holds is lost only when memory itself runs
+        out, or NVMe takes nothing: a writer that gets ENOSPC from the kernel is worse off. But not
+        for a file that is on its way to be larger than RAM.
+        """
+        if tier.health.down:  # its accounts are no guide, and nothing would be won
+            return None
+        ram, nvme = self.ram, self.nvme
+        below = nvme is not None and not self._nvme_is_full and not nvme.health.down
+        if ram is not None and tier is ram and below:
+            return self._make_room_above(ram)
+        least = (self.headroom // 2 if tier is ram else 0) - self._idle(tier)
+        while tier.free < least:
+            found = self._give(tier)
+            if found is not True:
+                return found if self._has_too_much(tier) else None
+        return None
+
+    def _make_room_above(self, ram: RamTier) -> OpenObject | None:
+        """In RAM, with NVMe below, which takes what only RAM holds."""
+        least, growing = self.headroom // 2, self._growing(ram)
+        idle = self._idle(ram)
+        with self.victims.on_behalf(growing) if growing else nullcontext():
+            while ram.free + idle < least and self._reclaim(ram):
+                pass
+        held = [held for held in self.residency.staging.values() if held.tier is ram]
+        largest = max(held, key=lambda one: one.reserved, default=None)
+        while self._left(ram) < least:
+            if self.victims.evict(ram_clean, ram, "uncopy"):
+                continue
+            if largest is not None and largest.reserved > ram.capacity:
+                return largest
+            found = self._give(ram)
+            if found is not True:
+                return found
+        return None
+
+    def _left(self, ram: RamTier) -> int:
+        """Bytes that the kernel has left for it, and what goes of files that are cut off."""
+        staging = self.residency.staging.values()
+        return ram.left() + sum(held.leaving for held in staging if held.tier is ram)
+
+    def _has_too_much(self, tier: Tier) -> bool:
+        """Whether there are more bytes in it than it may have: what is set aside is no matter."""
+        staged = sum(held.staged for held in self.residency.staging.values() if held.tier is tier)
+        return tier.used + self.residency.orphaned(tier) + staged > tier.capacity
+
+    def _growing(self, tier: Tier) -> Namespace | None:
+        """Of those whose files grow in a tier the one that has least beyond its share."""
+        growing = [
+            held.space
+            for held in self.residency.staging.values()
+            if held.tier is tier and held.grows and held.doom is None and held.space is not None
+        ]
+        return min(growing, key=self.victims.urgency, default=None)
+
+    def _give(self, tier: Tier) -> Literal[True] | OpenObject | None:
+        """Drop something of who has most beyond its share; or what of it is to be cut off.
+
+        None if nothing may go. Who merely has files open, and most of what it has is sealed and
+        kept, is passed by.
+        """
+        if self._purge_one(tier):
+            return True
+        writers: dict[Namespace, list[OpenObject]] = {}
+        for held in self.residency.staging.values():
+            if held.tier is tier and held.staged and held.doom is None and held.space is not None:
+                writers.setdefault(held.space, []).append(held)
+        spaces = self.victims.by_urgency()
+        spaces += [space for space in writers if space not in spaces]  # their directories are gone
+        bucket = self.residency.bucket
+        lost = bucket is not None and bucket.health.down
+        for space in spaces:
+            if self._give_of(space, tier):
+                return True
+            if lost:
+                with self.victims.losing_dirty():
+                    if self._give_of(space, tier):
+                        return True
+            written = writers.get(space, [])
+            if written and (space.staged > space.bytes or any(held.grows for held in written)):
+                return max(written, key=lambda held: (held.grows, held.staged))
+        return None
+
+    def _give_of(self, space: Namespace, tier: Tier) -> bool:
+        """Drop something that a namespace has in the lowest tier, or that is to be lost of RAM."""
+        if tier is not self.ram:
+            return self.victims.evict_of(space, on_nvme, tier, "uncopy")
+        if self.nvme is not None and self.nvme.health.down:
+            return self._drop_from_ram([space])
+        return self.victims.evict_of(space, ram_spare, tier, "lose") or self.victims.evict_of(
+            space, ram_only, tier, "lose"
+        )
+
+    def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
+        """Make some room at once; False if that would lose something that fits elsewhere."""
+        if self._purge_one(tier):
+            return True
+        if tier is not self.ram:
+            return self.victims.evict(on_nvme, tier, twins)
+        if self.nvme is None:
+            return self._drop_from_ram()
+        if self.nvme.health.down:  # its copies are no reason to give up the only good one
+            return False
+        return (
+            self.victims.evict(ram_clean, tier, "uncopy")
+            or self.victims.evict(ram_spare, tier, "lose")
+            or self.victims.evict(ram_only, tier, "lose", self._stuck())
+        )
+
+    def _stuck(self) -> list[Namespace]:
+        """Those of which NVMe takes nothing."""
+        nvme, spaces = self.nvme, self.residency.namespaces
+        homeless = (one for one in spaces if nvme is None or not one.takes(nvme))
+        return [*spaces.dropped.values(), *homeless]
+
+    def _purge_one(self, tier: Tier) -> bool:
+        """Give up what is unlinked, though the kernel has not forgotten it."""
+        residency = self.residency
+        for ino, room in residency.limbo.items():
+            if room is not None and room.tier is tier and residency.purge(ino):
+                return True
+        return False
+
+    def _drop_from_ram(self, among: list[Namespace] | None = None) -> bool:
+        """Lose the oldest that RAM alone can produce: all of it while NVMe is down.
+
+        What NVMe has as well keeps its name then, and is back when NVMe is.
+        """
+        assert self.ram is not None
+        if self.nvme is None or not self.nvme.health.down:
+            return self.victims.evict(ram_only, self.ram, "lose", among)
+        for space in self.victims.by_urgency(among):
+            twin = self.victims.next_of(space.ram_clean, self.ram)
+            alone = self.victims.next_of(space.ram_only, self.ram)
+            if twin is not None and (alone is None or twin.atime_ns <= alone.atime_ns):
+                return self.victims.evict_of(space, ram_clean, self.ram, "uncopy")
+            if alone is not None:
+                return self.victims.evict_of(space, ram_only, self.ram, "lose")
+        return False
+
+    @property
+    def reclaimable(self) -> int:
+        """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
+        if self.ram is None:
+            return 0
+        free = max(0, self.ram.free + self._idle(self.ram) - self.headroom)
+        if self.nvme is None or self.nvme.health.down:
+            return free
+        return free + sum(
+            0
+            if space.settings.pin
+            else space.clean_bytes + sum(space.spare.values())
+            if space.takes(self.nvme)
+            else space.held[self.ram.name]
+            for space in self.residency.namespaces
+        )

@@ -1,0 +1,107 @@
+"""Looking at what the kernel does not tell: disks that others fill or that fail.
+
+Contract: `tasks` run as long as the mount lives; what they find becomes reservations, capacities,
+the health of tiers and, where it must, victims. What is hot cools here as well. Not for the
+accounts themselves, nor for files that grow (`Bounds`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.residency import Residency
+from kvfs.errors import TierError
+from kvfs.fairness.hot_objects import HALF_LIFE
+from kvfs.tiers import Job, NvmeTier, calls
+
+PURGED_AT_ONCE = 16  # some 60 us each
+SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
+
+
+class Watch:
+    """No task ends by itself."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        room: Room,
+        quota: Quota,
+        spent: Callable[[], tuple[int, int]],
+    ) -> None:
+        """`spent`: the day, and what was written to NVMe on it."""
+        self.residency = residency
+        self.room = room
+        self.quota = quota
+        self.spent = spent
+        self.tasks = (self.space, self.quotas, self.health, self.cool)
+
+    async def space(self) -> None:
+        """Others may fill the file system that the NVMe tier is on: take less, then."""
+        residency, nvme = self.residency, self.residency.nvme
+        unlinked: set[int] = set()
+        while True:
+            for at, ino in enumerate(unlinked & residency.limbo.keys(), 1):
+                residency.purge(ino)  # the kernel never said that it forgot it
+                if not at % PURGED_AT_ONCE:
+                    await trio.lowlevel.checkpoint()
+            unlinked = set(filter(self._may_be_unknown, residency.limbo))
+            await residency.retry()
+            if nvme is not None:
+                await self._measure_space(nvme)
+            residency.note_used(self.spent())
+            for namespace in list(residency.namespaces):
+                namespace.fit(residency.tiers)
+            residency.wake()
+            await trio.sleep(SPACE_PERIOD)
+
+    def _may_be_unknown(self, ino: int) -> bool:
+        """Whether the kernel may never have looked it up, so that it need not say so.
+
+        It has any directory that rmdir removed: that waits, as somebody may have it open.
+        """
+        inode = self.residency.inode(ino)
+        return inode is not None and (inode.is_file or inode.key != 0)
+
+    async def cool(self) -> None:
+        """What was hot long ago is not what is hot now."""
+        while True:
+            await trio.sleep(HALF_LIFE)
+            self.residency.namespaces.hot.decay()
+
+    async def quotas(self) -> None:
+        """Bring namespaces within their hard quotas when those have changed."""
+        namespaces = self.residency.namespaces
+        await self.residency.census_done.wait()
+        while True:
+            changed = namespaces.changed
+            for namespace in list(namespaces):
+                await self.quota.bring_within(namespace)
+            await changed.wait()
+
+    async def health(self) -> None:
+        """Ask the disk how it is, and say so to those who wait for it to be well again."""
+        nvme = self.residency.nvme
+        while nvme is not None:
+            was = nvme.health.state
+            await nvme.calls.probe(nvme.probe)
+            if nvme.health.state != was:
+                self.residency.wake()
+            await trio.sleep(calls.PROBE_PERIOD)
+
+    async def _measure_space(self, nvme: NvmeTier) -> None:
+        if nvme.health.down:
+            return
+        try:
+            await nvme.calls.call(Job("statfs", partial(nvme.measure, self.room.written(nvme))))
+            if nvme.free > 0 and not nvme.shortage:
+                await nvme.calls.call(Job("fallocate", self.residency.catalog.set_ballast))
+        except OSError as error:
+            nvme.failed("statfs", 0, error)
+            return
+        except TierError:
+            return  # said by the tier
+        if self.residency.census_done.is_set():
+            self.room.make_room(nvme)

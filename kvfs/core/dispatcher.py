@@ -1,0 +1,238 @@
+"""The dispatcher of the movers' work, beside all else that runs as long as a mount does.
+
+Contract: nothing here is waited for by an operation. A job moves a few sealed objects; one that
+fails leaves everything as it was and says so once. At most one job an object (`_jobs`), and none
+begins before the trash is empty: the file that it makes may be in there. A kind of movement says
+itself what comes next (`Demotion`), or asks for it when told to (`Requests`). Not for choosing
+victims, nor for copying.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.bucket.download.hydration import Hydration
+from kvfs.core.bucket.download.prefetch import Prefetch
+from kvfs.core.bucket.listing.adoption import Adoption
+from kvfs.core.bucket.listing.contests import Contests
+from kvfs.core.bucket.listing.discovery import Discovery
+from kvfs.core.bucket.listing.importing import Importing
+from kvfs.core.bucket.listing.presence import Presence
+from kvfs.core.bucket.node.announcement import Announcement
+from kvfs.core.bucket.node.availability import Availability
+from kvfs.core.bucket.upload.backlog import Backlog
+from kvfs.core.bucket.upload.spill import Spill
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.room import Room
+from kvfs.core.capacity.watch import Watch
+from kvfs.core.check import Background
+from kvfs.core.jobs.evict import Evict
+from kvfs.core.jobs.scrub import Scrub
+from kvfs.core.jobs.sweeps import Sweeps
+from kvfs.core.jobs.warm import Warm
+from kvfs.core.ledger.census import Census
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.demotion import Demotion
+from kvfs.core.moves.movement import Movement, Requests
+from kvfs.core.moves.promotion import Promotion
+from kvfs.core.moves.settlement import Settlement
+from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.trash import TrashBin
+from kvfs.core.moves.trouble import Trouble
+from kvfs.core.moves.unpacking import Unpacking
+from kvfs.core.moves.write_back import WriteBack
+from kvfs.core.names.tree import Tree
+from kvfs.errors import KvfsError
+from kvfs.fairness.admission import Admission
+from kvfs.movement.movers import Movers, SourceChangedError
+from kvfs.movement.remote import Remote
+
+log = logging.getLogger(__name__)
+
+PAUSE = 1.0  # s until a task that failed goes on
+
+
+class Dispatcher:
+    """Run `run()` in a nursery as long as the mount lives; `write_back.drain()` before it ends."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        room: Room,
+        quota: Quota,
+        movers: Movers,
+        *,
+        promote_after: int,
+        reclaimable: int,
+        nvme_writes: int = 0,
+        scrub: int = 0,
+        urgent: Movers | None = None,
+        remote: Remote | None = None,
+        tree: Tree | None = None,
+        notes: str = "",
+        identity: str = "",
+        mountpoint: str = "",
+    ) -> None:
+        """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
+
+        scrub: seconds of a pass of the scrubber, 0 for none. The rest is as its users say.
+        """
+        self.residency = residency
+        self.room = room
+        self._jobs: set[int] = set()
+        self._running = 0
+        self._slots = 2 * movers.workers
+        self.admission = Admission(nvme_writes, spent=residency.nvme_written())
+        self.trouble = Trouble(residency)
+        self.requests = Requests(residency.wake)
+        transfers = Transfers(residency, movers, self.trouble)
+        self.write_back = WriteBack(transfers)
+        self.demotion = Demotion(
+            transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
+        )
+        self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)
+        self.promotion = Promotion(
+            transfers, room, self.requests, self.unpacking, after=promote_after
+        )
+        self.settlement = Settlement(transfers, self.admission, self.requests)
+        self.transfers = transfers
+        self.hydration: Hydration | None = None
+        self.prefetch: Prefetch | None = None
+        self.spill: Spill | None = None
+        self.availability: Availability | None = None
+        self.presence: Presence | None = None
+        self.contests: Contests | None = None
+        self.importing: Importing | None = None
+        self.announcement: Announcement | None = None
+        if remote is not None and tree is not None:
+            bucket = remote.bucket
+            discovery = Discovery(Adoption(tree, bucket), remote, bucket)
+            self.presence = Presence(discovery)
+            self.contests = Contests(discovery)
+            self.importing = Importing(self.presence)
+            self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.spill = Spill(
+                *(transfers, quota, remote, bucket, self._jobs),
+                notes=notes,
+                complete=discovery.complete,
+            )
+            self.prefetch = Prefetch(self.hydration)
+            self.hydration.opening = self.prefetch.opening
+            self.hydration.complete = discovery.complete
+            self.hydration.downloads.matched = discovery.matched
+            self.spill.deletion.reading = self.hydration.downloads.reading
+            self.availability = Availability(remote, bucket, self.spill, identity)
+            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
+        self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
+        self.sweeps = Sweeps(residency)
+        self.scrub = Scrub(transfers, movers, scrub)
+        self.trash = TrashBin(residency, self._jobs)
+        self.census = Census(residency, self._jobs)
+        self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
+        self.checks = Background(residency, movers, self._jobs, remote)
+
+    @property
+    def jobs(self) -> int:
+        """Objects that are moved, or wait for it because somebody asked."""
+        return len(self._jobs) + len(self.requests)
+
+    def evict(self, inos: Sequence[int], *, to: str, drop: bool, dry: bool) -> int:
+        """The number of a sweep that has them leave their tiers. Raises ConfigError."""
+        visitor = Evict(self.transfers, self.room, self._jobs, to=to, drop=drop, dry=dry)
+        return self.sweeps.start(inos, visitor)
+
+    def opened(self, inode: Inode) -> None:
+        """An object was opened for reading."""
+        self.promotion.opened(inode)
+        if self.prefetch is not None:
+            self.prefetch.opened(inode)
+
+    def end_ahead(self) -> None:
+        """What nobody waits for is not begun any more: the mount ends."""
+        if self.prefetch is not None:
+            self.prefetch.end()
+        self.warm.end()
+        self.scrub.stop()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for task in (
+                *(self.census.run, self.checks.run, self.warm.run, self.sweeps.run),
+                self.scrub.run,
+                *self.watch.tasks,
+            ):
+                nursery.start_soon(self.keep_up, task)
+            if self.spill is not None and self.availability is not None:
+                nursery.start_soon(self.keep_up, self.spill.run)
+                nursery.start_soon(self.keep_up, self.availability.watch)
+                nursery.start_soon(self.keep_up, self.availability.remote.warm)
+                nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
+            if self.presence is not None:
+                nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
+            if self.contests is not None:
+                nursery.start_soon(self.keep_up, self.contests.run)
+            if self.announcement is not None:
+                nursery.start_soon(self.keep_up, self.announcement.watch)
+            nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
+
+    @staticmethod
+    async def keep_up(task: Callable[[], Awaitable[None]]) -> None:
+        """A disk that fails must not end the mount: say so, and go on after a while."""
+        while True:
+            try:
+                return await task()
+            except (KvfsError, OSError) as error:
+                log.error("background work goes on in %.0f s after: %s", PAUSE, error)
+                await trio.sleep(PAUSE)
+
+    async def _dispatch(self, nursery: trio.Nursery) -> None:
+        residency = self.residency
+        while True:
+            residency.work = trio.Event()
+            await self.trash.empty()
+            if residency.census_done.is_set():
+                for tier in residency.tiers:
+                    if tier.free < 0:  # a file has become larger than anyone expected
+                        self.room.make_room(tier)
+                while self._running < self._slots and (job := self._next_job()):
+                    movement, inos = job
+                    self._jobs.update(inos)
+                    self._running += 1
+                    nursery.start_soon(self._job, movement, inos)
+            if not residency.trash or self.trouble.down:
+                await residency.work.wait()
+
+    def _next_job(self) -> tuple[Movement, list[int]] | None:
+        if self.trouble.down:
+            return None
+        if inos := self.demotion.next():
+            return self.demotion, inos
+        if asked := self.requests.take(self._jobs):
+            movement, ino = asked
+            return movement, [ino]
+        return None
+
+    async def _job(self, movement: Movement, inos: list[int]) -> None:
+        about: list[tuple[int, int]] = []
+        try:
+            found = [inode for ino in inos if (inode := self.transfers.fit(ino))]
+            about = [(inode.ino, inode.version) for inode in found]
+            if found:
+                await movement.move(found)
+        except (OSError, SourceChangedError, KvfsError) as error:
+            if self._concerns(about):
+                self.trouble.failed(movement.name, inos[0], error)
+        finally:
+            self._running -= 1
+            self._jobs.difference_update(inos)
+            self.residency.wake()
+
+    def _concerns(self, about: list[tuple[int, int]]) -> bool:
+        """Whether a job's failure matters: not if all its objects have changed meanwhile."""
+        try:
+            return not about or any(self.transfers.fit(ino, version) for ino, version in about)
+        except KvfsError:
+            return True  # the catalog itself is in trouble

@@ -1,0 +1,1 @@
+"""Long work on many objects: sweeps for a command, eviction on demand, warming, scrubbing."""

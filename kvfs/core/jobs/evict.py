@@ -1,0 +1,207 @@
+"""What leaves its tiers because somebody said so: the visitor behind `kvfs evict`.
+
+Contract: `to="nvme"`: RAM is left, for the copy on NVMe, which is made before where there is none.
+`to="s3"`: every local tier is left, where the bucket has this version. What nothing else would
+hold then is refused and counted with its reason, unless `drop` is said: it goes with its names,
+and its group with it, as eviction has it. What is in use, pinned or kept is refused whatever is
+said, and so is leaving a copy for one in a tier that is down. `dry` only counts. The record goes
+first, and nothing is looked at before an await and changed after it. Not for making room (`Room`).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.capacity.room import Room
+from kvfs.core.jobs.sweeps import Errand
+from kvfs.core.moves.transfers import PERIOD, Transfers
+from kvfs.errors import ConfigError, KvfsError, TierError
+from kvfs.movement.movers import SourceChangedError
+from kvfs.tiers import Tier
+
+REASONS_MOST = 16  # different ones that are remembered
+
+
+class Evict:
+    """`jobs` are inodes that movers work on."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        room: Room,
+        jobs: set[int],
+        *,
+        to: str = "",
+        drop: bool = False,
+        dry: bool = False,
+    ) -> None:
+        """to: nvme or s3; "": s3 with `drop`, else the next tier that the mount has.
+
+        Raises ConfigError.
+        """
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.room = room
+        self._jobs = jobs
+        self.to = to or self._default(drop=drop)
+        self.drop, self.dry = drop, dry
+        self._check()
+        self.counts = Counter(dict.fromkeys(("evicted", "dropped", "already", "refused"), 0))
+        self.freed = 0  # bytes in local tiers
+        self.why: Counter[str] = Counter()
+
+    def _default(self, *, drop: bool) -> str:
+        if drop:
+            return "s3"
+        if self.residency.nvme is None and self.residency.bucket is None:
+            raise ConfigError("the mount has neither nvme= nor s3=: drop loses what only is here")
+        return "s3" if self.residency.nvme is None else "nvme"
+
+    def _check(self) -> None:
+        residency = self.residency
+        if self.to not in {"nvme", "s3"}:
+            raise ConfigError(f"to={self.to}: expected nvme or s3")
+        if self.to == "nvme" and (residency.nvme is None or residency.ram is None):
+            raise ConfigError("to=nvme: expected a mount with ram= and nvme=; use s3, or drop")
+        if self.to == "nvme" and self.drop:
+            raise ConfigError("to=nvme loses nothing: drop goes with to=s3, or alone")
+        if self.to == "s3" and residency.bucket is None and not self.drop:
+            raise ConfigError("to=s3: the mount has no bucket; drop loses what only is here")
+
+    def describe(self) -> dict[str, Any]:
+        return {"to": self.to, **self.counts, "freed_bytes": self.freed, "why": dict(self.why)}
+
+    def failed(self, inode: Inode, error: Exception) -> None:
+        if self._is_gone(inode.ino):
+            self.counts["already"] += 1  # what failed had nothing to work on any more
+        else:
+            self._refuse(str(error))
+
+    def _is_gone(self, ino: int) -> bool:
+        """It was unlinked or dropped: nothing of it stays."""
+        inode = self.residency.inode(ino)
+        return inode is None or not inode.links or self.residency.is_gone(inode)
+
+    def _refuse(self, why: str) -> None:
+        self.counts["refused"] += 1
+        known = why in self.why or len(self.why) < REASONS_MOST
+        self.why[why if known else "other reasons"] += 1
+
+    def visit(self, inode: Inode) -> Errand | None:
+        """Raises CatalogError."""
+        residency = self.residency
+        leaves = residency.holders(inode)
+        if self.to == "nvme":
+            leaves = [tier for tier in leaves if tier is residency.ram]
+        if not leaves or residency.is_gone(inode):
+            self.counts["already"] += 1
+            return None
+        if why := self._stays(inode):
+            self._refuse(why)
+            return None
+        if self.to == "s3":
+            self._leave_all(inode, leaves)
+            return None
+        return self._leave_ram(inode)
+
+    def _stays(self, inode: Inode) -> str:
+        """Why it may not go, whatever else holds it; "" if it may."""
+        residency, space = self.residency, self.residency.namespaces.of(inode)
+        if not inode.sealed or inode.ino in residency.staging:
+            return "being written"
+        if inode.ino in residency.open:
+            return "open"
+        if inode.ino in residency.busy:
+            return "being opened or moved"
+        if space.settings.pin:
+            return f"pinned: namespace {residency.namespaces.name(space.ino)} has pin=on"
+        if self.to == "s3" and (inode.kept or space.settings.eviction == "never"):
+            return "never dropped: kvfs pin, its connector or eviction=never keeps it here"
+        return ""
+
+    def _leave_all(self, inode: Inode, leaves: list[Tier]) -> None:
+        residency, bucket = self.residency, self.residency.bucket
+        if inode.in_bucket and bucket is not None:
+            if bucket.health.down:
+                self._refuse(f"{bucket.place} is down")
+            else:
+                self._done("evicted", inode, leaves, partial(residency.evict, inode))
+        elif self.drop:
+            self._done("dropped", inode, leaves, partial(residency.drop, inode, "evicted"))
+        elif inode.ino in residency.dirty:
+            self._refuse("s3 lacks it yet: kvfs flush --wait uploads it")
+        elif inode.ino in residency.dirty.contested:
+            self._refuse("it is only here, since another file has its name in s3: --drop loses it")
+        else:
+            self._refuse("it is only here, and s3 is not to have it: --drop loses it")
+
+    def _leave_ram(self, inode: Inode) -> Errand | None:
+        residency, nvme, ram = self.residency, self.residency.nvme, self.residency.ram
+        assert nvme is not None
+        assert ram is not None
+        bucket = residency.bucket
+        if nvme.health.down:
+            self._refuse("nvme is down")
+        elif inode.on_nvme:
+            self._done("evicted", inode, [ram], partial(residency.drop_copy, inode, ram))
+        elif residency.namespaces.of(inode).takes(nvme):
+            if not self.dry:
+                return partial(self._copy, inode.ino)
+            self._done("evicted", inode, [ram])
+        elif inode.in_bucket and bucket is not None and not bucket.health.down:
+            self._done("evicted", inode, [ram], partial(residency.evict, inode))
+        else:
+            self._refuse("its namespace keeps it out of nvme (media=), and nothing else has it")
+        return None
+
+    def _done(
+        self, what: str, inode: Inode, leaves: list[Tier], do: Callable[[], None] | None = None
+    ) -> None:
+        """It leaves these tiers, now."""
+        size = sum(self.residency.cost(inode, tier) for tier in leaves)
+        if do is not None and not self.dry:
+            do()
+        self.counts[what] += 1
+        self.freed += size
+
+    async def _copy(self, ino: int) -> None:
+        """To NVMe, and then RAM is left."""
+        ram, nvme = self.residency.ram, self.residency.nvme
+        assert ram is not None
+        assert nvme is not None
+        while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; nothing tells of its end)
+            await trio.sleep(PERIOD)
+        inode = self.transfers.fit(ino)
+        if inode is not None and not inode.on_nvme and ram in self.residency.holders(inode):
+            room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
+            if room is None:
+                self._refuse("nvme has no room for it")
+                return
+            self._jobs.add(ino)
+            try:
+                with room:
+                    await self.transfers.wait_for_trash(nvme, ino, inode.version)
+                    await self.transfers.copy([inode], ram, nvme, "demoted")
+            except SourceChangedError as error:
+                raise TierError(f"the copy to nvme failed: {error}") from error
+            finally:
+                self._jobs.discard(ino)
+                self.residency.wake()
+        self._leave_copied(ino)
+
+    def _leave_copied(self, ino: int) -> None:
+        ram, inode = self.residency.ram, self.transfers.fit(ino)
+        if self._is_gone(ino):
+            self.counts["already"] += 1
+        elif ram is None or inode is None or ram not in self.residency.holders(inode):
+            self._refuse("it was written or moved meanwhile")
+        elif why := self._stays(inode):
+            self._refuse(why)
+        elif not inode.on_nvme:
+            raise KvfsError("the copy to nvme failed: the log has more")
+        else:
+            self._done("evicted", inode, [ram], partial(self.residency.drop_copy, inode, ram))

@@ -1,0 +1,442 @@
+"""The scrubber: it reads every sealed copy that has a digest, once a period, to find silent rot.
+
+Contract: a pass goes through the catalog by inode number and spreads its reads over `period`
+seconds. A mover reads the bytes; the loop never does. `Transfers.fit` says afterwards whether a
+copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a tier of this
+machine is not healthy. It goes on after a restart: facts of the catalog say where it was. They go
+along with other changes, and get a commit of their own every NOTE_PERIOD.
+
+Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets
+as much more as it is shorter, SHARE_MOST at most. A pass that has too much to read for that takes
+longer than its period.
+Not for the bucket: its objects are verified when they come, and reading them costs money. Not for
+copies without a digest, nor for what an open finds out (`core/objects/copies.py`).
+"""
+
+import errno
+import json
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import trio
+
+from kvfs.catalog import Inode, PackedCopy
+from kvfs.core.moves.transfers import Transfers
+from kvfs.errors import CatalogError, TierError
+from kvfs.movement import verifying
+from kvfs.movement.movers import Movers, patience_for
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+WEEK = 7 * 86400
+SHARE = 0.01  # of a core, for a pass of a week or longer
+SHARE_MOST = 0.5
+RATE = 256 << 20  # bytes/s at most, within a batch too: a tenth of what an NVMe disk reads
+# One job: 0.3 s of reading. It costs the loop a few ms, so small copies share one.
+BATCH_BYTES = 64 << 20
+BATCH_COPIES = 256
+STEP = 32  # inodes, or copies, between two turns of the loop
+STEPS = 32  # of them in one job at most
+BREATH = 600.0  # s at most that a daemon serves before it scrubs: engines begin with it
+NOTE_PERIOD = 300.0  # s that a daemon which dies may have to do again
+GLANCE = 1.0  # s between two looks whether a tier is well again
+PATIENCE = 3600.0  # s without a look at the time of day, which may be set
+RETRY = 300.0  # s after the catalog failed
+
+PASS, LAST = "scrub_pass", "scrub_last"  # facts of the catalog
+
+
+@dataclass
+class Pass:
+    """One pass; times are seconds since the epoch, bytes are as the tiers account them."""
+
+    began: float
+    at: int  # inode numbers up to this one are done
+    end: int  # from this one on they are left to the next pass
+    total: int  # bytes that the tiers had at its begin
+    passed: int = 0  # bytes that it is past, verified or not
+    bytes: int = 0  # of the copies that were verified
+    objects: int = 0  # those copies
+    rotten: int = 0
+    unread: int = 0
+    without_digest: int = 0
+    ended: float = 0.0  # 0: it is under way
+
+    @property
+    def progress(self) -> float:
+        return 1.0 if self.ended or not self.total else min(1.0, self.passed / self.total)
+
+    @classmethod
+    def from_fact(cls, text: str | None) -> "Pass | None":
+        """The pass that a fact tells of; None for no fact, and for one that makes no sense."""
+        times = {"began", "ended"}
+        try:
+            found = json.loads(text or "null")
+            read = {
+                item.name: (float if item.name in times else int)(found[item.name])
+                for item in fields(cls)
+            }
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return None
+        return cls(**read) if all(map(math.isfinite, read.values())) else None  # type: ignore[arg-type]
+
+
+class _Copy(NamedTuple):
+    """A copy that a mover looks at, as the catalog had it before."""
+
+    ino: int
+    version: int
+    tier: Tier
+    cost: int
+    packed: PackedCopy | None
+
+
+def pause(cost: int, cpu: float, *, period: float, left: float, passed: int, total: int) -> float:
+    """Seconds from the begin of a batch to that of the next one.
+
+    cost, cpu: bytes and processor seconds of the batch. left: seconds until the period is over;
+    passed: bytes that the pass is past, with the batch.
+    """
+    even = period * cost / max(total, passed, 1)
+    to_catch_up = left * cost / max(total - passed + cost, cost, 1)
+    share = min(SHARE_MOST, max(SHARE, SHARE * WEEK / period))
+    return max(min(even, to_catch_up), cpu / share)
+
+
+class Scrub:
+    """Run `run()` as long as the mount lives.
+
+    period: seconds of a pass, 0 for none. told: takes events. clock: the time of day.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        movers: Movers,
+        period: int,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.movers = movers
+        self.told: Callable[..., None] = _nobody
+        self.counters = {tier.name: Counter[str]() for tier in self.residency.tiers}
+        self.cpu_seconds = 0.0
+        self._period = period
+        self._clock = clock
+        self._limiter = trio.CapacityLimiter(1)  # of its own: nobody waits for its reads
+        self._changed = trio.Event()
+        self._scope = trio.CancelScope()
+        self._pass: Pass | None = None
+        self._last: Pass | None = None
+        self._started = 0.0  # this and the next are of trio's clock
+        self._not_before = 0.0
+        # The last one: when it began, by trio's clock and by the day's; bytes, processor seconds.
+        self._batch = (0.0, 0.0, 0, 0.0)
+        self._batch_cpu = 0.0
+        self._noted = 0.0
+        self._recalled = False
+        self._why = ""
+
+    @property
+    def period(self) -> int:
+        return self._period
+
+    @period.setter
+    def period(self, seconds: int) -> None:
+        """From now on."""
+        if seconds != self._period:
+            self._period = seconds
+            self._changed.set()
+
+    def stop(self) -> None:
+        """The mount ends: what is read at this moment is given up."""
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """For ever, or until `stop`. Raises CatalogError; called again it goes on."""
+        with trio.CancelScope() as self._scope:
+            await self.residency.census_done.wait()
+            self._recall()
+            while True:
+                wait = self._wait()
+                if wait > 0:
+                    changed = self._changed = trio.Event()
+                    with trio.move_on_after(min(wait, PATIENCE)):
+                        await changed.wait()
+                elif self._hindrance():
+                    await trio.sleep(GLANCE)
+                else:
+                    await self._next()
+
+    def _recall(self) -> None:
+        """What the daemon before has noted."""
+        if self._recalled:
+            return
+        catalog, now = self.residency.catalog, trio.current_time()
+        self._pass = Pass.from_fact(catalog.fact(PASS))
+        self._last = Pass.from_fact(catalog.fact(LAST))
+        if self._pass is not None and self._pass.ended:
+            self._pass = None
+        self._started = self._noted = now
+        self._recalled = True
+
+    # When
+
+    def _wait(self) -> float:
+        """Seconds until something is to be done."""
+        if not self._period:
+            return math.inf
+        now, today = trio.current_time(), self._clock()
+        for one in filter(None, (self._pass, self._last)):
+            one.began = min(one.began, today)  # or a clock that was set back would hold it up
+        breath = max(self._not_before, self._started + min(BREATH, self._period / 100)) - now
+        if self._pass is None:
+            left = self._last.began + self._period - today if self._last else 0.0
+            return max(breath, left)
+        began, at, cost, cpu = self._batch
+        due = began + pause(
+            cost,
+            cpu,
+            period=self._period,
+            left=max(0.0, self._pass.began + self._period - at),
+            passed=self._pass.passed,
+            total=self._pass.total,
+        )
+        return max(breath, due - now)
+
+    def _hindrance(self) -> str:
+        ill = [tier for tier in self.residency.tiers if tier.health.state != "healthy"]
+        self._why = "; ".join(f"{tier.name} tier is {tier.health.state}" for tier in ill)
+        return self._why
+
+    # A batch
+
+    async def _next(self) -> None:
+        """Verify some copies more. A catalog that fails is asked again much later."""
+        began, at, self._batch_cpu = trio.current_time(), self._clock(), 0.0
+        before = 0 if self._pass is None else self._pass.passed
+        try:
+            current = self._pass or self._begin()
+            copies, to, over = await self._collect(current)
+            if copies:
+                await self._verify(current, copies)
+            with self._working():
+                current.at = to
+                if over:
+                    self._end(current)
+                self._note(current)
+        except (CatalogError, OSError) as error:
+            self._not_before = trio.current_time() + RETRY
+            self._why = str(error)
+            log.error("the scrubber goes on in %.0f s after: %s", RETRY, error)
+        finally:
+            passed = 0 if self._pass is None else self._pass.passed - before
+            self._batch = (began, at, max(0, passed), self._batch_cpu)
+            self.cpu_seconds += self._batch_cpu
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """What the loop itself does is processor time, too. Not across an await."""
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self._batch_cpu += time.thread_time() - begun
+
+    def _begin(self) -> Pass:
+        total = sum(tier.used for tier in self.residency.tiers)
+        end = self.residency.catalog.counter
+        self._pass = Pass(began=self._clock(), at=0, end=end, total=total)
+        return self._pass
+
+    async def _collect(self, current: Pass) -> tuple[list[tuple[_Copy, verifying.Copy]], int, bool]:
+        """The copies of the next job, the inode that it goes to, and whether that is the last."""
+        found: list[tuple[_Copy, verifying.Copy]] = []
+        at, cost = current.at, 0
+        for _ in range(STEPS):
+            with self._working():
+                inodes = self.residency.catalog.inodes_after(at, STEP)
+                for inode in inodes:
+                    if inode.ino >= current.end:
+                        return found, at, True
+                    at = inode.ino
+                    more = self._copies(current, inode)
+                    found += more
+                    cost += sum(copy.cost for copy, _ in more)
+                    if len(found) >= BATCH_COPIES or cost >= BATCH_BYTES:
+                        after = self.residency.catalog.inodes_after(at, 1)
+                        return found, at, not after or after[0].ino >= current.end
+            if not inodes:
+                return found, at, True
+            await trio.lowlevel.checkpoint()
+        return found, at, False
+
+    def _copies(self, current: Pass, read: Inode) -> list[tuple[_Copy, verifying.Copy]]:
+        """The copies of an inode, with the contents that each may have."""
+        if not read.is_file or not read.sealed or not self.residency.holders(read):
+            return []
+        inode = self.transfers.fit(read.ino)
+        found = []
+        for tier in () if inode is None else self.residency.holders(inode):
+            assert inode is not None
+            cost = self.residency.cost(inode, tier)
+            forms = [(inode.size, inode.digest)] if inode.digest else []
+            packed = inode.packed if self.residency.is_packed_in(inode, tier) else None
+            if packed is not None:
+                # A plain file in its place is what a death has left that came before the record.
+                forms = [(packed.size, packed.digest), *forms]
+            if not forms:
+                current.without_digest += 1
+                current.passed += cost
+                continue
+            path = tier.path(inode.ino, inode.version)
+            found.append(
+                (
+                    _Copy(inode.ino, inode.version, tier, cost, packed),
+                    verifying.Copy(path, tuple(forms), direct=tier.slow),
+                )
+            )
+        return found
+
+    async def _verify(self, current: Pass, copies: list[tuple[_Copy, verifying.Copy]]) -> None:
+        """Have a mover read them, and judge each. Raises CatalogError."""
+        size = sum(copy.cost for copy, _ in copies)
+        batch = verifying.Batch(tuple(copy for _, copy in copies))
+        try:
+            found = await self.movers.run(
+                *(verifying.verify, batch, float(RATE)),
+                limiter=self._limiter,
+                patience=patience_for(size),
+            )
+        except TierError as error:  # the movers died over it, or the disk does not answer
+            self.transfers.trouble.failed("scrub", copies[0][0].ino, error)
+            for copy, _ in copies:
+                self._count(current, copy, "unread")
+            return
+        self._batch_cpu += found.cpu_seconds
+        gone: list[str] = []
+        judged = list(zip(copies, found.results, strict=True))
+        for start in range(0, len(judged), STEP):
+            with self._working():
+                for (copy, file), result in judged[start : start + STEP]:
+                    if isinstance(result, FileNotFoundError) and self._means(copy):
+                        gone.append(file.path)
+                    self._judge(current, copy, result)
+            await trio.lowlevel.checkpoint()
+        if gone:
+            log.warning(
+                "the scrubber did not find %d copies, the first is %s: kvfs fsck tells more",
+                *(len(gone), gone[0]),
+            )
+
+    def _means(self, copy: _Copy) -> Inode | None:
+        """The object, if the copy that was read is still one of its copies."""
+        inode = self.transfers.fit(copy.ino, copy.version)
+        if inode is None or copy.tier not in self.residency.holders(inode):
+            return None
+        packed = inode.packed if self.residency.is_packed_in(inode, copy.tier) else None
+        return inode if packed == copy.packed else None
+
+    def _judge(self, current: Pass, copy: _Copy, result: str | OSError) -> None:
+        """Say what was found, if that still matters. Raises CatalogError."""
+        inode = self._means(copy)
+        if inode is None:
+            current.passed += copy.cost
+        elif isinstance(result, OSError):
+            self._count(current, copy, "unread")
+            if result.errno not in {errno.ENOENT, errno.EAGAIN}:  # EAGAIN: written to, or lent
+                copy.tier.failed("scrub", copy.ino, result)
+        elif result:
+            self._count(current, copy, "rotten")
+            path = copy.tier.path(copy.ino, copy.version)
+            self.told("rotten", tier=copy.tier.name, inode=copy.ino, file=path, why=result)
+            self.transfers.rotten(inode, copy.tier)
+        else:
+            self._count(current, copy, "objects")
+            current.bytes += copy.cost
+            self.counters[copy.tier.name]["bytes"] += copy.cost
+
+    def _count(self, current: Pass, copy: _Copy, what: str) -> None:
+        current.passed += copy.cost
+        setattr(current, what, getattr(current, what) + 1)
+        self.counters[copy.tier.name][what] += 1
+
+    # What is left of it
+
+    def _end(self, current: Pass) -> None:
+        current.ended = self._clock()
+        self._last, self._pass = current, None
+        self.residency.catalog.carried[LAST] = json.dumps(asdict(current))
+        facts = _facts(current)
+        if current.objects or current.rotten or current.unread:
+            log.info(
+                "the scrubber has verified %d copies of %d bytes in %.0f s: %d rotten, %d unread",
+                *(current.objects, current.bytes, facts["seconds"]),
+                *(current.rotten, current.unread),
+            )
+        self.told("scrub", **facts)
+
+    def _note(self, current: Pass) -> None:
+        """For the next daemon. Raises CatalogError."""
+        catalog, now = self.residency.catalog, trio.current_time()
+        catalog.carried[PASS] = json.dumps(asdict(current))
+        if now - self._noted >= NOTE_PERIOD:
+            self._noted = now
+            with catalog.batch():
+                pass  # with what it carries
+
+    def describe(self) -> dict[str, Any]:
+        """How far it is: plain values."""
+        current, last = self._pass, self._last
+        names = ("bytes", "objects", "rotten", "unread")
+        shown = current or last
+        return {
+            "period_s": self._period,
+            "state": self._state,
+            "why": self._why,
+            "began": 0.0 if shown is None else round(shown.began, 3),
+            "progress": 0.0 if shown is None else round(shown.progress, 4),
+            "pass": None if current is None else _facts(current),
+            "last": None if last is None else _facts(last),
+            "tiers": {
+                tier: {name: found[name] for name in names} for tier, found in self.counters.items()
+            },
+            "cpu_s": round(self.cpu_seconds, 3),
+        }
+
+    @property
+    def _state(self) -> str:
+        if not self._period:
+            return "off"
+        if self._why:
+            return "paused"
+        return "waiting" if self._pass is None else "running"
+
+
+def _facts(one: Pass) -> dict[str, Any]:
+    """What people and programs are told of a pass."""
+    return {
+        "began": round(one.began, 3),
+        "ended": round(one.ended, 3),
+        "seconds": round(max(0.0, one.ended - one.began), 3) if one.ended else 0.0,
+        "total_bytes": one.total,
+        "passed_bytes": one.passed,
+        "bytes": one.bytes,
+        "objects": one.objects,
+        "rotten": one.rotten,
+        "unread": one.unread,
+        "without_digest": one.without_digest,
+    }
+
+
+def _nobody(_kind: str, **_facts: object) -> None:
+    """No one wants to know."""

@@ -1,0 +1,401 @@
+"""What the bucket lacks, in the order in which it is due.
+
+Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. That is apart
+from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`): each mark
+changes in the batch that changes what it is about, and so do the keys that are `superseded` by it.
+What is not to go up before another node lets go of its name is not dirty, but `contested`.
+All methods but `load` are synchronous. After a start `load` reads the marks, beside the first
+operations; what it has not read is found in the catalog meanwhile.
+A catalog that never had a bucket is not asked for anything (`on`).
+
+Invariants, between any two awaits once it is loaded: what is in it has a mark `u`, and the other
+way round; `bytes` are the sizes of those of which the bucket has not even the bytes; one that is
+not due at any time is with whoever took it, and comes back by `give_back`.
+Not for doing it: `core/bucket/upload/spill.py`.
+"""
+
+import heapq
+import logging
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Batch, Catalog, Inode, Stored, keys
+from kvfs.core.ledger.contested import Contested
+from kvfs.core.ledger.superseded import Superseded
+from kvfs.core.namespaces.namespaces import Namespaces
+from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+FACT = "bucket"  # of the catalog: the place whose objects the marks are about
+# Another: all that was sealed before it was to be in the bucket has been looked for since ("1").
+CAUGHT_UP = "bucket_caught_up"
+# Another: what another node has the name of is marked so ("1"); a kvfs of before did not do that.
+TOLD_APART = "bucket_contested"
+STEP = 128  # marks between two turns of the loop
+SECOND = 10**9
+SPARE_AGES = 1024
+
+
+class _Entry(NamedTuple):
+    sealed_ns: int
+    size: int
+
+
+class Dirty:
+    """`bytes` are those that are to go up."""
+
+    def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket | None) -> None:
+        self.catalog = catalog
+        self.namespaces = namespaces
+        self.bucket = bucket
+        self.on = bucket is not None or catalog.fact(FACT) is not None
+        self.loaded = bucket is None
+        self.bytes = 0
+        self.changed = trio.Event()  # something came or went; a new one each time
+        self._entries: dict[int, _Entry] = {}
+        self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
+        self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
+        self._ages: list[tuple[int, int]] = []  # a heap of when what was sealed; some in vain
+        self._hurry_until = 0.0
+        self.superseded = Superseded(catalog, None if bucket is None else self.wake)
+        self.contested = Contested(catalog)
+        self.behind = trio.Event()  # what was sealed before is to be looked for
+        self._said_sparse = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, ino: int) -> bool:
+        if ino in self._entries:
+            return True
+        return not self.loaded and self.catalog.mark(keys.UNSTORED, ino) is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._entries))
+
+    @property
+    def oldest_ns(self) -> int:
+        """When the one was sealed that waits longest; 0: none waits."""
+        ages = self._ages
+        while ages:
+            sealed_ns, ino = ages[0]
+            entry = self._entries.get(ino)
+            if entry is not None and entry.sealed_ns == sealed_ns:
+                return sealed_ns
+            heapq.heappop(ages)
+        return 0
+
+    @property
+    def full(self) -> bool:
+        """Whether writers are to wait."""
+        return self.bucket is not None and self.bytes >= self.bucket.most
+
+    def wake(self) -> None:
+        """Who waits for a change looks again."""
+        done, self.changed = self.changed, trio.Event()
+        done.set()
+
+    # What is known of an inode
+
+    def waits(self, ino: int) -> tuple[int, int] | None:
+        """When it was marked and when it is due, in ns since 1970; None if it is not dirty.
+
+        Due is 0 while somebody has taken it, or as long as that is not loaded.
+        """
+        entry = self._entries.get(ino)
+        if entry is not None:
+            return entry.sealed_ns, self._due.get(ino, 0)
+        value = None if self.loaded else self.catalog.mark(keys.UNSTORED, ino)
+        return None if value is None else (keys.U64.unpack(value)[0], 0)
+
+    def stored(self, ino: int) -> Stored | None:
+        """What the bucket has of it, perhaps an older version, perhaps under an older name."""
+        value = self.catalog.mark(keys.STORED, ino) if self.on else None
+        return None if value is None else keys.stored(value)
+
+    def key(self, inode: Inode) -> str | None:
+        """The key that it is to have; None if it is to be in no bucket."""
+        name = self.namespaces.bucket_name(inode)
+        if self.bucket is None or name is None or not self.wanted(inode):
+            return None
+        return self.bucket.keys.of(name)
+
+    def wanted(
+        self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
+    ) -> bool:
+        """Whether it is to be in the bucket, and can be: what is mostly holes stays here.
+
+        A bucket has every byte of an object: 1 TiB of holes would be 1 TiB of requests.
+        """
+        return not self._stays(inode) and self.meant(inode, directory, name)
+
+    @staticmethod
+    def _stays(inode: Inode) -> bool:
+        return inode.sparse or inode.mostly_holes
+
+    def meant(
+        self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
+    ) -> bool:
+        """Whether it is to be in the bucket. `name` is its first one, if that is yet to be stored.
+
+        What its connector is about to rename waits for that.
+        """
+        namespaces = self.namespaces
+        if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
+            return False
+        if name is None:
+            entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+            if entry is None:
+                return False
+            name, directory = entry.name, self.catalog.inode(inode.links[0][0])
+        return directory is not None and not namespaces.places.is_temporary(directory, name)
+
+    # Changes
+
+    def sealed(self, inode: Inode, batch: Batch) -> None:
+        """It has new bytes."""
+        if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
+            self._mark(inode, time.time_ns(), batch)
+        if self._stays(inode) and self.meant(inode):
+            log.log(
+                logging.DEBUG if self._said_sparse else logging.WARNING,
+                "inode %d stays on this node only, and %s says 1: it is mostly holes, %d of %d "
+                "bytes are data, and a bucket has every byte of an object (said once)",
+                *(inode.ino, "user.kvfs.dirty", inode.data, inode.size),
+            )
+            self._said_sparse = True
+
+    def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
+        """The bucket does not have it. `sealed_ns`: when it was sealed, if that is known."""
+        self._mark(inode, sealed_ns or time.time_ns(), batch)
+
+    def look_back(self, batch: Batch) -> None:
+        """What is sealed already is to be in the bucket from now on."""
+        if self.on:
+            batch.set_fact(CAUGHT_UP, "")
+            batch.then(self.behind.set)
+
+    def attributes(self, inode: Inode, batch: Batch) -> None:
+        """Its mode, owner or time is another one than before."""
+        if not self.on or not inode.in_bucket or inode.ino in self:
+            return
+        stored = self.stored(inode.ino)
+        if stored and stored.told not in {"", inode.told} and self.wanted(inode):
+            self._mark(inode, time.time_ns(), batch)
+
+    def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
+        """Whether the bucket has this version with this key, and says of it what is true."""
+        if not inode.in_bucket or stored is None or stored.key != key:
+            return False
+        return stored.told in {"", inode.told}
+
+    def named(
+        self,
+        inode: Inode,
+        batch: Batch,
+        directory: Inode | None = None,
+        name: bytes | None = None,
+    ) -> None:
+        """It has another first name, perhaps in another namespace; `name` as `wanted` has it."""
+        if not self.on or not inode.is_file or not inode.sealed:
+            return
+        if self.wanted(inode, directory, name) or self.stored(inode.ino) is not None:
+            known = self._entries.get(inode.ino)
+            self._mark(inode, known.sealed_ns if known else time.time_ns(), batch)
+        elif inode.ino in self or inode.ino in self.contested:
+            self._unmark(inode.ino, batch)
+
+    def moved(self, inode: Inode, batch: Batch) -> None:
+        """A directory above it has another name; all of its own is stored."""
+        if not self.on or not inode.is_file or not inode.sealed or inode.ino in self:
+            return
+        stored = self.stored(inode.ino)
+        if self.key(inode) != (stored.key if stored else None):
+            self._mark(inode, time.time_ns(), batch)
+
+    def rewritten(self, inode: Inode, batch: Batch) -> None:
+        """It gets new bytes: until it is sealed there is nothing to upload."""
+        inode.in_bucket = False
+        if self.on:
+            self._unmark(inode.ino, batch)
+            if (stored := self.stored(inode.ino)) is not None:
+                batch.then(partial(self.superseded.claim, inode.ino, stored.key))
+
+    def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
+        """Its last name is. What the bucket has of it goes as well, unless it is not ours."""
+        if not self.on:
+            return
+        stored = self.stored(ino)
+        if stored is not None:
+            batch.unmark(keys.STORED, ino)
+            if delete:
+                self.superseded.delete(stored.key, batch)
+        self._unmark(ino, batch)
+        batch.then(partial(self.superseded.disclaim, ino))
+
+    def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
+        """The bucket has this version. `clean`: under the name that it has now."""
+        before = self.stored(inode.ino)
+        inode.in_bucket = True
+        batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+        self.superseded.settle(stored.key, batch)
+        if before is not None and before.key != stored.key:
+            self.superseded.delete(before.key, batch)
+        if clean:
+            self._unmark(inode.ino, batch)
+            batch.then(partial(self.superseded.disclaim, inode.ino))
+        else:
+            batch.then(partial(self.superseded.claim, inode.ino, stored.key))
+            batch.then(partial(self._lighten, inode.ino))
+
+    def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
+        """The bucket has an older version of it, so that the next one may take its place."""
+        before = self.stored(ino)
+        if before is not None and before.key != stored.key:
+            self.superseded.delete(before.key, batch)
+        batch.mark(keys.STORED, ino, keys.stored_value(stored))
+        self.superseded.settle(stored.key, batch)
+        batch.then(partial(self.superseded.claim, ino, stored.key))
+
+    def settled(self, ino: int, batch: Batch) -> None:
+        """There is nothing to upload after all."""
+        self._unmark(ino, batch)
+
+    def contest(self, ino: int, batch: Batch) -> None:
+        """Another node has its name: there is nothing to upload as long as that is so."""
+        self._unmark(ino, batch)
+        self.contested.enter(ino, batch)
+
+    def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
+        self.contested.leave(inode.ino, batch)
+        batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
+        if self.bucket is not None:
+            value = batch.marked(keys.STORED, inode.ino)
+            batch.then(partial(self._add, inode, sealed_ns, value))
+
+    def _unmark(self, ino: int, batch: Batch) -> None:
+        self.contested.leave(ino, batch)
+        batch.unmark(keys.UNSTORED, ino)
+        batch.then(partial(self._discard, ino))
+
+    def _add(self, inode: Inode, sealed_ns: int, stored: bytes | None) -> None:
+        """stored: the mark of what the bucket has of it."""
+        self._discard(inode.ino)
+        if stored is not None:
+            self.superseded.claim(inode.ino, keys.stored(stored).key)
+        size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
+        self._entries[inode.ino] = _Entry(sealed_ns, size)
+        heapq.heappush(self._ages, (sealed_ns, inode.ino))
+        self.bytes += size
+        through = self.namespaces.of(inode).settings.write == "through"
+        delay = 0.0 if through or self._hurrying() or self.bucket is None else self.bucket.delay
+        self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
+        self.wake()
+
+    def _lighten(self, ino: int) -> None:
+        """Its bytes are there; something else of it is not."""
+        entry = self._entries.get(ino)
+        if entry is not None:
+            self.bytes -= entry.size
+            self._entries[ino] = entry._replace(size=0)
+            self.wake()
+
+    def _discard(self, ino: int) -> None:
+        entry = self._entries.pop(ino, None)
+        self._due.pop(ino, None)
+        if entry is not None:
+            self.bytes -= entry.size
+            self._forget_ages()
+            self.wake()
+
+    def _forget_ages(self) -> None:
+        """Behind one that waits long there is room for as many in vain as there are others."""
+        if len(self._ages) > SPARE_AGES + 2 * len(self._entries):
+            self._ages = [(entry.sealed_ns, ino) for ino, entry in self._entries.items()]
+            heapq.heapify(self._ages)
+
+    # Whose turn it is
+
+    def _hurrying(self) -> bool:
+        return time.monotonic() < self._hurry_until
+
+    def hurry(self, seconds: float) -> None:
+        """Nothing waits for its time, for so long: somebody waits for the uploads."""
+        until = time.monotonic() + seconds
+        fresh = until > self._hurry_until and not self._hurrying()
+        self._hurry_until = max(self._hurry_until, until)
+        if not fresh:
+            return  # what came since is due already
+        now = time.time_ns()
+        waiting = {ino: due for ino, due in self._due.items() if due > now}
+        for ino in waiting:
+            if self._due[ino] <= self._entries[ino].sealed_ns + self._longest():
+                self.put_back(ino, now)
+        if waiting:
+            self.wake()
+
+    def _longest(self) -> int:
+        return 0 if self.bucket is None else int(self.bucket.delay * SECOND)
+
+    def put_back(self, ino: int, due_ns: int) -> None:
+        """Look at it again, not before that time."""
+        if ino in self._entries:
+            self._due[ino] = due_ns
+            heapq.heappush(self._queue, (due_ns, ino))
+
+    def give_back(self, ino: int, due_ns: int) -> None:
+        """Put back what was taken, unless it was marked anew, or is not dirty any more."""
+        if ino not in self._due:
+            self.put_back(ino, due_ns)
+
+    def take(self) -> int | None:
+        """The first one that is due. It comes again when it was put back, or marked anew."""
+        now = time.time_ns()
+        while self._queue and self._queue[0][0] <= now:
+            due, ino = heapq.heappop(self._queue)
+            if self._due.get(ino) == due:
+                del self._due[ino]
+                return ino
+        return None
+
+    def next_due(self) -> float:
+        """Seconds until the next one is, infinite if none waits."""
+        if not self._queue:
+            return float("inf")
+        return max(0.0, (self._queue[0][0] - time.time_ns()) / SECOND)
+
+    # After a start
+
+    async def load(self) -> None:
+        """Find again what waits for its upload or its deletion. Raises CatalogError."""
+        if self.bucket is None or self.loaded:
+            return
+        for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
+            if self.catalog.mark(keys.DELETED, number) is not None:
+                self.superseded.load(number, value)
+            if count % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        for count, (ino, _) in enumerate(self.catalog.marks(keys.UNSTORED)):
+            self._load_one(ino)
+            if count % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+        for ino in self.catalog.unfinished():
+            if not self.superseded.claimed(ino) and (stored := self.stored(ino)) is not None:
+                self.superseded.claim(ino, stored.key)
+        await self.contested.load()
+        self.loaded = True
+        self.wake()
+
+    def _load_one(self, ino: int) -> None:
+        """The mark is read again: there was a turn of the loop since it was listed."""
+        value = self.catalog.mark(keys.UNSTORED, ino)
+        if value is None or ino in self._entries:
+            return
+        inode = self.catalog.inode(ino)
+        if inode is not None:
+            self._add(inode, keys.U64.unpack(value)[0], self.catalog.mark(keys.STORED, ino))

@@ -1,0 +1,226 @@
+"""Directories that are there as long as the prefix that they are named for: made and removed.
+
+In a namespace with prefix=on the name of a block's file, NAMESPACE/PARENT/KEY[.SHARD], brings the
+directory NAMESPACE/KEY with it, in the same batch, whoever gives the name; with the last file of
+the block it goes. So who continues a prefix makes no directory, and a child can not be made
+without its parent.
+
+Contract: `settle` is the catalog's: it adds to a batch what follows from the names in it. An empty
+directory goes in that batch. One that has entries gets a mark there (`going`), by which `Walks`
+clears it, also after a death; the mark goes when the block is there again before that. A block's
+directory has the keys of the block in its record (`Inode.key`, `parent_key`); one that mkdir or a
+bucket's listing made has none, and stays until rmdir, unless its block comes: a root has no block.
+Synchronous. Not for clearing (`Walks`), nor for what is cached of a block (`Blocks`).
+"""
+
+import re
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog.keys import GOING
+from kvfs.layouts import prefix
+
+if TYPE_CHECKING:
+    from kvfs.core.ledger.residency import Residency
+
+_BLOCK = re.compile(rb"([0-9a-f]{32})(?:\.[0-9A-Za-z_-]{1,32})?")
+_KEY = re.compile(rb"[0-9a-f]{32}")
+
+
+def numbers(key: bytes, parent: bytes) -> tuple[int, int]:
+    """What the record of a block's directory has of both; each is 32 hexadecimal digits."""
+    own, above = (prefix.number(bytes.fromhex(one.decode("ascii"))) for one in (key, parent))
+    return own, above
+
+
+class Prefixes:
+    """Of all namespaces."""
+
+    def __init__(self, residency: "Residency") -> None:
+        self.residency = residency
+        self.catalog = residency.catalog
+        self.namespaces = residency.namespaces
+        self.going: set[int] = {ino for ino, _ in self.catalog.marks(GOING)}
+        self.catalog.settle = self.settle
+        self._entered: Counter[int] = Counter()  # directories
+
+    def settle(self, batch: Batch) -> None:
+        """Make the directories of blocks that are new by this batch, remove those that lose all."""
+        if not self.namespaces.prefixes:
+            return
+        done = set()
+        for parent, name in batch.named:  # what is added on the way is no block
+            if len(name) < 32 or (found := _BLOCK.fullmatch(name)) is None:  # noqa: PLR2004
+                continue
+            block = parent, found[1]
+            if block not in done:
+                done.add(block)
+                self._settle(*block, batch)
+
+    def parent_of(self, directory: Inode | None) -> bytes | None:
+        """The key that a directory is named for, if the names in it are those of blocks."""
+        if directory is None or not directory.is_dir or not directory.links:
+            return None
+        space = self.namespaces.own(directory.namespace)
+        if space is None or not space.settings.prefix or directory.links[0][0] != space.ino:
+            return None
+        entry = self.catalog.dentry(*directory.links[0])
+        return entry.name if entry is not None and _KEY.fullmatch(entry.name) else None
+
+    def _settle(self, parent: int, key: bytes, batch: Batch) -> None:
+        above = batch.inode(parent)
+        named_for = self.parent_of(above)
+        if above is None or named_for is None or named_for == key:
+            return
+        top = above.links[0][0]
+        entry = batch.lookup(top, key)
+        directory = None if entry is None else batch.inode(entry.ino)
+        there = any(map(_BLOCK.fullmatch, batch.names(parent, key)))
+        if there and entry is None:
+            self._make(top, above, key, numbers(key, named_for), batch)
+        elif entry is None or directory is None or not directory.is_dir:
+            return
+        elif there and not directory.key:
+            directory.key, directory.parent_key = numbers(key, named_for)
+            batch.put(directory)
+        elif there:
+            self.end(directory.ino, batch)
+        elif (directory.key, directory.parent_key) == numbers(key, named_for):
+            self._leave(top, entry, directory, batch)
+
+    def _make(
+        self, top: int, above: Inode, name: bytes, keys: tuple[int, int], batch: Batch
+    ) -> None:
+        """As the one of the block before: who may continue that may continue this."""
+        now = time.time_ns()
+        ino = self.catalog.next_id()
+        made = Inode(
+            ino=ino,
+            mode=stat.S_IFDIR | stat.S_IMODE(above.mode),
+            uid=above.uid,
+            gid=above.gid,
+            atime_ns=now,
+            mtime_ns=now,
+            ctime_ns=now,
+            links=((top, ino),),
+            namespace=above.namespace,
+            key=keys[0],
+            parent_key=keys[1],
+        )
+        batch.put(made)
+        batch.link(top, Dentry(name, ino, ino))
+        self._count(top, 1, now, batch)
+
+    def _count(self, top: int, more: int, now: int, batch: Batch) -> None:
+        directory = batch.inode(top)
+        if directory is not None:
+            directory.subdirs += more
+            directory.mtime_ns = directory.ctime_ns = now
+            batch.put(directory)
+
+    def _leave(self, top: int, entry: Dentry, directory: Inode, batch: Batch) -> None:
+        if next(batch.names(directory.ino), None) is None:
+            self._remove(top, entry, directory, batch)
+        elif directory.ino not in self.going:
+            batch.mark(GOING, directory.ino)
+            batch.then(partial(self.going.add, directory.ino))
+            batch.then(self.namespaces.wake)
+
+    def _remove(self, top: int, entry: Dentry, directory: Inode, batch: Batch) -> None:
+        batch.unlink(top, entry)
+        self._count(top, -1, time.time_ns(), batch)
+        self.end(directory.ino, batch)
+        directory.links = ()
+        self.residency.to_limbo(directory, batch)  # who has it open may ask for its attributes
+        batch.then(partial(self.residency.gone, top, entry.name, directory.ino))
+
+    @contextmanager
+    def entering(self, directory: int) -> Iterator[None]:
+        """Something is being made in it: what room is made for must not be what it follows."""
+        self._entered[directory] += 1
+        try:
+            yield
+        finally:
+            self._entered[directory] -= 1
+            if not self._entered[directory]:
+                del self._entered[directory]
+
+    def _is_awaited(self, directory: int) -> bool:
+        """Whether something without a name yet is to be in it."""
+        return directory in self._entered or any(
+            held.publish is not None and held.publish[0] == directory
+            for held in self.residency.staging.values()
+        )
+
+    def has_entries(self, inode: Inode) -> bool:
+        """Whether there is anything in the directory of a file's block, or about to be."""
+        link = inode.links[0] if inode.links else (0, 0)
+        entry, above = self.catalog.dentry(*link), self.catalog.inode(link[0])
+        if entry is None or above is None or self.parent_of(above) is None:
+            return False
+        found = self.catalog.lookup(above.links[0][0], entry.name[:32])
+        if found is None:
+            return False
+        return self._is_awaited(found.ino) or any(self.catalog.entries_after(found.ino, 0, 1))
+
+    # For who doubts
+
+    def is_of_block(self, directory: Inode) -> bool:
+        """Whether it is where directories of blocks are, and named as one."""
+        if not directory.key or not directory.links:
+            return False
+        space = self.namespaces.own(directory.namespace)
+        if space is None or not space.settings.prefix or directory.links[0][0] != space.ino:
+            return False
+        entry = self.catalog.dentry(*directory.links[0])
+        return entry is not None and _KEY.fullmatch(entry.name) is not None
+
+    def is_there(self, directory: Inode) -> bool:
+        """Whether the block of a directory has a file, in the directory of any that may precede it.
+
+        Its record has no more of the one before than a number, so that all are looked at.
+        """
+        top, cookie = directory.links[0]
+        entry = self.catalog.dentry(top, cookie)
+        if entry is None:
+            return False
+        return any(
+            any(map(_BLOCK.fullmatch, self.catalog.names(above, entry.name)))
+            for above in self._named_by(top, directory.parent_key)
+        )
+
+    def _named_by(self, top: int, number: int) -> Iterator[int]:
+        """Directories with a key of this number, which lacks its first bit."""
+        for first in (number, number | 1 << 63):
+            for name in self.catalog.names(top, b"%016x" % first):
+                entry = self.catalog.lookup(top, name)
+                if entry is not None:
+                    yield entry.ino
+
+    def mark(self, directory: Inode) -> None:
+        """It is to go."""
+        with self.catalog.batch() as batch:
+            batch.mark(GOING, directory.ino)
+            batch.then(partial(self.going.add, directory.ino))
+            batch.then(self.namespaces.wake)
+
+    def end(self, ino: int, batch: Batch) -> None:
+        """A directory that was to go is gone, or need not go."""
+        if ino in self.going:
+            batch.unmark(GOING, ino)
+            batch.then(partial(self.going.discard, ino))
+
+    def remove(self, directory: Inode, batch: Batch) -> None:
+        """One that was to go is empty by now."""
+        top, cookie = directory.links[0] if directory.links else (0, 0)
+        entry = self.catalog.dentry(top, cookie)
+        if entry is None:
+            self.end(directory.ino, batch)
+        else:
+            self._remove(top, entry, directory, batch)

@@ -1,0 +1,43 @@
+"""What the last session left unfinished when it died, settled before the first operation.
+
+Contract: an inode is marked unfinished in the catalog (`Batch.mark_unfinished`) as long as it is
+written, or is open without a name. After a death those that are not sealed, or have no name, are
+dropped. A sealed one with a name was about to be written and nobody had a handle to do it with: it
+stays what it was. After a power loss that is not sure, since the newest records may be missing: its
+digest has to tell. Everything here may be cut short by the next death, and is done again then.
+Not for files that nothing names: the census sweeps those.
+"""
+
+import os
+
+from kvfs.catalog import Inode
+from kvfs.core.ledger.residency import Residency
+
+
+def drop_unfinished(residency: Residency) -> None:
+    """Settle all that is marked. Raises CatalogError, TierError."""
+    catalog = residency.catalog
+    last = residency.session - 1
+    for ino in catalog.unfinished():
+        inode = catalog.inode(ino)
+        if inode is not None and not (inode.sealed and inode.links):
+            residency.drop(inode, "unfinished")
+            continue
+        if inode is not None:
+            give_name_back(residency, inode)
+        with catalog.batch() as batch:
+            if inode is not None and last in residency.suspect:
+                inode.session = last
+                batch.put(inode)
+            batch.mark_finished(ino)
+
+
+def give_name_back(residency: Residency, inode: Inode) -> None:
+    """Undo what `Objects` does before the first write to a sealed object: the file's new name.
+
+    The record still has the old version, so no writer ever got a handle. Raises TierError.
+    """
+    for tier in residency.holders(inode):
+        old, new = (tier.path(inode.ino, inode.version + more) for more in (0, 1))
+        if not os.path.exists(old) and os.path.exists(new):
+            tier.rename(inode.ino, inode.version + 1, inode.version)

@@ -1,0 +1,1 @@
+"""Blocks that clients use by descriptor, without an open: read leases, write leases, `.match`."""

@@ -1,0 +1,153 @@
+"""Blocks of a prefix opened at once for a client on this machine, past the kernel's names.
+
+Contract: `open` is some opens for reading, of blocks that follow each other, in one step of the
+loop: each is counted and noted as any other, and keeps its object as a handle does until `close`.
+Only what can be had without waiting: the first block that is not in RAM, complete, of the size that
+is expected, and readable for who asks ends it. Nothing is given where an open may have to wait for
+its turn. Permissions are those of the mode bits, for the owner, else the group, else others: what
+more somebody may do (a second group, root) he has by opening the name. One user has a portion of
+the leases of a mount (`fairness/portions.py`).
+
+Invariant: an object has as many `leases` as there are of it here, and they are among its readers.
+Not for the questions (`kvfs.leasing`), nor for who asks (`fuse/match_files.py`).
+"""
+
+import itertools
+import logging
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.objects.objects import Objects
+from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
+from kvfs.fairness.portions import Portions
+from kvfs.leasing import Request
+
+LEASES_MAX = 1 << 16  # of all users: an object with any has a descriptor of the daemon, too
+CLOSED_AT_ONCE = 32  # in some 0.3 ms
+
+
+log = logging.getLogger(__name__)
+
+
+class Who(NamedTuple):
+    """Whose rights count."""
+
+    uid: int
+    gid: int
+
+    def may(self, inode: Inode, right: int) -> bool:
+        """right: stat.S_IROTH or S_IXOTH."""
+        if self.uid == inode.uid:
+            return bool(inode.mode & right << 6)
+        if self.gid == inode.gid:
+            return bool(inode.mode & right << 3)
+        return bool(inode.mode & right)
+
+
+NOBODY = Who(-1, -1)  # what others may
+
+
+class Leases:
+    """`opened(held, began)` counts opens for reading that were begun at a time of the clock."""
+
+    def __init__(
+        self, objects: Objects, opened: Callable[[Sequence[OpenObject], float], None]
+    ) -> None:
+        self.objects = objects
+        self.residency = objects.residency
+        self.catalog = objects.catalog
+        self._opened = opened
+        self._held: dict[int, tuple[OpenObject, int]] = {}  # lease -> object, uid
+        self.portions = Portions("blocks that are lent", LEASES_MAX)
+        self._next = time.time_ns()  # none is given twice, by no daemon: clients keep theirs
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def numbers(self, count: int) -> int:
+        """The first of so many that follow each other, and that no lease has had."""
+        self._next += count
+        return self._next - count
+
+    def open(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
+        """(the first one's number, descriptors): as many blocks as can be had in this way.
+
+        Their numbers follow each other. The descriptors are the objects' own, to be handed over
+        before anything is awaited. Raises StaleError if the directory is no namespace of blocks.
+        """
+        space = self.residency.namespaces.own(ino)
+        if space is None or space.blocks is None:
+            raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+        began, first, found = time.perf_counter(), self._next, list[OpenObject]()
+        if self.residency.namespaces.limited:
+            return first, []
+        for inode in self._inodes(space, request, who):
+            try:
+                self.portions.take(who.uid)
+            except (UserLimitError, TooManyOpenError) as error:
+                log.debug("the rest is to be opened by name: %s", error)
+                break
+            held = self.objects.lend(inode)
+            if held is None:
+                self.portions.add(who.uid, -1)
+                break
+            self._held[self._next] = held, who.uid
+            self._next += 1
+            found.append(held)
+        self._opened(found, began)
+        return first, [held.lent for held in found]
+
+    def _inodes(self, space: Namespace, request: Request, who: Who) -> Iterator[Inode]:
+        """Those of the blocks up to the first that is not there, or not for `who`.
+
+        With three questions to the catalog for all: a question costs 5 us, a block in it 1.
+        """
+        top = self.residency.inode(space.ino)
+        if top is None or not who.may(top, stat.S_IXOTH):
+            return
+        keys = [key.hex().encode() for key in (request.parent, *request.keys)]
+        shard = b"." + request.shard.encode() if request.shard else b""
+        above = _all(self.catalog.lookups([(space.ino, key) for key in keys[:-1]]))
+        names = [key + shard for key in keys[1:]]
+        files = _all(self.catalog.lookups(list(zip(above, names, strict=False))))
+        inodes = self._known([*above[: len(files)], *files])
+        for folder, inode in zip(inodes, inodes[len(files) :], strict=False):
+            if folder is None or inode is None or not inode.is_file or not inode.sealed:
+                return
+            if inode.size != request.size or self.residency.is_gone(inode):
+                return
+            if not who.may(folder, stat.S_IXOTH) or not who.may(inode, stat.S_IROTH):
+                return
+            yield inode
+
+    def _known(self, inos: list[int]) -> list[Inode | None]:
+        """As `residency.inode` knows them."""
+        held = self.residency.open
+        return [
+            held[ino].inode if ino in held else inode
+            for ino, inode in zip(inos, self.catalog.inodes(inos), strict=True)
+        ]
+
+    async def close(self, leases: Iterable[int]) -> None:
+        """They end; those that have ended, or are of another daemon, do nothing."""
+        for at, lease in enumerate(leases):
+            held, uid = self._held.pop(lease, (None, 0))
+            if held is None:
+                continue
+            self.portions.add(uid, -1)
+            held.leases -= 1
+            await self.objects.release(held, writable=False)
+            if not (at + 1) % CLOSED_AT_ONCE:
+                await trio.lowlevel.checkpoint()
+
+
+def _all(found: list[int | None]) -> list[int]:
+    """Up to the first that is not there."""
+    return [ino for ino in itertools.takewhile(bool, found) if ino]

@@ -1,0 +1,159 @@
+"""How much of a prefix is cached: as many blocks as are there without a gap, and where they are.
+
+Contract: `answer` looks at each block of the request, in slices of some 1 ms with a turn of the
+loop between them. What `Blocks` has is there; of what it does not have (it is being closed, or the
+census has not come to it) the catalog is asked by name, some 20 us each. So an answer may be too
+short, never too long for the moment that it is of. What is being written does not count. Raises
+StaleError for a namespace that is none.
+Not for the format of requests and answers: `kvfs.matching`; nor for what other nodes have put into
+the bucket, which is found by names that are looked up.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import and_
+from struct import iter_unpack
+
+import trio
+
+from kvfs import matching
+from kvfs.core.names.tree import Tree
+from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.errors import StaleError
+from kvfs.layouts.prefix import NUMBER_MAX, file_number
+from kvfs.matching import Answer, Request
+from kvfs.prefix import KEY_BYTES
+
+SLICE = 4096  # files, in some 0.6 ms
+NAMED_AT_ONCE = 32  # files that the catalog is asked for by name in a step of the loop
+
+
+class Matching:
+    """Of the namespaces of a tree whose paths are prefixes."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.residency = tree.residency
+        self.catalog = tree.catalog
+        self.namespaces = tree.namespaces
+
+    def is_asked(self, ino: int) -> bool:
+        """Whether a directory is one of which this can be asked."""
+        space = self.namespaces.own(ino)
+        return space is not None and space.blocks is not None
+
+    async def answer(self, ino: int, request: Request) -> Answer:
+        """What is cached of it in the namespace of this directory."""
+        space = self.namespaces.own(ino)
+        if space is None or space.blocks is None:
+            raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+        question = _Question(self, space, space.blocks, request)
+        return await question.answer()
+
+
+class _Question:
+    def __init__(
+        self, matching_: Matching, space: Namespace, blocks: Blocks, request: Request
+    ) -> None:
+        self.tree = matching_.tree
+        self.residency = matching_.residency
+        self.space = space
+        self.blocks = blocks
+        self.request = request
+        self.shards = [shard.encode() for shard in request.shards]
+        self.named = 0  # files that were looked for by name
+
+    async def answer(self) -> Answer:
+        request = self.request
+        # Of what follows the keys themselves say it: each is made of the one before it.
+        if not request.blocks or self._by_name(0, self.shards[0]) is None:
+            return Answer(0, 0, 0, 0)
+        step = max(1, SLICE // len(self.shards))
+        found = Sums(0, 0, 0)
+        where, sizes = bytearray(), list[int]()
+        matched, details = 0, bool(request.flags & matching.DETAILS)
+        for start in range(0, request.blocks, step):
+            if start:
+                await trio.lowlevel.checkpoint()
+            values = await self._values(start, min(request.blocks, start + step))
+            count = min(map(len, values))
+            for of_shard in values:
+                found = found.with_more(sums(of_shard[:count]))
+            if details:
+                where += _tiers(values, count)
+                sizes += _sizes(values, count)
+            matched += count
+            if start + count < min(request.blocks, start + step):
+                break
+        return Answer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
+
+    async def _values(self, start: int, end: int) -> list[list[int]]:
+        """For each shard what stands for its files, up to the first that is not there."""
+        get, keys = self.blocks.value, self.request.keys
+        some = keys[KEY_BYTES * start : KEY_BYTES * end]
+        numbers = [number & NUMBER_MAX for (number,) in iter_unpack(">Q8x", some)]
+        found = []
+        for shard in self.shards:
+            files = [file_number(number, shard) for number in numbers] if shard else numbers
+            values = [get(number, 0) for number in files]
+            if values and min(values) < ONE_FILE:
+                values = await self._without_gap(values, start, shard)
+            found.append(values)
+            end = start + len(values)
+            numbers = numbers[: len(values)]
+        return found
+
+    async def _without_gap(self, values: list[int], start: int, shard: bytes) -> list[int]:
+        """Those up to the first that is not there, though the catalog is asked for it."""
+        for at, known in enumerate(values):
+            if known >= ONE_FILE:
+                continue
+            self.named += 1
+            if not self.named % NAMED_AT_ONCE:
+                await trio.lowlevel.checkpoint()
+            named = self._by_name(start + at, shard)
+            if named is None:
+                return values[:at]
+            values[at] = named
+        return values
+
+    def _key(self, at: int) -> bytes:
+        """As a name; of the one before the first it is -1."""
+        key = self.request.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] if at >= 0 else None
+        return (key or self.request.parent).hex().encode()
+
+    def _by_name(self, at: int, shard: bytes) -> int | None:
+        """What stands for a file that is complete; None if there is no such name."""
+        above = self.tree.catalog.lookup(self.space.ino, self._key(at - 1))
+        if above is None:
+            return None
+        name = self._key(at) + (b"." + shard if shard else b"")
+        entry = self.tree.entry(above.ino, name)
+        if entry is None or not entry[1].is_file or not entry[1].sealed:
+            return None
+        inode = entry[1]
+        holders = [tier.name for tier in self.residency.holders(inode)]
+        return value(inode, [*holders, "s3"] if inode.in_bucket else holders)
+
+
+def _tiers(values: Sequence[Sequence[int]], count: int) -> bytes:
+    """For each block where all of it is."""
+    every = [_each(tiers, of_shard[:count]) for of_shard in values]
+    if len(every) == 1:
+        return bytes(every[0])
+    return bytes(reduce(and_, column) for column in zip(*every, strict=True))
+
+
+def _sizes(values: Sequence[Sequence[int]], count: int) -> Iterable[int]:
+    every = [_each(_size, of_shard[:count]) for of_shard in values]
+    return every[0] if len(every) == 1 else map(sum, zip(*every, strict=True))
+
+
+def _size(value: int) -> int:
+    return sum(sums((value,)))
+
+
+def _each(say: Callable[[int], int], values: Sequence[int]) -> Iterable[int]:
+    """What it says of each; few of them differ."""
+    return map({value: say(value) for value in set(values)}.__getitem__, values)

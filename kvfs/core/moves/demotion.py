@@ -1,0 +1,141 @@
+"""From RAM to NVMe: what must be there before room in RAM is needed, and what is worth the write.
+
+Contract: as much of RAM as `reclaimable` says is free or on NVMe as well, or on its way there; all
+of it while somebody writes back, and what is told to be written through at once. What goes first of
+who has most beyond its share is copied first; RAM keeps its copy until the room is needed. Small
+objects are copied together, since each sync costs as much as they do. Not for making room on NVMe
+(`Room`), nor for who may wear it down (`Admission`).
+"""
+
+import time
+from collections.abc import Container
+from contextlib import ExitStack
+from itertools import chain
+
+from kvfs.catalog import Inode
+from kvfs.core.capacity.room import Room
+from kvfs.core.capacity.victims import Twins
+from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.write_back import WriteBack, demotable
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.namespaces.order import key_of
+from kvfs.fairness.admission import Admission
+from kvfs.tiers import Tier
+
+BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
+
+
+class Demotion:
+    """`reclaimable` is in percent of RAM; `jobs` are inodes that movers work on."""
+
+    name = "demote"
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        room: Room,
+        admission: Admission,
+        write_back: WriteBack,
+        jobs: Container[int],
+        *,
+        reclaimable: int,
+    ) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.trouble = transfers.trouble
+        self.room = room
+        self.admission = admission
+        self.write_back = write_back
+        self.reclaimable = reclaimable
+        self._jobs = jobs
+        self._under_way = 0  # bytes on their way to NVMe
+
+    # What next
+
+    def next(self) -> list[int]:
+        """What is to be copied to NVMe next: what goes first of who has most, or at once."""
+        if self.residency.ram is None or self.trouble.pausing:
+            return []
+        spaces = self.room.victims.by_urgency(demotable(self.residency))
+        # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
+        in_flight = self.transfers.in_flight
+        spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
+        if not self._behind():
+            spaces = [space for space in spaces if space.settings.write == "through"]
+        return next(filter(None, map(self._oldest_in_ram, spaces)), [])
+
+    def _oldest_in_ram(self, space: Namespace) -> list[int]:
+        """One object, or many small ones that are synced together; what is packed is alone."""
+        inos: list[int] = []
+        size = 0
+        spare = space.ram_spare if self.write_back.wanted else ()
+        for ino in chain(space.ram_only, space.ram_kept, spare):
+            if ino in self._jobs or ino in space.too_large or self.transfers.written(ino):
+                continue
+            inode = self.residency.inode(ino)
+            alone = inode is not None and self.transfers.packs(inode)
+            if inos and alone:
+                break
+            size += 0 if inode is None else inode.blocks * 512
+            if inos and size > BATCH_BYTES:
+                break
+            inos.append(ino)
+            if alone or len(inos) == BATCH_OBJECTS:
+                break
+        return inos
+
+    def _behind(self) -> bool:
+        """Whether more of RAM must be on NVMe than is, or is on its way there."""
+        residency = self.residency
+        if residency.ram is None or residency.nvme is None:
+            return False
+        wanted = residency.ram.capacity * self.reclaimable // 100
+        return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
+
+    # Do it
+
+    async def move(self, inodes: list[Inode]) -> None:
+        """Copy those that are worth it and have room on NVMe."""
+        ram, nvme = self.residency.ram, self.residency.nvme
+        if ram is None or nvme is None:
+            return
+        inodes = [inode for inode in inodes if self._admitted(inode)]
+        if not inodes:
+            return
+        with ExitStack() as rooms:
+            total, taken = 0, 0
+            for inode in inodes:
+                cost = nvme.cost(inode.blocks)
+                twins: Twins = "lose" if self.write_back.wanted else "spare"
+                room = self.room.reserve(nvme, cost, twins)
+                if room is None:
+                    break
+                rooms.enter_context(room)
+                total, taken = total + cost, taken + 1
+            if not taken:  # NVMe is full of what RAM holds as well, or too small
+                self.trouble.pause(
+                    f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
+                    counts=self.write_back.wanted,
+                )
+                return
+            self._under_way += total
+            try:
+                await self.transfers.copy(inodes[:taken], ram, nvme, "demoted")
+            finally:
+                self._under_way -= total
+
+    def _admitted(self, inode: Inode) -> bool:
+        """Whether it is worth its write to NVMe; what is not is lost when RAM is needed."""
+        space = self.residency.namespaces.of(inode)
+        settings = space.settings
+        obliged = inode.kept or settings.pin or settings.eviction == "never"
+        if self.admission.decide(
+            key_of(inode),
+            Tier.cost(inode.blocks),
+            time.time(),
+            touched=inode.atime_ns > inode.mtime_ns,
+            obliged=obliged or self.write_back.wanted,
+        ):
+            return True
+        space.refuse(inode)
+        return False

@@ -1,0 +1,110 @@
+"""What was written directly to NVMe is read through: hashed, and proven to be on the disk.
+
+Contract: a settled object has its digest in its record, and its bytes were synced before. A digest
+that it has already is compared, never replaced. One that
+the kernel could not write is given up, whoever found out (`lose`). `matches` reads a copy for who
+doubts it. Nothing is copied here, so nothing is reserved.
+"""
+
+import logging
+import time
+from functools import partial
+
+from kvfs import failpoints
+from kvfs.catalog import Inode
+from kvfs.core.moves.movement import Requests
+from kvfs.core.moves.transfers import Transfers
+from kvfs.core.namespaces.order import key_of
+from kvfs.fairness.admission import Admission
+from kvfs.movement.movers import LostError, SourceChangedError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Settlement:
+    """Is the `Verifier` of `core/objects/copies.py`."""
+
+    name = "settle"
+
+    def __init__(self, transfers: Transfers, admission: Admission, requests: Requests) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.movers = transfers.movers
+        self.admission = admission
+        self.requests = requests
+
+    def written(self, inode: Inode) -> None:
+        """An object was written directly to NVMe: hash and sync it."""
+        cost, now = Tier.cost(inode.blocks), time.time()
+        self.admission.decide(key_of(inode), cost, now, touched=False, obliged=True)
+        self.requests.add(self, inode.ino)
+
+    async def move(self, inodes: list[Inode]) -> None:
+        """Read one object through, and record its digest."""
+        (inode,) = inodes
+        ino, version, nvme = inode.ino, inode.version, self.residency.nvme
+        if nvme is None or not inode.on_nvme or inode.packed is not None:
+            return
+        try:
+            found = await self.movers.read_through(
+                *(nvme.path(ino, version), inode.size),
+                sync=True,
+                sparse=inode.sparse,
+                data=inode.data,
+            )
+        except FileNotFoundError:
+            current = self.transfers.fit(ino, version)
+            if current is None or not current.on_nvme:
+                return  # RAM has it, and its room on NVMe was needed
+            raise
+        except LostError:
+            await self.lose(ino, version)
+            raise
+        current = self.transfers.fit(ino, version)
+        if current is not None and current.digest not in {b"", found.digest}:
+            self.transfers.rotten(current, nvme)
+        elif current is not None:
+            if failpoints.active:
+                failpoints.reach("dispatcher.settled")
+            current.digest = found.digest
+            with self.residency.catalog.batch() as batch:
+                batch.put(current)
+            self.residency.counters["settled"] += 1
+            self.residency.verified.note(ino)
+
+    async def lose(self, ino: int, version: int) -> None:
+        """The kernel could not write it, and says so once: its page cache is not to be trusted.
+
+        Who has it open has what the page cache has; nobody opens it after that.
+        """
+        residency, nvme = self.residency, self.residency.nvme
+        current = residency.inode(ino)
+        if nvme is None or current is None or not current.on_nvme:
+            return
+        held = residency.open.get(ino)
+        if held is not None:  # if it is being written, the file gets its next version's name
+            residency.distrust(current, nvme)
+            residency.late.append(partial(self.lose, ino, current.version))
+        elif current.version == version and ino in residency.busy:
+            residency.distrust(current, nvme)
+            residency.late.append(partial(self.lose, ino, version))
+        elif current.version == version:
+            residency.lose(current, nvme)
+
+    async def matches(self, tier: Tier, inode: Inode) -> bool:
+        """Whether a backing file has the digest of its inode.
+
+        Raises TierError if that cannot be known: a disk that fails is no reason to lose a file.
+        """
+        path = tier.path(inode.ino, inode.version)
+        try:
+            found = await self.movers.read_through(
+                path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
+            )
+        except (FileNotFoundError, SourceChangedError) as error:
+            log.error("%s cannot be verified: %s", path, error)
+            return False
+        except OSError as error:
+            raise tier.failed("verify", inode.ino, error) from error
+        return found.digest == inode.digest

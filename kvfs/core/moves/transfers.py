@@ -1,0 +1,223 @@
+"""What every movement does: see that an object is still what it was, copy it, enter the copy.
+
+Contract: a copy belongs to one version of a sealed object. When its bytes are there, `fit` looks
+whether the object is still that version and nobody writes it; otherwise the bytes are thrown away.
+Namespaces take turns at the movers by weight. Not for deciding what is worth it, nor for room: what
+a copy takes is reserved by the caller, and given back by it.
+"""
+
+import errno
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import trio
+
+from kvfs import failpoints
+from kvfs.catalog import Inode, PackedCopy
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.trouble import Trouble
+from kvfs.errors import CatalogError
+from kvfs.fairness.fair_queue import FairQueue
+from kvfs.movement.movers import (
+    LostError,
+    Moved,
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    Repacked,
+    SourceChangedError,
+)
+from kvfs.tiers import NvmeTier, Tier
+
+log = logging.getLogger(__name__)
+
+PERIOD = 0.002  # s between two looks at what nothing tells of
+PACKED_LEAST = 1 << 20  # bytes: what is less is opened sooner than a mover could decompress it
+
+
+class Transfers:
+    """`in_flight` has the copies under way by namespace.
+
+    `sending` and `unpacking` are inodes of which that is done: of all jobs these two may be at work
+    on the same object, since an open that waits for the second must not wait for a bucket.
+    """
+
+    def __init__(self, residency: Residency, movers: Movers, trouble: Trouble) -> None:
+        self.residency = residency
+        self.movers = movers
+        self.trouble = trouble
+        self.in_flight: Counter[int] = Counter()
+        self.sending: set[int] = set()
+        self.unpacking: set[int] = set()
+        self._fair = FairQueue(movers.workers)
+        self._said_packing = self._said_too_large = False
+
+    def written(self, ino: int) -> bool:
+        """Whether a copy would be in vain: it is being written, or goes when it is closed.
+
+        Or its handles read a copy that was given up, beside which none is made: the next daemon
+        knows by the record which copy is none.
+        """
+        held = self.residency.open.get(ino)
+        return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
+
+    def fit(self, ino: int, version: int | None = None) -> Inode | None:
+        """The object, if it is sealed, and still the version that a job was about."""
+        current = self.residency.inode(ino)
+        if current is None or not current.links or not current.sealed or self.written(ino):
+            return None
+        if version not in {None, current.version} or self.residency.is_distrusted(current):
+            return None
+        return current
+
+    async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
+        """Copy sealed objects and enter the copies of those that did not change meanwhile."""
+        jobs = [(inode.ino, inode.version, inode.digest) for inode in inodes]
+        paths = [
+            (
+                *(source.path(inode.ino, inode.version), target.path(inode.ino, inode.version)),
+                *(inode.size, inode.sparse),
+            )
+            for inode in inodes
+        ]
+        data = [inode.data for inode in inodes]
+        results: Sequence[Repacked | Moved | OSError | SourceChangedError]
+        space = self.residency.namespaces.of(inodes[0])
+        settings = space.settings
+        self.in_flight[space.ino] += 1
+        try:
+            async with self._fair.turn(
+                space.ino,
+                sum(data),
+                weight=settings.weight,
+                bulk=settings.priority == "bulk",
+            ):
+                if len(paths) == 1:
+                    results = [await self._carry_one(inodes[0], target, paths[0])]
+                else:
+                    results = await self.movers.copy_all(paths, data)
+        except (MoverFailedError, MoverOverdueError):
+            for ino, version, _ in jobs:  # the last act of a mover may have been its rename
+                self.residency.throw_away(target, ino, version)
+            raise
+        finally:
+            self.in_flight[space.ino] -= 1
+        for (ino, version, digest), result in zip(jobs, results, strict=True):
+            current = self.fit(ino, version)
+            moved, packed = result[:2] if isinstance(result, Repacked) else (result, None)
+            if isinstance(moved, Exception):
+                if current is not None and _is_too_large(moved, target):
+                    self._too_large(current, target, moved)
+                elif current is not None:
+                    self.trouble.failed("copy", ino, moved)
+                    if isinstance(moved, LostError):
+                        self.residency.lose(current, source)
+            elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
+                try:
+                    self._enter(current, target, moved, packed)
+                except CatalogError as error:
+                    self.residency.throw_away(target, ino, version)
+                    self.trouble.failed("copy", ino, error)
+                else:
+                    self.residency.counters[counter] += 1
+                    self.residency.verified.note(ino)  # NVMe has been read, or written
+                    self.trouble.over()
+            else:
+                self.residency.throw_away(target, ino, version)
+                if current is not None:
+                    self.rotten(current, source)
+
+    def packs(self, inode: Inode) -> bool:
+        """Whether its copy on NVMe is to be compressed: then it has to fit RAM to be opened."""
+        ram, space = self.residency.ram, self.residency.namespaces.of(inode)
+        if space.settings.compression != "nvme" or ram is None or not space.takes(ram):
+            return False
+        if inode.size < PACKED_LEAST or inode.sparse or inode.mostly_holes:
+            return False
+        return ram.cost(inode.blocks) <= ram.capacity // 2
+
+    async def _carry_one(
+        self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
+    ) -> Repacked | OSError:
+        """What it was, or that the target has no file of its size, or the source lacks bytes."""
+        try:
+            return await self._carry(inode, target, path)
+        except OSError as error:
+            if not isinstance(error, LostError) and not _is_too_large(error, target):
+                raise
+            return error
+
+    def _too_large(self, inode: Inode, target: Tier, error: Exception) -> None:
+        """No disk has failed, and no later try goes better."""
+        self.residency.namespaces.of(inode).refuse_too_large(inode)
+        log.log(
+            logging.DEBUG if self._said_too_large else logging.WARNING,
+            "inode %d is not copied to the %s tier, whose files cannot have its %d bytes; it is "
+            "lost when it leaves RAM (said once): %s",
+            *(inode.ino, target.name, inode.size, error),
+        )
+        self._said_too_large = True
+
+    async def _carry(
+        self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
+    ) -> Repacked:
+        source, destination, size, sparse = path
+        nvme = self.residency.nvme
+        if nvme is None or target is not nvme or not self.packs(inode):
+            moved = await self.movers.copy(
+                *(source, destination, size),
+                sync=target.slow,
+                cold=True,
+                sparse=sparse,
+                data=inode.data,
+            )
+            return Repacked(moved)
+        element_size = self.residency.namespaces.places.element_size(inode)
+        found = await self.movers.pack(source, destination, size, element_size)
+        self._count(inode, nvme, found)
+        return found
+
+    async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
+        """A copy that was evicted has the same name, and may yet be unlinked by it."""
+        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
+            self.residency.wake()
+            await trio.sleep(PERIOD)
+
+    def _count(self, inode: Inode, nvme: NvmeTier, found: Repacked) -> None:
+        """What compressing it came to."""
+        counters, packing = nvme.counters, found.packing
+        assert packing is not None
+        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
+        if found.packed is not None:
+            counters["compressed"] += 1
+            counters["compressed_bytes"] += inode.size
+            counters["compressed_to_bytes"] += found.packed.size
+            return
+        counters["not_compressed"] += 1
+        if packing.failure:
+            log.log(
+                logging.DEBUG if self._said_packing else logging.WARNING,
+                "inode %d is not compressed (said once): %s",
+                *(inode.ino, packing.failure),
+            )
+            self._said_packing = True
+
+    def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
+        """A copy is there: say so. Raises CatalogError."""
+        if failpoints.active:
+            failpoints.reach("dispatcher.copied")
+        self.residency.add_copy(inode, target, moved.blocks, moved.digest, packed)
+
+    def rotten(self, inode: Inode, tier: Tier) -> None:
+        """A copy that looked untouched has other bytes than it was sealed with.
+
+        No open is served from it any more, whoever has the object open: see `Residency.lose`.
+        """
+        why = "its bytes do not match their digest"
+        self.residency.lose(inode, tier, quarantine=True, why=why)
+
+
+def _is_too_large(error: Exception, target: Tier) -> bool:
+    """Whether the file system below NVMe has no file of that size."""
+    return target.slow and isinstance(error, OSError) and error.errno == errno.EFBIG

@@ -1,0 +1,68 @@
+"""Jobs that failed: counted, told to the disk's health, and said once.
+
+Contract: a failure pauses demotions for a moment, since all of them go to the same disk. Whoever
+copies says when it went well again. Not for deciding whether a failure matters.
+"""
+
+import errno
+import logging
+import time
+
+import trio
+
+from kvfs.core.ledger.residency import Residency
+from kvfs.movement.movers import MoverOverdueError
+
+log = logging.getLogger(__name__)
+
+PAUSE = 1.0  # s without demotions after one failed
+
+
+class Trouble:
+    """`failures` in a row, of demotions and other jobs; `reason` of the last one."""
+
+    def __init__(self, residency: Residency) -> None:
+        self.residency = residency
+        self.failures = 0
+        self.reason = ""
+        self._quiet_until = 0.0
+        self._said = ""  # the last failure that was logged
+
+    @property
+    def down(self) -> bool:
+        """While NVMe is down nothing is moved or unlinked: all of that needs it."""
+        return self.residency.nvme is not None and self.residency.nvme.health.down
+
+    @property
+    def pausing(self) -> bool:
+        """Whether no demotion should begin now."""
+        return trio.current_time() < self._quiet_until
+
+    def failed(self, what: str, ino: int, error: Exception) -> None:
+        self.residency.counters["job_failures"] += 1
+        self._tell_health(what, error)
+        kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
+        self.pause(f"{what} of inode {ino} failed, nothing is changed: {error}", kind)
+
+    def pause(self, reason: str, kind: str = "", *, counts: bool = True) -> None:
+        """Log it, and those of its kind that follow only for those who look closely."""
+        self._quiet_until = trio.current_time() + PAUSE
+        self.failures += counts
+        self.reason = reason
+        kind = kind or reason
+        log.log(logging.DEBUG if kind == self._said else logging.WARNING, "%s", reason)
+        self._said = kind
+
+    def over(self) -> None:
+        """A job went well."""
+        self.failures, self._said = 0, ""
+
+    def _tell_health(self, what: str, error: Exception) -> None:
+        """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
+        nvme = self.residency.nvme
+        code = error.errno if isinstance(error, OSError) else None
+        if nvme is None or code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
+            return
+        if code is not None or isinstance(error, MoverOverdueError):
+            kind = "no answer" if code is None else errno.errorcode.get(code, str(code))
+            nvme.health.failed(time.monotonic(), f"{what}: {kind}")

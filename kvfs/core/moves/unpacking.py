@@ -1,0 +1,218 @@
+"""From a packed copy on NVMe to one that can be opened: in RAM, else in its own place on NVMe.
+
+Contract: `unpack` returns when there is a copy that can be opened, or when the packed one was lost,
+which it says in the log. Who has waited too long has a miss, the work goes on. `carry` is the work
+alone, for movements that have reserved the room and have the object among their jobs. No byte is
+given out that was not compared with the object's digest.
+
+Invariants across awaits: one unpacking for an object at a time, whoever waits for it; while it runs
+the object is in `jobs`, where only its upload may be as well, its room is reserved, and no earlier
+file of its name waits to be unlinked. Whether the object still has the packed copy that was read is
+looked at in the step in which the new one is entered; if not, the new file goes again.
+Not for what is in a bucket (`hydration`), nor for choosing what is packed (`transfers`).
+"""
+
+import logging
+
+import trio
+
+from kvfs import failpoints
+from kvfs.catalog import Inode
+from kvfs.compression.container import DamagedError
+from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.transfers import PERIOD, Transfers
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.movement.movers import (
+    MoverFailedError,
+    MoverOverdueError,
+    Movers,
+    Repacked,
+    SourceChangedError,
+)
+from kvfs.tiers import Job, Reservation, Tier
+
+log = logging.getLogger(__name__)
+
+WAIT = 30.0  # s that an open waits, where there is no bucket whose `s3_wait` says so
+GLANCE = 0.5  # s between two looks whether the disk that an open waits for is down
+
+
+class _Running:
+    """One that runs. `problem`: why nothing has changed; None if there is a copy, or none left."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.problem: Exception | None = TierError("it was given up")
+
+
+class Unpacking:
+    """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
+
+    def __init__(self, transfers: Transfers, room: Room, movers: Movers, jobs: set[int]) -> None:
+        self.residency: Residency = transfers.residency
+        self.transfers = transfers
+        self.room = room
+        self.movers = movers
+        self._jobs = jobs
+        self._running: dict[int, _Running] = {}
+
+    async def unpack(self, inode: Inode) -> None:
+        """Wait until it can be opened, or is lost. The caller holds the inode's lock.
+
+        Raises NotFoundError (a miss), StaleError if it has changed meanwhile.
+        """
+        ino, nvme, bucket = inode.ino, self.residency.nvme, self.residency.bucket
+        if nvme is None or nvme.health.down:
+            why = "is not mounted" if nvme is None else f"is down: {nvme.health.why}"
+            raise NotFoundError(f"inode {ino} is on NVMe only, which {why}")
+        running = self._running.get(ino)
+        if running is None:
+            running = self._running[ino] = _Running()
+            trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
+        patience = WAIT if bucket is None else bucket.wait
+        with trio.move_on_after(patience):
+            while not running.ended.is_set() and not nvme.health.down:
+                with trio.move_on_after(GLANCE):
+                    await running.ended.wait()
+        if not running.ended.is_set() and nvme.health.down:
+            raise NotFoundError(f"inode {ino} is on NVMe only, which is down: {nvme.health.why}")
+        if not running.ended.is_set():
+            raise NotFoundError(f"inode {ino} is not decompressed within {patience:.0f} s")
+        if isinstance(running.problem, StaleError):
+            raise StaleError(str(running.problem)) from running.problem
+        if running.problem is not None:
+            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+
+    def stop(self) -> None:
+        """Decompress nothing more: it was unmounted."""
+        for running in self._running.values():
+            running.scope.cancel()
+
+    async def _run(self, inode: Inode, running: _Running) -> None:
+        try:
+            with running.scope:
+                await self._bring(inode.ino, inode.version)
+                running.problem = None
+        except (OSError, MoverOverdueError) as error:
+            running.problem = error
+            self.transfers.trouble.failed("decompression", inode.ino, error)
+        except KvfsError as error:
+            running.problem = error
+            level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
+            log.log(level, "inode %d stays packed: %s", inode.ino, error)
+        except Exception as error:
+            running.problem = TierError(f"a defect of kvfs: {error!r}")
+            log.exception("inode %d stays packed: a defect of kvfs", inode.ino)
+        finally:
+            del self._running[inode.ino]
+            running.ended.set()
+
+    async def _bring(self, ino: int, version: int) -> None:
+        sending, unpacking = self.transfers.sending, self.transfers.unpacking
+        while ino in self._jobs and ino not in sending:  # noqa: ASYNC110 (as `download` waits)
+            await trio.sleep(PERIOD)
+        self._jobs.add(ino)
+        unpacking.add(ino)
+        try:
+            inode = self._fit(ino, version)
+            if not self._only_packed(inode):
+                return
+            with self._reserve(inode, Tier.cost(inode.blocks)) as room:
+                inode = self._fit(ino, version)
+                if self._only_packed(inode):  # else it went for the room
+                    await self.carry(inode, room.tier)
+        finally:
+            unpacking.discard(ino)
+            if ino not in sending:
+                self._jobs.discard(ino)
+            self.residency.wake()
+
+    def _fit(self, ino: int, version: int) -> Inode:
+        """Raises StaleError if it is not what it was."""
+        found = self.transfers.fit(ino, version)
+        if found is None:
+            raise StaleError(f"inode {ino} has changed while it was to be decompressed")
+        return found
+
+    def _only_packed(self, inode: Inode) -> bool:
+        return inode.packed is not None and self.residency.holders(inode) == [self.residency.nvme]
+
+    def _reserve(self, inode: Inode, cost: int) -> Reservation:
+        """As what comes from a bucket: in RAM, if it may be there and fits. Raises NoSpaceError."""
+        residency = self.residency
+        ram, nvme, namespace = residency.ram, residency.nvme, residency.namespaces.of(inode)
+        fits = ram is not None and namespace.takes(ram) and cost <= ram.capacity // 2
+        if ram is not None and fits and (room := self.room.reserve(ram, cost)) is not None:
+            return room
+        if nvme is not None and (room := self.room.reserve(nvme, cost)) is not None:
+            return room
+        raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+    async def carry(self, inode: Inode, target: Tier) -> None:
+        """Make a plain copy of it in a tier, from its packed one on NVMe.
+
+        Raises StaleError, TierError, OSError if nothing has changed. A packed copy that is not what
+        it should be is given up.
+        """
+        residency, nvme, packed = self.residency, self.residency.nvme, inode.packed
+        assert nvme is not None
+        assert packed is not None
+        ino, version, digest = inode.ino, inode.version, inode.digest
+        await self.transfers.wait_for_trash(target, ino, version)
+        path, to = nvme.path(ino, version), target.path(ino, version)
+        try:
+            found = await self.movers.unpack(
+                *(path, to, packed, inode.size, digest), sync=target.slow
+            )
+        except (DamagedError, SourceChangedError) as error:
+            self._expect_packed(inode)
+            residency.lose(inode, nvme, quarantine=True, why=str(error))
+            return
+        except FileNotFoundError as error:
+            if error.filename != path or not await nvme.calls.call(Job("stat", nvme.present)):
+                raise nvme.failed("unpack", ino, error) from error
+            self._expect_packed(inode)
+            log.error("nvme tier: %s is gone", path)
+            residency.counters["missing"] += 1
+            residency.lose(inode, nvme)
+            return
+        except (MoverFailedError, MoverOverdueError):  # its last act may have been its rename
+            if target is not nvme:
+                residency.throw_away(target, ino, version)
+            raise
+        self._enter(inode, target, found)
+
+    def _enter(self, inode: Inode, target: Tier, found: Repacked) -> None:
+        """Say that it is there. Raises CatalogError, StaleError."""
+        residency, ino, version, nvme = (
+            self.residency,
+            inode.ino,
+            inode.version,
+            self.residency.nvme,
+        )
+        assert nvme is not None
+        if failpoints.active:
+            failpoints.reach("dispatcher.unpacked")
+        if found.in_place:
+            target = nvme
+        current = self.transfers.fit(ino, version)
+        if current is None or current.packed != inode.packed:
+            if current is None or target not in residency.holders(current):
+                residency.throw_away(target, ino, version)
+            raise StaleError(f"inode {ino} has changed while it was decompressed")
+        try:
+            residency.add_copy(current, target, found.moved.blocks, found.moved.digest)
+        except KvfsError:
+            if target is not nvme:  # there, its size will say what it is
+                residency.throw_away(target, ino, version)
+            raise
+        nvme.counters["decompressed"] += 1
+        nvme.counters["decompress_cpu_us"] += round(found.moved.cpu_seconds * 1e6)
+
+    def _expect_packed(self, inode: Inode) -> None:
+        """Raises StaleError if nobody means its packed copy any more."""
+        current = self.transfers.fit(inode.ino, inode.version)
+        if current is None or current.packed != inode.packed:
+            raise StaleError(f"inode {inode.ino} has changed while it was decompressed")

@@ -1,0 +1,96 @@
+"""Everything that only RAM holds goes to NVMe, because it is about to be given up.
+
+Contract: `start` asks for it and says what is left; it goes on until whoever asks hears that
+nothing is left, or for a while after it was last asked for, as demotions with all that this obliges
+to (`Demotion`). `drain` asks until it is done, or NVMe takes no more. What is larger than a file of
+NVMe's file system may be is not waited for. Not for copying.
+"""
+
+import logging
+from collections.abc import Iterator
+from itertools import chain
+
+import trio
+
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.moves.transfers import Transfers
+from kvfs.core.namespaces.namespace import Namespace
+
+log = logging.getLogger(__name__)
+
+FEW = 1000  # objects that can be looked at one by one in a step of the loop
+PATIENCE = 5.0  # s that a write-back goes on after it was last asked for
+GIVE_UP = 8  # failures in a row that end a write-back
+
+
+class WriteBack:
+    """While it is `wanted`, everything that only RAM holds is demoted."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.residency = transfers.residency
+        self.transfers = transfers
+        self.trouble = transfers.trouble
+        self._until = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody asks for RAM to be written back, and has done so lately."""
+        return trio.current_time() < self._until
+
+    @property
+    def stuck(self) -> str:
+        """Why NVMe takes no more of it; "" as long as it may."""
+        nvme, trouble = self.residency.nvme, self.trouble
+        if nvme is not None and nvme.health.down:
+            return nvme.health.why
+        return trouble.reason if trouble.failures >= GIVE_UP else ""
+
+    def start(self) -> tuple[int, int]:
+        """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
+        residency = self.residency
+        ram = residency.ram
+        if ram is None or residency.nvme is None:
+            return 0, 0
+        spaces = demotable(residency)
+        size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
+        count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
+        count -= self.too_large
+        if count <= FEW:  # look closely: what is open without a name is not worth copying
+            inos = chain.from_iterable(map(_only_in_ram, spaces))
+            written = self.transfers.written
+            inodes = [residency.inode(ino) for ino in inos if not written(ino)]
+            size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
+        self._until = trio.current_time() + PATIENCE if count else 0.0
+        if count:
+            residency.wake()
+        return size, count
+
+    @property
+    def too_large(self) -> int:
+        """Objects that only RAM has, and that are lost with it: NVMe has no file of their size."""
+        return sum(len(space.too_large) for space in demotable(self.residency))
+
+    async def drain(self) -> None:
+        """Write back until all is on NVMe, or NVMe takes no more."""
+        self.trouble.failures = 0
+        counted = self.residency.census_done.is_set
+        while (left := self.start())[1] or not counted():
+            if stuck := self.stuck:
+                log.error(
+                    "%d objects (%d bytes) could not be written back: %s", left[1], left[0], stuck
+                )
+                break
+            await trio.sleep(0.02)
+        self._until = 0.0
+
+
+def _only_in_ram(space: Namespace) -> Iterator[int]:
+    """What of it can be written back."""
+    orders = chain(space.ram_only, space.ram_kept, space.ram_spare)
+    return (ino for ino in orders if ino not in space.too_large)
+
+
+def demotable(residency: Residency) -> list[Namespace]:
+    """Those whose objects may be on NVMe."""
+    nvme = residency.nvme
+    return [space for space in residency.namespaces if nvme and space.takes(nvme)]

@@ -1,0 +1,277 @@
+"""Renames: another name for what is there, or two names exchanged.
+
+Contract: `rename` is synchronous and one catalog batch, checked in the step in which it commits. A
+namespace's directory stays at the top; what moves into another namespace is accounted there, a
+directory's content in the background. A name that was there before keeps its cookie. Whoever calls
+it has had quotas take in what it brings (`weigh`, `arrivals`). Not for making names, nor for taking
+them.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import trio
+
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.core.names.tree import Tree
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.errors import (
+    ExistsError,
+    InvalidError,
+    IsADirError,
+    NotADirError,
+    NotFoundError,
+    OtherNamespaceError,
+)
+from kvfs.tiers import Tier
+
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
+WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
+WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
+
+Move = tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]
+Weight = tuple[int, int]  # bytes and objects that a quota counts
+
+
+class Renames:
+    """Of the names of a tree."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.catalog = tree.catalog
+        self.residency = tree.residency
+        self.namespaces = tree.namespaces
+
+    def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
+        """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; other flags raise InvalidError."""
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        source_dir, entry, inode, target_dir, target = move
+        if target is not None and target[1].ino == inode.ino:
+            return  # two names of one file: rename(2) does nothing
+        if flags == RENAME_EXCHANGE and target is not None:
+            self._exchange(source_dir, entry, inode, target_dir, *target)
+            return
+        with self.catalog.batch() as batch:
+            if target is not None:
+                self._replace(target_dir, *target, batch)
+            batch.unlink(parent, entry)
+            cookie = self.catalog.next_id() if target is None else target[0].cookie
+            moved = Dentry(name2, inode.ino, cookie)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
+            self.tree.changed(source_dir, batch)
+            self.tree.changed(target_dir, batch)
+            batch.answers()
+
+    def _check_rename(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> Move:
+        """The directory, entry and inode that are renamed, into which directory, over what."""
+        if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
+            raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
+        source_dir = self.tree.directory(parent)
+        target_dir = source_dir if parent2 == parent else self.tree.to_enter(parent2)
+        if not target_dir.links:
+            raise NotFoundError(f"directory {parent2} was removed")
+        if name2 in {b".", b".."}:
+            raise ExistsError(f"{name2!r} cannot be replaced")
+        entry, inode = self.tree.expect(parent, name)
+        target = self.tree.entry(parent2, name2)
+        if inode.is_dir:
+            self._check_descent(inode.ino, parent2)
+        self._check_namespace(inode, target_dir)
+        if flags == RENAME_EXCHANGE:
+            _, inode2 = target or self.tree.expect(parent2, name2)
+            if inode2.is_dir and inode2.ino != inode.ino:
+                self._check_descent(inode2.ino, parent)
+            self._check_namespace(inode2, source_dir)
+        elif target is not None and flags == RENAME_NOREPLACE:
+            raise ExistsError(f"{name2!r} exists in directory {parent2}")
+        elif target is not None and target[1].is_dir != inode.is_dir:
+            raise (IsADirError if target[1].is_dir else NotADirError)(
+                f"{name2!r} in directory {parent2} cannot be replaced by what is of another kind"
+            )
+        return source_dir, entry, inode, target_dir, target
+
+    def _crossing(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> Move | None:
+        """A rename into another namespace, checked; None for any other."""
+        if parent == parent2:  # the usual rename
+            return None
+        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
+        if len({None if one is None else one.namespace for one in directories}) == 1:
+            return None
+        move = self._check_rename(parent, name, parent2, name2, flags)
+        _, _, inode, target_dir, _ = move
+        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
+            return None
+        return move
+
+    async def weigh(
+        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
+    ) -> dict[int, Weight]:
+        """What is below the directories that a rename brings into hard quotas, by directory.
+
+        Raises OtherNamespaceError for one with more names than can be counted while the kernel
+        holds it: it is to be copied, each file within the quota. And what `rename` does.
+        """
+        move = self._crossing(parent, name, parent2, name2, flags)
+        if move is None:
+            return {}
+        source_dir, _, inode, target_dir, target = move
+        moved, into = [inode], [target_dir]
+        if target is not None and flags == RENAME_EXCHANGE:
+            moved.append(target[1])
+            into.append(source_dir)
+        if not any(self.namespaces.of(one).has_hard_quota for one in into):
+            return {}
+        return {one.ino: await self._weigh(one) for one in moved if one.is_dir}
+
+    async def _weigh(self, top: Inode) -> Weight:
+        size, names = 0, 0
+        files: set[int] = set()  # each has its bytes once, whatever its names
+        way = [(top.ino, 0)]
+        while way:
+            ino, cookie = way.pop()
+            entries = self.catalog.entries_after(ino, cookie, WEIGHED_AT_ONCE)
+            if len(entries) == WEIGHED_AT_ONCE:
+                way.append((ino, entries[-1].cookie))
+            for entry in entries:
+                inode = self.residency.inode(entry.ino)
+                if inode is not None and inode.is_dir:
+                    way.append((inode.ino, 0))
+                elif inode is not None and inode.is_file and inode.ino not in files:
+                    files.add(inode.ino)
+                    size += self._takes(inode)
+            names += len(entries)
+            if names > WEIGHED_MAX:
+                raise OtherNamespaceError(
+                    f"directory {top.ino} has more than {WEIGHED_MAX} names below it: it cannot "
+                    "move into a namespace with a hard quota"
+                )
+            await trio.lowlevel.checkpoint()
+        return size, len(files)
+
+    def arrivals(
+        self,
+        parent: int,
+        name: bytes,
+        parent2: int,
+        name2: bytes,
+        flags: int,
+        below: Mapping[int, Weight],
+    ) -> list[tuple[Namespace, int, int]]:
+        """What a rename would bring into other namespaces: each with bytes and objects more.
+
+        `below` is what `weigh` found. Raises what `rename` does.
+        """
+        move = self._crossing(parent, name, parent2, name2, flags)
+        if move is None:
+            return []
+        source_dir, _, inode, target_dir, target = move
+        comes, goes = self._counted(inode, below), (0, 0)
+        if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
+            goes = self._counted(target[1], below)
+        more = (comes[0] - goes[0], comes[1] - goes[1])
+        found = [(self.namespaces.of(target_dir), *more)]
+        if flags == RENAME_EXCHANGE:
+            found.append((self.namespaces.of(source_dir), -more[0], -more[1]))
+        return [one for one in found if one[1] > 0 or one[2] > 0]
+
+    def _counted(self, inode: Inode, below: Mapping[int, Weight]) -> Weight:
+        return (self._takes(inode), 1) if inode.is_file else below.get(inode.ino, (0, 0))
+
+    def _takes(self, inode: Inode) -> int:
+        """Bytes; of a file that is being written those that it has by now."""
+        held = self.residency.staging.get(inode.ino)
+        return max(Tier.cost(inode.blocks), 0 if held is None else held.taken)
+
+    def _is_last(self, inode: Inode) -> bool:
+        """Whether it goes with one name less."""
+        return len(inode.links) == 1 and inode.ino not in self.residency.open
+
+    def _exchange(
+        self,
+        source_dir: Inode,
+        entry: Dentry,
+        inode: Inode,
+        target_dir: Inode,
+        entry2: Dentry,
+        inode2: Inode,
+    ) -> None:
+        with self.catalog.batch() as batch:
+            batch.unlink(source_dir.ino, entry)  # both before either is made again
+            batch.unlink(target_dir.ino, entry2)
+            moved, moved2 = entry2._replace(ino=inode.ino), entry._replace(ino=inode2.ino)
+            self._move(inode, entry, source_dir, target_dir, moved, batch)
+            self._move(inode2, entry2, target_dir, source_dir, moved2, batch)
+            self.tree.changed(source_dir, batch)
+            self.tree.changed(target_dir, batch)
+            batch.answers()
+
+    def _move(
+        self,
+        inode: Inode,
+        entry: Dentry,
+        source_dir: Inode,
+        target_dir: Inode,
+        moved: Dentry,
+        batch: Batch,
+    ) -> None:
+        """The inode gets another name; the caller has unlinked `entry`.
+
+        A name that was there before keeps its cookie, so that a listing shows it once.
+        """
+        before = inode.copy()
+        old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
+        inode.links = tuple(new if link == old else link for link in inode.links)
+        inode.ctime_ns = self.tree.now()
+        source_dir.subdirs -= inode.is_dir
+        target_dir.subdirs += inode.is_dir
+        batch.link(target_dir.ino, moved)
+        if inode.is_dir:
+            self._move_directory(inode, target_dir, batch)
+        else:
+            self.namespaces.places.place(inode, target_dir, moved.name, batch)
+            if inode.links[0] == new:
+                self.residency.dirty.named(inode, batch, target_dir, moved.name)
+            if _place_of(inode) != _place_of(before) and self.residency.accounted(inode):
+                batch.then(partial(self.residency.dismiss, before))
+                batch.then(partial(self.residency.admit, inode))
+        batch.put(inode)
+
+    def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
+        """All below it is accounted to where it is now, in the background, and named so."""
+        batch.then(self.namespaces.places.forget_paths)
+        inode.key = inode.parent_key = 0  # it is no block's any more (`Prefixes`)
+        if inode.namespace not in (inode.ino, target_dir.namespace):
+            inode.namespace = target_dir.namespace
+            self.namespaces.account_anew(inode.ino, batch)
+        elif self.residency.dirty.on:  # and is called otherwise in the bucket
+            self.namespaces.account_anew(inode.ino, batch)
+
+    def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:
+        if self.namespaces.own(inode.ino) and target_dir.ino != ROOT_INO:
+            raise OtherNamespaceError(f"directory {inode.ino} is a namespace: it stays at the top")
+        if len(inode.links) > 1 and not inode.is_dir and inode.namespace != target_dir.namespace:
+            raise OtherNamespaceError(
+                f"inode {inode.ino} has other names: it cannot move to another namespace"
+            )
+
+    def _replace(self, directory: Inode, entry: Dentry, old: Inode, batch: Batch) -> None:
+        if old.is_dir:
+            self.tree.remove_directory(directory, entry, old, batch)
+        else:
+            self.tree.remove_name(directory.ino, entry, old, batch)
+
+    def _check_descent(self, ino: int, into: int) -> None:
+        """A directory must not move below itself."""
+        while into != ROOT_INO:
+            if into == ino:
+                raise InvalidError(f"directory {ino} cannot move into itself")
+            into = self.tree.parent(self.tree.directory(into)).ino
+
+
+def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:
+    """What accounts and orders go by."""
+    return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept, inode.target

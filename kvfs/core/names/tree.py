@@ -1,0 +1,379 @@
+"""Names: directories and links, looked up, listed, made and taken away.
+
+Contract: every method is synchronous and is one catalog batch; what it checks still holds when it
+commits. Permissions are the kernel's business (default_permissions). What is made or moved is
+accounted to the namespace of its directory. Not for content, nor for what namespaces are told; for
+other names of what is there `Renames`, for all else that an inode says `Attributes`.
+"""
+
+import stat
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
+from kvfs.core.ledger.residency import Residency
+from kvfs.errors import (
+    ExistsError,
+    InvalidError,
+    IsADirError,
+    NameTooLongError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    OtherNamespaceError,
+    StaleError,
+    TooManyLinksError,
+)
+from kvfs.settings import Settings
+
+NAME_MAX = 255
+TARGET_MAX = 4095
+RESERVED = b".kvfs"  # a name at the top of the mount, that of the control files
+COOKIE_SELF, COOKIE_PARENT = 1, 2
+HIDDEN_STEP = 8  # entries that nobody finds, which a step of a listing drops in 30 to 100 us each
+HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
+
+
+class Listing(NamedTuple):
+    """Some of a directory: (name, inode, cookie) of each, behind which cookie to read on."""
+
+    entries: list[tuple[bytes, Inode, int]]
+    cookie: int
+    ended: bool  # there is nothing behind it
+
+
+class Tree:
+    """`templates` says which settings a new top-level directory of a name gets, None for none."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        *,
+        templates: Callable[[str], Settings | None] = lambda _: None,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.residency = residency
+        self.namespaces = residency.namespaces
+        self.templates = templates
+        self.catalog: Catalog = residency.catalog
+        self.now = now
+
+    def make_root(self, *, uid: int, gid: int) -> None:
+        if self.catalog.inode(ROOT_INO) is None:
+            inode = self.new(stat.S_IFDIR | 0o755, uid, gid)
+            inode.ino = ROOT_INO
+            inode.links = ((ROOT_INO, COOKIE_SELF),)
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+
+    def new(self, mode: int, uid: int, gid: int) -> Inode:
+        """An inode without number and names."""
+        now = self.now()
+        return Inode(
+            ino=0, mode=mode, uid=uid, gid=gid, atime_ns=now, mtime_ns=now, ctime_ns=now, links=()
+        )
+
+    # Looking
+
+    def inode(self, ino: int) -> Inode:
+        found = self.residency.inode(ino)
+        if found is None:
+            raise StaleError(f"inode {ino} is gone")
+        return found
+
+    def directory(self, ino: int) -> Inode:
+        found = self.inode(ino)
+        if not found.is_dir:
+            raise NotADirError(f"inode {ino} is not a directory")
+        return found
+
+    def lookup(self, parent: int, name: bytes) -> Inode:
+        """The inode of a name. Raises NotFoundError, also if its bytes went away with RAM."""
+        _check_name(name)
+        if name == b".":  # how NFS handles are resolved, also those of files
+            found = self.inode(parent)
+            if not found.links:
+                raise StaleError(f"inode {parent} has no name any more")
+            return found
+        if name == b"..":
+            return self.parent(self.directory(parent))
+        entry = self.catalog.lookup(parent, name)
+        if entry is None:  # also where the directory itself is gone, with somebody still inside
+            raise NotFoundError(f"no {name!r} in directory {parent}")
+        return self._living(entry)
+
+    def parent(self, directory: Inode) -> Inode:
+        if not directory.links:
+            raise NotFoundError(f"directory {directory.ino} was removed")
+        return self.directory(directory.links[0][0])
+
+    def _living(self, entry: Dentry) -> Inode:
+        inode = self.inode(entry.ino)
+        if self.residency.is_lost(inode):
+            self.residency.drop(inode, "lost")
+            raise NotFoundError(f"the bytes of {entry.name!r} went away with the RAM tier")
+        if self.residency.is_gone(inode):
+            raise NotFoundError(f"{entry.name!r} is expired, or its namespace was dropped")
+        return inode
+
+    def entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
+        """A name that really stands for something, with its inode."""
+        _check_name(name)
+        entry = self.catalog.lookup(parent, name)
+        if entry is None:
+            return None
+        try:
+            return entry, self._living(entry)
+        except NotFoundError:
+            return None
+
+    def expect(self, parent: int, name: bytes) -> tuple[Dentry, Inode]:
+        found = self.entry(parent, name)
+        if found is None:
+            raise NotFoundError(f"no {name!r} in directory {parent}")
+        return found
+
+    def read(self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP) -> Listing:
+        """Up to `limit` entries behind a cookie; fewer at the end, or where many were passed by.
+
+        `hidden` is how many: those that nobody finds any more, which are dropped if nobody has them
+        open. So a step of a listing takes no longer than others may wait.
+        An entry that is there all the time is seen once, whatever comes and goes meanwhile.
+        """
+        found: list[tuple[bytes, Inode, int]] = []
+        directory = self.residency.inode(ino)
+        if directory is None or not directory.links or self.namespaces.is_dropped(directory):
+            return Listing(found, cookie, ended=True)  # removed while open
+        if cookie < COOKIE_SELF:
+            found.append((b".", directory, COOKIE_SELF))
+        if cookie < COOKIE_PARENT:
+            found.append((b"..", self.parent(directory), COOKIE_PARENT))
+            cookie = COOKIE_PARENT
+        while len(found) < limit:
+            wanted = limit - len(found)
+            entries = self.catalog.entries_after(ino, cookie, wanted)
+            inodes = self.catalog.inodes([entry.ino for entry in entries])
+            for entry, stored in zip(entries, inodes, strict=True):
+                cookie = entry.cookie
+                held = self.residency.open.get(entry.ino)
+                inode = stored if held is None else held.inode
+                if inode is not None and self._is_found(inode):
+                    found.append((entry.name, inode, cookie))
+                    continue
+                hidden -= 1
+                if not hidden:
+                    return Listing(found, cookie, ended=False)
+            if len(entries) < wanted:
+                return Listing(found, cookie, ended=True)
+        return Listing(found, cookie, ended=False)
+
+    def _is_found(self, inode: Inode) -> bool:
+        """Whether who looks for it finds it; if not it is dropped where it may be."""
+        if self.residency.is_lost(inode):
+            self.residency.drop(inode, "lost")
+            return False
+        return not self.residency.is_gone(inode)
+
+    # Making
+
+    def check_new(self, parent: int, name: bytes) -> Inode:
+        """The directory that a new name may be made in."""
+        directory = self.to_enter(parent)
+        if name in {b".", b".."} or self.entry(parent, name) is not None:
+            raise ExistsError(f"{name!r} exists in directory {parent}")
+        return directory
+
+    def to_enter(self, ino: int) -> Inode:
+        """The directory that a name may be given in."""
+        directory = self.residency.inode(ino)
+        if directory is None:
+            raise NotFoundError(f"directory {ino} is gone")
+        if not directory.is_dir:
+            raise NotADirError(f"inode {ino} is not a directory")
+        if directory.key and not directory.links:
+            # A block's, which may be there again under its name: the kernel looks that up anew.
+            # A lookup in it is ENOENT none the less, as who removes a tree by descriptors expects.
+            raise StaleError(f"directory {ino} was removed")
+        if not directory.links or self.namespaces.is_dropped(directory):
+            raise NotFoundError(f"directory {ino} was removed")
+        return directory
+
+    def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
+        """A new inode as `directory` wants it: a setgid directory passes its group on.
+
+        Its namespace may say who owns files, and their mode.
+        """
+        if directory.mode & stat.S_ISGID:
+            gid = directory.gid
+            if stat.S_ISDIR(mode):
+                mode |= stat.S_ISGID
+        wanted = self.namespaces.of(directory).settings
+        if stat.S_ISREG(mode):
+            mode = mode if wanted.mode is None else stat.S_IFREG | wanted.mode
+            uid = uid if wanted.uid is None else wanted.uid
+            gid = gid if wanted.gid is None else wanted.gid
+        inode = self.new(mode, uid, gid)
+        inode.namespace = directory.namespace
+        return inode
+
+    def make(
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        *,
+        rdev: int = 0,
+        target: bytes = b"",
+        settings: Settings | None = None,
+    ) -> Inode:
+        """A directory, symbolic link, fifo, socket or device node.
+
+        settings: of a new top-level directory, whatever the templates say.
+        """
+        if len(target) > TARGET_MAX:
+            raise NameTooLongError(f"link target of {len(target)} bytes, at most {TARGET_MAX}")
+        directory = self.check_new(parent, name)
+        inode = self.born(directory, mode, uid, gid)
+        inode.ino = self.catalog.next_id()
+        inode.links = ((parent, inode.ino),)
+        inode.rdev, inode.target, inode.size = rdev, target, len(target)
+        directory.subdirs += inode.is_dir
+        with self.catalog.batch() as batch:
+            if parent == ROOT_INO and inode.is_dir:
+                settings = settings or self.templates(name.decode("utf-8", "surrogateescape"))
+                if settings is not None:
+                    inode.namespace = inode.ino
+                    self.namespaces.set(inode.ino, settings, batch)
+            batch.put(inode)
+            batch.link(parent, Dentry(name, inode.ino, inode.ino))
+            self.changed(directory, batch)
+            batch.answers(inode.ino)
+        return inode
+
+    def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        inode = self.inode(ino)
+        if inode.is_dir:
+            raise NotPermittedError(f"inode {ino} is a directory: it can have one name only")
+        if not inode.links:
+            raise NotFoundError(f"inode {ino} has no name left to link to")
+        if len(inode.links) >= LINK_MAX:
+            raise TooManyLinksError(f"inode {ino} has {LINK_MAX} names, which is the most")
+        directory = self.check_new(parent, name)
+        if inode.namespace != directory.namespace:
+            raise OtherNamespaceError(f"inode {ino} cannot have a name in another namespace")
+        entry = Dentry(name, ino, self.catalog.next_id())
+        inode.links = (*inode.links, (parent, entry.cookie))
+        inode.ctime_ns = self.now()
+        with self.catalog.batch() as batch:
+            batch.put(inode)
+            batch.link(parent, entry)
+            self.changed(directory, batch)
+            batch.answers(ino)
+        return inode
+
+    def changed(self, directory: Inode, batch: Batch) -> None:
+        directory.mtime_ns = directory.ctime_ns = self.now()
+        batch.put(directory)
+
+    # Removing
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        directory = self.directory(parent)
+        entry, inode = self.expect(parent, name)
+        if inode.is_dir:
+            raise IsADirError(f"{name!r} is a directory")
+        with self.catalog.batch() as batch:
+            self.remove_name(parent, entry, inode, batch)
+            self.changed(directory, batch)
+            batch.answers()
+
+    def remove_name(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        """One name of a file less; with the last one it goes, at once or when it is closed."""
+        batch.unlink(parent, entry)
+        first = inode.links[0]
+        inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
+        inode.ctime_ns = self.now()
+        if inode.links:
+            if inode.links[0] != first:
+                self.residency.dirty.named(inode, batch)
+                self._place_anew(inode, batch)
+            batch.put(inode)
+        elif inode.ino in self.residency.open:
+            self.residency.unlinked_open(inode, batch)
+        elif not inode.is_file or self.residency.can_open(inode):
+            self.residency.to_limbo(inode, batch)
+        else:
+            self.residency.forget(inode, batch)
+
+    def _place_anew(self, inode: Inode, batch: Batch) -> None:
+        """It has another first name from now on, which says what it is."""
+        above, cookie = inode.links[0]
+        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
+        if directory is None or entry is None:
+            return
+        before = inode.copy()
+        self.namespaces.places.place(inode, directory, entry.name, batch)
+        if inode != before and self.residency.accounted(inode):
+            batch.then(partial(self.residency.dismiss, before))
+            batch.then(partial(self.residency.admit, inode))
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        directory = self.directory(parent)
+        if name == b".":
+            raise InvalidError("'.' cannot be removed")
+        if name == b"..":
+            raise NotEmptyError("'..' cannot be removed")
+        entry, inode = self.expect(parent, name)
+        with self.catalog.batch() as batch:
+            self.remove_directory(directory, entry, inode, batch)
+            self.changed(directory, batch)
+            batch.answers()
+
+    def remove_directory(self, directory: Inode, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        if not inode.is_dir:
+            raise NotADirError(f"{entry.name!r} is not a directory")
+        listed = self.read(inode.ino, COOKIE_PARENT, 1, hidden=HIDDEN_MAX + 1)
+        if listed.entries:
+            raise NotEmptyError(f"directory {entry.name!r} has entries")
+        if not listed.ended:
+            raise NotEmptyError(f"directory {entry.name!r} has entries that are yet to go")
+        self._unlink_hidden(inode, batch)
+        batch.unlink(directory.ino, entry)
+        inode.links = ()
+        inode.ctime_ns = self.now()
+        self.residency.to_limbo(inode, batch)
+        directory.subdirs -= 1
+        if self.namespaces.own(inode.ino):
+            self.namespaces.forget(inode.ino, batch)
+
+    def _unlink_hidden(self, directory: Inode, batch: Batch) -> None:
+        """Entries that nobody finds any more, but that are there: they go with their directory.
+
+        Expired while they are open, or moved here from a namespace that was dropped since.
+        """
+        entries = self.catalog.entries_after(directory.ino, 0, HIDDEN_MAX + 1)
+        inodes = {entry.ino: self.residency.inode(entry.ino) for entry in entries}
+        for entry in entries:
+            inode = inodes[entry.ino]
+            if inode is None:
+                batch.unlink(directory.ino, entry)
+            elif inode.is_dir or len(entries) > HIDDEN_MAX:
+                raise NotEmptyError(f"directory {directory.ino} has entries that are yet to go")
+            else:
+                self.remove_name(directory.ino, entry, inode, batch)
+
+
+def is_name(name: bytes, parent: int = 0) -> bool:
+    """Whether an entry of a directory can have it: what others wrote may say anything."""
+    reserved = parent == ROOT_INO and name == RESERVED
+    return 0 < len(name) <= NAME_MAX and name not in {b".", b".."} and not reserved
+
+
+def _check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX:
+        raise NameTooLongError(f"name of {len(name)} bytes, at most {NAME_MAX}")

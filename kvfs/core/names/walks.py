@@ -1,0 +1,281 @@
+"""Walks over what is there, in the background: to drop it, to account it anew, to end its time.
+
+Contract: a step of a walk is synchronous, one batch and less than 1 ms long, and the loop has its
+turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it
+has done is not there to be done again. What somebody has open goes when it is closed.
+Not for choosing what goes for a quota (`Quota`).
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from kvfs import failpoints
+from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.core.capacity.quota import Quota
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.names.tree import Tree
+from kvfs.errors import CatalogError
+
+log = logging.getLogger(__name__)
+
+STEP = 8  # objects; each costs 30 to 100 us
+TRASH_MAX = 4096  # files that wait for their unlink before a walk goes on
+BUSY_PERIOD = 0.01  # s between two looks at what is behind an inode's lock
+SHORTEST, LONGEST = 1.0, 60.0  # s between two looks for what has expired
+
+
+@dataclass(slots=True)
+class _Place:
+    """A directory that is being cleared.
+
+    It is read on from where it was left: what was deleted stays in RocksDB for a while, and to pass
+    it by at each step would take the square of its entries.
+    """
+
+    ino: int
+    parent: int
+    cookie: int = 0
+    busy: bool = False  # something had to be passed by
+
+
+class Walks:
+    """Call `run` once."""
+
+    def __init__(self, tree: Tree, quota: Quota) -> None:
+        self.tree = tree
+        self.quota = quota
+        self.residency: Residency = tree.residency
+        self.namespaces = tree.namespaces
+        self.catalog = tree.catalog
+
+    async def run(self) -> None:
+        """Follow the marks, for ever."""
+        await self.residency.census_done.wait()
+        while True:
+            changed = self.namespaces.changed
+            for ino in list(self.namespaces.dropped):
+                await self._clear(ino)
+            for ino in list(self.namespaces.unaccounted):
+                await self._account_anew(ino)
+            await changed.wait()
+
+    # Dropped
+
+    async def _clear(self, top: int) -> None:
+        """Remove all below a directory that was dropped, deepest first, and the directory.
+
+        What was moved away before is accounted to where it is now first: it does not go along.
+        """
+        for ino in list(self.namespaces.unaccounted):
+            await self._account_anew(ino)
+        name = self.namespaces.name(top)
+        way = [_Place(top, 0)]
+        while way:
+            place = way[-1]
+            entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
+            if entries:
+                place.cookie = entries[-1].cookie
+                way += self._clear_files(entries, place)
+            elif place.busy:
+                place.cookie, place.busy = 0, False
+            else:
+                way.pop()
+                self._remove(place.ino, top=place.ino == top, parent=place.parent)
+            if failpoints.active:
+                failpoints.reach("walks.cleared")
+            await self._pause()
+        log.info("namespace %s was dropped, and nothing of it is left", name or top)
+
+    def _clear_files(
+        self, entries: list[Dentry], place: "_Place", *, told: bool = False
+    ) -> list["_Place"]:
+        """Unlink the files among some entries; directories are to be cleared first.
+
+        told: the kernel is, since it may still find the way there.
+        """
+        deeper = []
+        with self.catalog.batch() as batch:
+            for entry, inode in self._inodes(entries):
+                if inode is None:
+                    batch.unlink(place.ino, entry)
+                elif inode.is_dir:
+                    deeper.append(_Place(inode.ino, place.ino))
+                elif inode.ino in self.residency.busy:
+                    place.busy = True
+                else:
+                    self._unlink(place.ino, entry, inode, batch)
+                    if told:
+                        batch.then(partial(self.residency.gone, place.ino, entry.name, entry.ino))
+        return deeper
+
+    def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        batch.unlink(parent, entry)
+        inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
+        if inode.links:
+            self._account_to_other(inode, batch)
+        elif inode.ino in self.residency.open:  # it is accounted to what was dropped until closed
+            self.residency.unlinked_open(inode, batch)
+        else:
+            self.residency.forget(inode, batch)
+
+    def _account_to_other(self, inode: Inode, batch: Batch) -> None:
+        """It has a name elsewhere, from before the directory was a namespace."""
+        above, cookie = inode.links[0]
+        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
+        batch.put(inode)
+        if directory is not None and entry is not None:
+            self._place(inode, directory, entry.name, batch)
+
+    def _remove(self, ino: int, *, top: bool, parent: int) -> None:
+        """A directory in which there is nothing any more."""
+        inode, above = self.catalog.inode(ino), self.catalog.inode(parent)
+        with self.catalog.batch() as batch:
+            if inode is not None:
+                for link in inode.links:
+                    entry = self.catalog.dentry(*link)
+                    if entry is not None and link[0] == parent and above is not None:
+                        batch.unlink(parent, entry)
+                        above.subdirs -= 1
+                        batch.put(above)
+                self.residency.forget(inode, batch)
+            if top:
+                self.namespaces.end_drop(ino, batch)
+
+    def _inodes(self, entries: list[Dentry]) -> Iterator[tuple[Dentry, Inode | None]]:
+        """Entries with their inodes, of which several names share one.
+
+        None also for a record that makes no sense, over which a walk goes on. Raises CatalogError
+        if one cannot be read.
+        """
+        found: dict[int, Inode | None] = {}
+        for entry in entries:
+            if entry.ino not in found:
+                try:
+                    found[entry.ino] = self.residency.inode(entry.ino)
+                except CatalogError:
+                    if entry.ino not in self.catalog.unreadable:
+                        raise
+                    found[entry.ino] = None
+            yield entry, found[entry.ino]
+
+    async def _pause(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while len(self.residency.trash) > TRASH_MAX:  # noqa: ASYNC110 (it shrinks in steps)
+            await trio.sleep(0.01)
+
+    # Prefixes that are not cached any more
+
+    async def close_prefixes(self) -> None:
+        """Clear the directories of blocks that are gone, with all that follows them, for ever."""
+        await self.residency.census_done.wait()
+        while True:
+            changed = self.namespaces.changed
+            going = self.residency.prefixes.going
+            while going:
+                await self._close(min(going))
+            await changed.wait()
+
+    async def _close(self, top: int) -> None:
+        """One of them; what is in it takes the directories of its own blocks along."""
+        prefixes = self.residency.prefixes
+        way = [_Place(top, 0)]
+        while way and top in prefixes.going:  # its block may be there again
+            place = way[-1]
+            entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
+            if entries:
+                place.cookie = entries[-1].cookie
+                way += self._clear_files(entries, place, told=True)
+            elif place.busy:
+                place.cookie, place.busy = 0, False
+                await trio.sleep(BUSY_PERIOD)
+            else:
+                way.pop()
+                self._remove_below(top, place)
+            if failpoints.active:
+                failpoints.reach("walks.closed")
+            await self._pause()
+
+    def _remove_below(self, top: int, place: "_Place") -> None:
+        if place.ino != top:
+            self._remove(place.ino, top=False, parent=place.parent)
+            return
+        directory = self.catalog.inode(top)
+        with self.catalog.batch() as batch:
+            if directory is None:
+                self.residency.prefixes.end(top, batch)
+            else:
+                self.residency.prefixes.remove(directory, batch)
+
+    # Accounted anew
+
+    async def _account_anew(self, top: int) -> None:
+        """Give all below a directory the namespace that the directory has, within its quotas."""
+        way = [(top, 0)]
+        asked = self.namespaces.unaccounted[top]
+        while way:
+            ino, cookie = way.pop()
+            directory = self.catalog.inode(ino)
+            if directory is None:
+                continue
+            entries = self.catalog.entries_after(ino, cookie, STEP)
+            if entries:
+                way.append((ino, entries[-1].cookie))
+            with self.catalog.batch() as batch:
+                for entry, inode in self._inodes(entries):
+                    if inode is None or self.namespaces.own(inode.ino):
+                        continue
+                    if inode.is_dir:
+                        way.append((inode.ino, 0))
+                    self._place(inode, directory, entry.name, batch)
+            if failpoints.active:
+                failpoints.reach("walks.accounted")
+            if space := self.namespaces.own(directory.namespace):
+                await self.quota.bring_within(space)
+            await self._pause()
+        if self.namespaces.unaccounted[top] == asked:  # else it moved again meanwhile
+            with self.catalog.batch() as batch:
+                self.namespaces.end_account_anew(top, batch)
+
+    def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+        before = inode.copy()
+        self.namespaces.places.place(inode, directory, name, batch)
+        self.residency.dirty.moved(inode, batch)
+        if inode == before:
+            return
+        batch.put(inode)
+        self._count_anew(before, inode, batch)
+
+    def _count_anew(self, before: Inode, inode: Inode, batch: Batch) -> None:
+        if self.residency.accounted(inode):
+            batch.then(partial(self.residency.dismiss, before))
+            batch.then(partial(self.residency.count_anew, inode))
+
+    # Expired
+
+    async def expire(self) -> None:
+        """Drop what nobody asks for any more, for ever; who asks does not find it before either."""
+        await self.residency.census_done.wait()
+        while True:
+            lives = [space.settings.ttl for space in self.namespaces if space.settings.ttl]
+            if lives:
+                await self._expire()
+            with trio.move_on_after(max(SHORTEST, min(LONGEST, min(lives, default=0) / 10))):
+                await self.namespaces.changed.wait()
+
+    async def _expire(self) -> None:
+        at, end = 0, self.catalog.counter
+        while inodes := self.catalog.inodes_after(at, 4 * STEP):
+            for inode in inodes:
+                if inode.is_file and inode.links:
+                    try:
+                        self.residency.is_gone(inode)
+                    except CatalogError as error:
+                        log.debug("inode %d expires later: %s", inode.ino, error)
+            at = inodes[-1].ino
+            if at >= end:
+                break
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,175 @@
+"""Every read, write and miss of a mount, one JSON line each, for `kvfs profile`. Off by default.
+
+Contract: `read`, `written` and `absent` cost about 7 us while it is on, and a test of `on` while it
+is off; a thread writes the lines, so that no disk is waited for. At most QUEUED lines wait for it;
+what is more is counted (`lost`) and said in the next line. The file is bounded: at half of its
+size it becomes FILE.1, in the place of the former one. Both are new, empty or such logs
+(`kvfs.preflight`): what is somebody else's is neither appended to nor renamed nor replaced. What
+it says, by `op`:
+
+    {"t": 1712.25, "op": "read", "key": "1a2b", "parent": "0", "size": 8192, "tier": "ram",
+     "path": "namespace/dir/name"}
+    write: the same without tier; absent: a name that was looked up and is not there, without size
+    lost: {"t": .., "op": "lost", "count": 3}
+
+key and parent as in `Inode`, in hexadecimal. A takeover goes on in the same file. Not for counting.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from kvfs import preflight
+from kvfs.catalog import Inode
+from kvfs.core.namespaces.order import key_of
+from kvfs.core.namespaces.places import Places
+from kvfs.errors import ConfigError, KvfsError
+
+log = logging.getLogger(__name__)
+
+QUEUED = 1 << 16  # lines, about 30 MB
+PATIENCE = 5.0  # s for what waits to be written at the end
+NAMES = 1024  # notes until names of namespaces are asked for again
+
+Line = dict[str, Any]
+
+
+class AccessLog:
+    """`name` gives that of a namespace."""
+
+    def __init__(self, places: Places, name: Callable[[int], str]) -> None:
+        self.places = places
+        self.on = False
+        self.lost = 0
+        self._name = name
+        self._names: dict[int, str] = {}
+        self._noted = 0
+        self._lines: queue.Queue[Line | None] = queue.Queue(QUEUED)
+        self._writer: _Writer | None = None
+
+    def change(self, path: Path | None, size: int) -> None:
+        """Begin, go on elsewhere, or end. It waits for the disk. Raises ConfigError."""
+        writer = None if path is None else _Writer(path, size, self._lines)
+        self.on = False
+        if self._writer is not None:
+            self._writer.stop()
+        self._writer = writer
+        if writer is not None:
+            writer.start()
+            self.on = True
+
+    def read(self, inode: Inode, tier: str) -> None:
+        """It was opened to read, from that tier."""
+        self._note(self._about("read", inode) | {"tier": tier})
+
+    def written(self, inode: Inode) -> None:
+        """It is complete."""
+        self._note(self._about("write", inode))
+
+    def absent(self, directory: Inode, name: bytes) -> None:
+        """Somebody asked for it, and it is not there."""
+        key, parent = self.places.keys(directory, name)
+        path = self._path(directory.namespace, self.places.path(directory), name)
+        self._note({"op": "absent", "key": f"{key:x}", "parent": f"{parent:x}", "path": path})
+
+    def _about(self, what: str, inode: Inode) -> Line:
+        found = self.places.path_of(inode)
+        path = "" if found is None else self._path(inode.namespace, found[:-1], found[-1])
+        key, parent = key_of(inode), inode.parent_key
+        return {
+            "op": what,
+            "key": f"{key:x}",
+            "parent": f"{parent:x}",
+            "size": inode.size,
+            "path": path,
+        }
+
+    def _path(self, namespace: int, directory: tuple[bytes, ...], name: bytes) -> str:
+        self._noted += 1
+        if self._noted % NAMES == 0:
+            self._names.clear()
+        space = self._names.get(namespace)
+        if space is None:
+            space = self._names[namespace] = self._name(namespace)
+        return f"{space}/{os.fsdecode(b'/'.join((*directory, name)))}"
+
+    def _note(self, line: Line) -> None:
+        line["t"] = round(time.time(), 4)
+        try:
+            if self.lost:
+                self._lines.put_nowait({"t": line["t"], "op": "lost", "count": self.lost})
+                self.lost = 0
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.lost += 1
+
+
+class _Writer(threading.Thread):
+    """Of one file."""
+
+    def __init__(self, path: Path, size: int, lines: "queue.Queue[Line | None]") -> None:
+        """Raises ConfigError."""
+        super().__init__(name="access log", daemon=True)
+        self.path = path
+        self.half = size // 2
+        self._lines = lines
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise ConfigError(f"access_log={path} cannot be written: {error.strerror}") from error
+
+    def _open(self) -> IO[bytes]:
+        preflight.check_access_file(self.path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.fdopen(os.open(self.path, flags, 0o600), "ab")
+        try:
+            preflight.expect_accesses(self.path, file.fileno())  # not what was put there meanwhile
+        except ConfigError:
+            file.close()
+            raise
+        if file.tell():
+            file.write(b"\n")  # a death may have torn the last line
+        return file
+
+    def stop(self) -> None:
+        """When it has written what waits; the queue is the next one's then."""
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=PATIENCE)
+            self.join(PATIENCE)
+
+    def run(self) -> None:
+        said = False
+        while (line := self._lines.get()) is not None:
+            try:
+                self._write(line)
+            except (OSError, KvfsError) as error:
+                if not said:
+                    log.error("access_log=%s is not written (said once): %s", self.path, error)
+                said = True
+        self._file.close()
+
+    def _write(self, line: Line) -> None:
+        if self._file.tell() >= self.half:
+            self._turn_over()
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        if self._lines.empty():
+            self._file.flush()
+
+    def _turn_over(self) -> None:
+        """Raises OSError and ConfigError, and is tried again with the next line then."""
+        older = preflight.older(self.path)
+        preflight.check_access_file(older)
+        self._file.flush()
+        with suppress(FileNotFoundError):  # somebody has put it away
+            if os.path.samestat(self.path.lstat(), os.fstat(self._file.fileno())):
+                self.path.rename(older)
+        fresh = self._open()
+        self._file.close()
+        self._file = fresh

@@ -1,0 +1,164 @@
+"""What the place of a file says of it: its namespace, and what its name means there.
+
+Contract: an inode that gets a name is placed in the batch that names it: it is accounted to its
+directory's namespace, and gets the key of its block, the key of the one before that in its prompt,
+its model, and whether only its owner unlinks it (`kvfs.layouts`). Models are numbered, in the
+catalog. Synchronous. Not for what is accounted, nor for settings.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvfs import layouts
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.settings import Settings
+
+PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
+PIN = b"user.kvfs.pin"  # of a file: see `pins`
+MODELS_MAX = 10_000  # more are not told apart
+
+
+class Places:
+    """`namespace` gives the one that an inode is accounted to."""
+
+    def __init__(self, catalog: Catalog, namespace: Callable[[Inode], Namespace]) -> None:
+        self.catalog = catalog
+        self.models: dict[int, tuple[str, str]] = {}  # number -> engine, model
+        self._namespace = namespace
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
+        for number, value in catalog.marks(b"l"):
+            engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
+            self._know(number, engine, model)
+
+    def place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
+        """Account an inode to its directory's namespace, and read what its name says."""
+        inode.namespace = directory.namespace
+        if not inode.is_file:
+            self._paths.pop(inode.ino, None)
+            return
+        block = layouts.recognise(self.path(directory), name)
+        if block is None:
+            inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
+            inode.target = b""
+            inode.model, inode.kept = 0, self.is_pinned(inode)
+            return
+        # One that waits for its rename is the block already: to policies and ghosts it is one use.
+        inode.key = block.key
+        inode.parent_key = (
+            block.parent_key
+            or self._linked_parent(directory, block)
+            or self._namespace(inode).opens.follows(inode.key)
+        )
+        inode.target = block.shard.encode() if block.number else b""
+        inode.model = self._number(block.engine, block.model, batch)
+        inode.kept = self._keeps(inode, block) or self.is_pinned(inode)
+
+    def _keeps(self, inode: Inode, block: layouts.Block) -> bool:
+        """Whether its connector takes one that is gone for a defect."""
+        default = self._namespace(inode).settings.eviction == Settings().eviction
+        droppable = block.temporary or layouts.LIVES[block.layout].droppable
+        return default and not droppable
+
+    def keeps(self, inode: Inode) -> bool:
+        """The same, by its first name."""
+        block = self.block(inode)
+        return block is not None and self._keeps(inode, block)
+
+    def is_pinned(self, inode: Inode) -> bool:
+        """Whether somebody has pinned it; what is, is kept."""
+        return inode.kept and self.catalog.xattr(inode.ino, PIN) is not None
+
+    def is_temporary(self, directory: Inode, name: bytes) -> bool:
+        """Whether its connector is going to rename it."""
+        block = layouts.recognise(self.path(directory), name)
+        return block is not None and block.temporary
+
+    def is_block(self, directory: Inode, name: bytes) -> bool:
+        """Whether a connector makes files of such names."""
+        return layouts.recognise(self.path(directory), name) is not None
+
+    def path_of(self, inode: Inode) -> layouts.Directory | None:
+        """Of a file, from its namespace's directory down; None if it has no name."""
+        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
+        if entry is None or directory is None:
+            return None
+        return (*self.path(directory), entry.name)
+
+    def keys(self, directory: Inode, name: bytes) -> tuple[int, int]:
+        """The keys that a file of this name would have: its own, and that of the block before."""
+        block = layouts.recognise(self.path(directory), name)
+        if block is None:
+            return layouts.key_of(directory.ino, name), 0
+        return block.key, block.parent_key
+
+    def element_size(self, inode: Inode) -> int | None:
+        """Bytes of a number in it, if its first name says that."""
+        block = self.block(inode)
+        return None if block is None else block.element_size
+
+    def block(self, inode: Inode) -> layouts.Block | None:
+        """What its first name says, if a connector makes such names."""
+        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
+        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
+        if entry is None or directory is None:
+            return None
+        return layouts.recognise(self.path(directory), entry.name)
+
+    def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
+        """VUA says the block before by a symbolic link beside the files."""
+        if block.engine != "vua":
+            return 0
+        entry = self.catalog.lookup(directory.ino, b"parent")
+        inode = None if entry is None else self.catalog.inode(entry.ino)
+        if inode is None or not inode.target:
+            return 0
+        keys = layouts.link(self.path(directory), b"parent", inode.target)
+        return 0 if keys is None else keys[1]
+
+    def path(self, directory: Inode) -> layouts.Directory:
+        """Names from the namespace's directory down to this one."""
+        ino = directory.ino
+        found = self._paths.get(ino)
+        if found is None:
+            found = self._find_path(directory)
+            self._paths[ino] = found
+            if len(self._paths) > PATHS_REMEMBERED:
+                self._paths.popitem(last=False)
+        return found
+
+    def _find_path(self, directory: Inode) -> layouts.Directory:
+        names: list[bytes] = []
+        current: Inode | None = directory
+        while current is not None and current.ino not in (ROOT_INO, directory.namespace):
+            if not current.links:
+                break
+            parent, cookie = current.links[0]
+            entry = self.catalog.dentry(parent, cookie)
+            if entry is None:
+                break
+            names.append(entry.name)
+            current = self.catalog.inode(parent)
+        return tuple(reversed(names))
+
+    def forget_paths(self) -> None:
+        """A directory got another name, or they begin elsewhere."""
+        self._paths.clear()
+
+    def _number(self, engine: str, model: str, batch: Batch) -> int:
+        known = self._numbers.get((engine, model))
+        if known is not None:
+            return known
+        number = max(self.models, default=0) + 1
+        if number > MODELS_MAX:
+            return 0
+        value = f"{engine}\0{model}".encode("utf-8", "surrogateescape")
+        batch.mark(b"l", number, value)
+        batch.then(lambda: self._know(number, engine, model))
+        return number
+
+    def _know(self, number: int, engine: str, model: str) -> None:
+        self.models[number] = engine, model
+        self._numbers[engine, model] = number

@@ -1,0 +1,371 @@
+"""The copy that an open is served from: found, and proven to be what was sealed.
+
+Contract: `open` takes the fastest copy whose size and modification time are those that were sealed.
+Any doubt (written to behind our back, or last written before a crash) is settled by the digest, and
+so is a copy on NVMe that nobody has compared with it lately (`verified`). A copy that is not what
+it should be goes into quarantine, one whose file is not there is forgotten.
+A disk that fails is no reason to lose a copy. The caller of `open` holds the inode's lock.
+
+Invariant: what is returned is a copy that the catalog has at this moment, and the inode given is
+brought up to date with it; what an await made untrue raises StaleError.
+Not for the handles that share the file, nor for looking at copies that nobody opens (core/check).
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Container
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from kvfs import mounts
+from kvfs.catalog import Inode
+from kvfs.core.ledger.header import Header
+from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.stream import Stream
+from kvfs.core.objects.backings import Io
+from kvfs.core.objects.scans import Scans
+from kvfs.errors import CatalogError, KvfsError, NotFoundError, StaleError, TierError
+from kvfs.movement.copying import digest_of
+from kvfs.movement.parts import SourceChangedError
+from kvfs.tiers import Bucket, Job, Tier, sync_patience
+
+log = logging.getLogger(__name__)
+
+HASHED_AT_ONCE = 4  # copies that opens wait for: each takes a CPU and 8 MiB
+WRONG = "its bytes do not match their digest"
+
+
+class Verifier(Protocol):
+    """Who can read a file through and compare it with a digest, and give up what was not synced."""
+
+    async def matches(self, tier: Tier, inode: Inode) -> bool: ...
+    async def lose(self, ino: int, version: int) -> None: ...
+
+
+class Fetcher(Protocol):
+    """Who can bring an object here that only the bucket has."""
+
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """None: it is here. whole: else it may be a stream of what is on its way.
+
+        Raises NotFoundError, StaleError if it has changed meanwhile.
+        """
+
+    async def header(self, inode: Inode) -> Header | None:
+        """Its first bytes only; None: there is nothing less than to `fetch` it. NotFoundError."""
+
+
+class Unpacker(Protocol):
+    """Who can make a copy that can be opened of one that is packed."""
+
+    async def unpack(self, inode: Inode) -> None:
+        """There is one now, or the packed one was lost. Raises NotFoundError, StaleError."""
+
+
+class Copies:
+    """`renaming`: inodes whose backing file may have another name, see `Versions`.
+
+    `scans`: who reads first bytes only.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        verifier: Verifier,
+        io: Io,
+        renaming: Container[int],
+        fetcher: Fetcher | None = None,
+        unpacker: Unpacker | None = None,
+    ) -> None:
+        self.residency = residency
+        self.catalog = residency.catalog
+        self.verifier = verifier
+        self._io = io
+        self._renaming = renaming
+        self._fetcher = fetcher
+        self._unpacker = unpacker
+        self.scans = Scans()
+        self._hashing = trio.CapacityLimiter(HASHED_AT_ONCE)
+
+    def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
+        """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
+        ram = self.residency.ram
+        if ram is None or inode.ram_epoch != ram.epoch:
+            return None
+        try:
+            fd = ram.open(inode.ino, inode.version, writable=False)
+        except KvfsError:
+            return None  # the other way finds out what that means
+        if not self._untouched(inode, ram, fd):
+            os.close(fd)
+            return None
+        return ram, fd
+
+    def lend(self, inode: Inode) -> int | None:
+        """The same for those who must not be able to write; None also where no tier can say so."""
+        ram = self.residency.ram
+        if ram is None or inode.ram_epoch != ram.epoch:
+            return None
+        try:
+            fd = ram.lend(inode.ino, inode.version)
+        except KvfsError:
+            return None
+        if not self._untouched(inode, ram, fd):
+            os.close(fd)
+            return None
+        return fd
+
+    async def open(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
+        """Open the best copy that is what it should be: tier, descriptor, where its bytes were.
+
+        Or what comes from the bucket and can be read already; for who scans, its beginning. Raises
+        NotFoundError (a miss), StaleError, CatalogError.
+        """
+        found, lost = await self.open_here(inode, writable=writable)
+        where: Tier | Bucket | None = None
+        if found is None and self._packed(inode):
+            await self._unpack(inode)
+            where = self.residency.nvme
+            found, _ = await self.open_here(inode, writable=writable)
+            lost = found is None
+        if found is None and (spilled := self._spilled(inode)) is not None:
+            if not writable and self.scans.opens(spilled):
+                header = await self._header(spilled)
+                inode.take(spilled)
+                if header is not None:
+                    return header
+            stream = await self.fetch(spilled, whole=writable)
+            inode.take(spilled)
+            if stream is not None:
+                return stream
+            where = self.residency.bucket
+            found, lost = await self.open_here(inode, writable=writable)
+        if found is not None:
+            return *found, where or found[0]
+        if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        self.missed(inode)
+        self._drop_if_lost(inode)
+        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+
+    def missed(self, inode: Inode) -> None:
+        """Count an open that nothing can serve."""
+        self.residency.counters["misses"] += 1
+        self.residency.namespaces.of(inode).counters["misses"] += 1
+
+    def _packed(self, inode: Inode) -> bool:
+        """Whether this version is on NVMe, and packed there."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version or current.packed is None:
+            return False
+        return self.residency.nvme in self.residency.holders(current)
+
+    async def _unpack(self, inode: Inode) -> None:
+        """The record is brought up to date. Raises NotFoundError, StaleError."""
+        try:
+            if self._unpacker is None:
+                raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
+            await self._unpacker.unpack(inode)
+        except NotFoundError:
+            self.missed(inode)
+            raise
+        current = self.catalog.inode(inode.ino)
+        if current is not None and current.version == inode.version:
+            inode.take(current)
+
+    def _spilled(self, inode: Inode) -> Inode | None:
+        """What the catalog has of it, if the bucket has this version."""
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version or not current.in_bucket:
+            return None
+        return current
+
+    async def _header(self, inode: Inode) -> Header | None:
+        """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
+
+        The record is brought up to date.
+        """
+        if self._fetcher is None:
+            return None
+        try:
+            header = await self._fetcher.header(inode)
+        except NotFoundError:
+            self.missed(inode)
+            raise
+        current = self._spilled(inode)
+        if current is None or self.residency.holders(current):
+            if header is not None:
+                header.leave()
+            raise StaleError(f"inode {inode.ino} has changed while it was opened")
+        inode.take(current)
+        return header
+
+    async def fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
+        """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.
+
+        The record is brought up to date.
+        """
+        try:
+            if self._fetcher is None:
+                raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
+            stream = await self._fetcher.fetch(inode, whole=whole)
+        except NotFoundError:
+            self.missed(inode)
+            raise
+        fetched = self.catalog.inode(inode.ino)
+        if fetched is None or fetched.version != inode.version:
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        inode.take(fetched)
+        return stream
+
+    async def open_here(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[tuple[Tier, int] | None, bool]:
+        """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
+        lost = False
+        for tier in self.residency.holders(inode):
+            if self.residency.is_packed_in(inode, tier):
+                continue
+            try:
+                opening = partial(tier.open, inode.ino, inode.version, writable=writable)
+                fd = await self._io(tier, Job("open", opening, os.close))
+            except NotFoundError as error:
+                lost |= await self._missing(inode, tier, str(error))
+                continue
+            except TierError:
+                continue  # said by the tier; the copy may be readable again later
+            try:
+                untouched = self._untouched(inode, tier, fd)
+                sound = self._verified if untouched else self._proven
+                if await sound(inode, tier, fd):
+                    if tier.slow or not untouched:
+                        self._check_still(inode, tier)
+                    return (tier, fd), lost
+            except TierError as error:  # the disk's fault, not the copy's
+                log.debug("inode %d is not verified: %s", inode.ino, error)
+                os.close(fd)
+                continue
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            lost = True
+        return None, lost
+
+    def _check_still(self, inode: Inode, tier: Tier) -> None:
+        """After an await: bring the record up to date, if it is the same content still."""
+        current = self.catalog.inode(inode.ino)
+        if (
+            current is None
+            or current.version != inode.version
+            or tier not in self.residency.holders(current)  # promoted and unlinked while we waited
+        ):
+            raise StaleError(f"inode {inode.ino} went away while it was opened")
+        inode.take(current)
+
+    def _untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Whether the file looks like what was sealed, and no crash has come between."""
+        found = os.fstat(fd)
+        return (
+            found.st_size == inode.size
+            and found.st_mtime_ns == inode.backing_mtime_ns
+            and (inode.session not in self.residency.suspect or tier is self.residency.ram)
+            and not self.residency.verified.is_doubted(inode.ino, inode.version, tier.name)
+        )
+
+    async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """It looks as it was sealed. What a disk has changed since only the digest can tell."""
+        if not tier.slow:
+            return True
+        if not inode.digest:
+            return await self._written(inode, tier, fd)
+        if not self.residency.verified.due(inode.ino):
+            return True
+        hashing = partial(digest_of, size=inode.size, sparse=inode.sparse)
+        job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
+        try:
+            async with self._hashing:
+                found = await self._io(tier, job)
+        except OSError as error:
+            raise tier.failed("verify", inode.ino, error) from error
+        except SourceChangedError:
+            found = b""  # it has become shorter
+        if found != inode.digest:
+            self._lose(inode, tier, quarantine=True, why=WRONG)
+            return False
+        self.residency.counters["verified"] += 1
+        self.residency.verified.note(inode.ino)
+        return True
+
+    async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """It has no digest yet: the kernel tells whether it could write all of it so far."""
+        try:
+            await self._io(tier, Job.on_file("writeback", fd, mounts.expect_written))
+        except OSError as error:
+            tier.failed("writeback", inode.ino, error)
+            self._lose(inode, tier)
+            return False
+        return True
+
+    async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Written to behind our back, written before a crash, or doubted: only the digest can tell.
+
+        What is not what it should be goes into quarantine.
+        """
+        found = os.fstat(fd)
+        if found.st_size == inode.size and inode.digest:
+            if await self.verifier.matches(tier, inode):
+                current = self.catalog.inode(inode.ino)
+                if current is not None and current.version == inode.version:
+                    current.session = self.residency.session
+                    current.backing_mtime_ns = found.st_mtime_ns
+                    with self.catalog.batch() as batch:
+                        batch.put(current)
+                self.residency.verified.end_doubt(inode.ino, inode.version, tier.name)
+                if tier.slow:
+                    self.residency.verified.note(inode.ino)
+                return True
+            why = WRONG
+        elif found.st_size != inode.size:
+            why = f"it has {found.st_size} bytes, expected {inode.size}"
+        else:
+            why = "it was written to, or not synced before a crash, and has no digest"
+        self._lose(inode, tier, quarantine=True, why=why)
+        return False
+
+    async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
+        """A backing file is not there. False if that is because the object changed meanwhile."""
+        try:
+            present = await self._io(tier, Job("stat", tier.present))
+        except TierError:
+            return True  # what has no answer cannot say that the file is gone
+        if not present:
+            tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
+            return True
+        current = self.catalog.inode(inode.ino)
+        if current is None or current.version != inode.version:
+            return False
+        self._check_still(inode, tier)  # or it was given up while we waited
+        if inode.ino in self._renaming:  # late, and then it is taken back
+            return True
+        log.error("a copy is missing: %s", reason)
+        self.residency.counters["missing"] += 1
+        self._lose(inode, tier)
+        return True
+
+    def _lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
+        """Whatever the catalog says to it: an open is a miss then, and no error."""
+        try:
+            self.residency.lose(inode, tier, quarantine=quarantine, why=why)
+        except CatalogError as error:
+            log.debug("inode %d is a miss all the same: %s", inode.ino, error)
+
+    def _drop_if_lost(self, inode: Inode) -> None:
+        current = self.catalog.inode(inode.ino)
+        if current is not None and self.residency.is_lost(current):
+            self.residency.drop(current, "lost")

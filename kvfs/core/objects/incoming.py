@@ -1,0 +1,111 @@
+"""Open objects that are read while they come from the bucket, and go on when that ends.
+
+Contract: a *direct* object is read by the daemon, from a stream as long as it comes, from a copy
+when that is needed and there is one. Of one that somebody scans the header is read, and nothing
+else comes before somebody reads on, or opens it who does not scan. Whatever happens to what brought
+it, each read returns what was stored, or fails.
+
+Invariants across awaits: `have` is called, and changes where an object is read from, under the
+inode's lock only, so that two never bring or open the same one. A descriptor that `bytes_here`
+returns is of the file that the object is read from at that moment, and valid until the next await.
+An object is read from one stream at a time, and leaves it at the latest when it is closed.
+Not for fetching (`core/bucket/download/hydration.py`), nor for handles (`core/objects/objects.py`).
+"""
+
+import logging
+
+from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.stream import Stream
+from kvfs.core.objects.copies import Copies, Fetcher
+from kvfs.errors import NotFoundError, StaleError, TierError
+
+log = logging.getLogger(__name__)
+
+
+class Incoming:
+    """`fetcher` brings what only the bucket has; None: there is none."""
+
+    def __init__(self, residency: Residency, copies: Copies, fetcher: Fetcher | None) -> None:
+        self.residency = residency
+        self.copies = copies
+        self.fetcher = fetcher
+
+    @staticmethod
+    def read_from(held: OpenObject, stream: Stream | None) -> None:
+        """From now on, and from nothing else; None: from its descriptor, if from anything."""
+        before, held.stream = held.stream, stream
+        header, held.header = held.header, None
+        if stream is not None:
+            held.tier = stream.tier
+            stream.join()
+        if before is not None:
+            before.leave()
+        if header is not None:
+            header.leave()
+
+    def opened(self, held: OpenObject) -> None:
+        """Count an open for which its bytes come."""
+        where = self.residency.bucket or held.tier
+        where.hits += 1
+        self.residency.namespaces.read(held.inode, where)
+
+    async def have(self, held: OpenObject, *, whole: bool) -> None:
+        """Its bytes are here, or come; if what was to bring them has failed, once more.
+
+        whole: all of them, because somebody will write. Raises NotFoundError, StaleError, and
+        TierError if nothing has them. Holds the lock.
+        """
+        if held.readable and not (whole and held.stream is not None and not held.stream.complete):
+            return
+        scanned = held.header is not None
+        await self._bring(held, whole=whole)
+        if scanned:
+            self.opened(held)
+
+    async def _bring(self, held: OpenObject, *, whole: bool) -> None:
+        inode = held.inode
+        if not self.residency.holders(inode):
+            if self.fetcher is None or not (inode.in_bucket or held.header is not None):
+                raise TierError(f"inode {inode.ino}: its bytes have not all come, and are gone")
+            stream = await self.fetcher.fetch(inode, whole=whole)
+            if stream is not None:
+                if stream is not held.stream:
+                    self.read_from(held, stream)
+                return
+        if held.stream is not None and held.stream.complete:
+            return
+        found, _ = await self.copies.open_here(inode, writable=False)
+        if found is None:
+            raise TierError(f"inode {inode.ino}: no tier can produce its bytes")
+        self.read_from(held, None)
+        held.tier, held.fd = found
+
+    async def bytes_here(self, held: OpenObject, start: int, length: int) -> int:
+        """Wait until these bytes can be read from the descriptor that is returned.
+
+        It is valid until the next await. Raises TierError.
+        """
+        try:
+            if held.fd < 0 and held.stream is None:  # its header was enough, or its daemon is dead
+                await self._go_on(held)
+            if held.stream is None:
+                return held.fd
+            patience = 0.0 if self.residency.bucket is None else self.residency.bucket.wait
+            await held.stream.bytes_here(start, length, patience)
+        except TierError as error:
+            log.error("a read fails: %s", error)
+            raise
+        return held.stream.fd
+
+    async def _go_on(self, held: OpenObject) -> None:
+        ino = held.inode.ino
+        if held.header is not None and not held.header.read_on:  # one read may come as several
+            held.header.read_on = True
+            self.copies.scans.read_on()
+        await self.residency.lock(ino)
+        try:
+            await self.have(held, whole=False)
+        except (NotFoundError, StaleError) as error:
+            raise TierError(f"inode {ino} cannot be read on: {error}") from error
+        finally:
+            self.residency.unlock(ino)

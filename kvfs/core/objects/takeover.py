@@ -1,0 +1,230 @@
+"""Taking over: what the daemon before this one had open goes on, what it had begun is finished.
+
+Contract: called once, before anything is served; all is done in one step of the loop. The handles
+say what is open, the catalog what that is: an inode that is marked unfinished and has no handle was
+left by a writer whose request is not answered yet (it comes again) or who is dead. It is sealed as
+it is, as when a process dies on a local disk; if it was lent (`saves`), when its writer closes it.
+Not for what a machine's death leaves: that is `recovery`'s.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvfs.catalog import Inode
+from kvfs.core.ledger import recovery
+from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.objects.objects import Objects
+from kvfs.errors import KvfsError, NotFoundError, TierError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Left(NamedTuple):
+    """A handle that the predecessor left; `tier` is the tier's number.
+
+    ending: its RELEASE was being carried out. Then the inode may have been opened anew since.
+    direct: it was opened while its bytes came from the bucket.
+    """
+
+    handle: int
+    ino: int
+    backing_id: int
+    writable: bool
+    tier: int
+    ending: bool
+    direct: bool = False
+
+
+def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
+    """Open what was open; the objects by handle. A handle whose inode is gone has none."""
+    residency = objects.residency
+    marked = residency.catalog.unfinished()
+    for ino in marked:
+        _give_name_back(residency, ino)
+    by_inode: dict[int, list[Left]] = {}
+    for left in handles:
+        by_inode.setdefault(left.ino, []).append(left)
+    found = {}
+    for ino, lefts in by_inode.items():
+        inode = residency.catalog.inode(ino)
+        if inode is not None:  # else its release was nearly done
+            last = _last_opened(residency, inode, lefts)
+            if last:
+                held = _reopen(objects, inode, last)
+                found.update({left.handle: held for left in last})
+    for ino in marked:
+        _finish(objects, ino)
+    return found
+
+
+def _give_name_back(residency: Residency, ino: int) -> None:
+    """A writer's open was about to begin a new version, whose name the file has already."""
+    inode = residency.catalog.inode(ino)
+    if inode is not None and inode.sealed and inode.links:
+        try:
+            recovery.give_name_back(residency, inode)
+        except TierError as error:
+            log.error("inode %d may be missed: %s", ino, error)
+
+
+def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[Left]:
+    """The handles of the inode's latest open object: they share tier and backing id, which rises.
+
+    What has others was settled before that was opened, only its RELEASE was not answered yet. But
+    what is direct may have come to another tier when it had to come once more.
+    """
+    holders = {tier.number for tier in residency.holders(inode)}
+    lefts = [left for left in lefts if not left.ending or left.tier in holders]
+    living = [left for left in lefts if not left.ending] or lefts
+    if not living:
+        return []
+    last = max(living, key=lambda left: (left.tier in holders, left.backing_id))
+    shared = (last.tier, last.backing_id)
+    return [
+        left
+        for left in lefts
+        if (left.tier, left.backing_id) == shared or (last.direct and left.direct)
+    ]
+
+
+def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
+    """As the predecessor had it, also what was given up, which the record does not have any more.
+
+    With nothing but RELEASEs left its backing id is not used again.
+
+    It was closed with the last of them, or a moment before the death; the kernel refuses an open
+    that is answered with such an id, EIO, and says nothing to the daemon.
+    """
+    residency = objects.residency
+    ended = all(left.ending for left in lefts)
+    ino, backing_id = inode.ino, lefts[0].backing_id
+    [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
+    writers = sum(left.writable for left in lefts)
+    fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
+    if direct and tier not in holders and holders:
+        tier = holders[0]
+    if direct and not holders:
+        log.info("inode %d was read while it came; the rest comes anew", ino)
+    elif writers or not backing_id:  # else the kernel has the file, and nobody here needs it
+        fd = _file(inode, tier, writable=writers > 0)
+    held = OpenObject(
+        inode,
+        tier,
+        fd,
+        writable=writers > 0 and fd >= 0,
+        backing_id=0 if ended else backing_id,
+        readers=len(lefts) - writers,
+        writers=writers,
+        accounted=bool(inode.links) and not writers,
+        reopened=backing_id > 0 and not ended,
+        direct=direct,
+        lost=not direct and tier not in holders,
+    )
+    if ended and backing_id and fd >= 0:
+        held.backing_id = objects.backings.register(fd)
+    if not inode.links:
+        held.publish = objects.to_publish(ino)
+        held.doom = objects.doom_of(ino)
+    if inode.sealed:
+        held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
+    residency.open[ino] = held
+    if not held.accounted:
+        blocks = os.fstat(fd).st_blocks if fd >= 0 else inode.blocks
+        held.reserve(tier.cost(blocks))
+    if writers:
+        residency.stage(held)
+    if held.doom is not None:
+        held.leaving = held.staged
+        residency.weigh(held, 0)
+    return held
+
+
+def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
+    """The backing file, open; -1 if it cannot be opened, which its reader or sealing will find."""
+    try:
+        return tier.open(inode.ino, inode.version, writable=writable)
+    except (NotFoundError, TierError) as error:
+        log.error("inode %d was open, and its file cannot be opened again: %s", inode.ino, error)
+        return -1
+
+
+def _finish(objects: Objects, ino: int) -> None:
+    """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
+    residency = objects.residency
+    inode = residency.inode(ino)
+    if inode is not None and inode.is_file and inode.sealed and inode.links:
+        _watch(objects, inode)
+    elif inode is None or (inode.sealed and inode.links):
+        with residency.catalog.batch() as batch:
+            batch.mark_finished(ino)
+    elif ino in residency.open:
+        return
+    elif inode.is_file and not residency.holders(inode):
+        residency.drop(inode, "unfinished")
+    elif inode.links:
+        _seal(residency, objects, inode)
+    elif (why := objects.doom_of(ino)) is not None and inode.is_file:
+        _watch(objects, inode)  # it was lent, so that no handle says whether it is written
+        if (held := residency.open.get(ino)) is not None:
+            held.doom, held.leaving = why, held.staged
+            residency.weigh(held, 0)
+    else:
+        if objects.to_publish(ino) is not None:
+            _measure(residency, objects, inode)
+        residency.enter_limbo(inode)
+
+
+def _measure(residency: Residency, objects: Objects, inode: Inode) -> None:
+    """Its CREATE was not answered and comes again: then its bytes are to be what is there now."""
+    tier = residency.holders(inode)[0]
+    fd = _file(inode, tier, writable=False)
+    if fd >= 0:
+        objects.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
+        os.close(fd)
+        with residency.catalog.batch() as batch:
+            batch.put(inode)
+
+
+def _watch(objects: Objects, inode: Inode) -> None:
+    """It may be mapped, for which there is no handle: a writer, until it is seen that it is not."""
+    residency = objects.residency
+    held = residency.open.get(inode.ino)
+    if held is None:
+        tier = residency.holders(inode)[0]
+        held = OpenObject(inode, tier, fd=-1, writable=False)
+    if not held.writable:
+        fd = _file(inode, held.tier, writable=True)
+        if fd < 0:
+            return
+        if held.fd >= 0:
+            os.close(held.fd)
+        held.fd, held.writable, held.reopened = fd, True, True
+    if not held.writers:
+        held.accounted = False
+        held.reserve(held.tier.cost(os.fstat(held.fd).st_blocks))
+        residency.open[inode.ino] = held
+        residency.stage(held)
+    held.writers += 1
+    held.mapped = True
+    if not held.backing_id:
+        held.backing_id = objects.register(held)
+
+
+def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:
+    tier = residency.holders(inode)[0]
+    try:
+        fd = tier.open(inode.ino, inode.version, writable=False)
+    except KvfsError as error:
+        log.error("inode %d was being made, and has no file: %s", inode.ino, error)
+        residency.drop(inode, "unfinished")
+        return
+    if tier.shared(fd):  # somebody was lent it to write, and still has the descriptor
+        os.close(fd)
+        _watch(objects, inode)
+        return
+    held = OpenObject(inode, tier, fd, writable=False, writers=1)
+    objects.flush(held, writable=True)
+    os.close(fd)
