@@ -130,7 +130,7 @@ class Dispatcher:
         self.sweeps = Sweeps(residency)
         self.scrub = Scrub(transfers, movers, scrub)
         self.trash = TrashBin(residency, self._jobs)
-        self.census = Census(residency, self._jobs)
+        self.census = Census(residency, self._jobs, self.settlement.met)
         self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
         self.checks = Background(residency, movers, self._jobs, remote)
 

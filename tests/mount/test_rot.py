@@ -161,3 +161,22 @@ def test_the_next_daemon_compares_them_once_more(mount: Mount) -> None:
     assert is_missed(kv.path / "a.kv")
     kv.idle()
     assert kv.counter("quarantined") == 1
+
+
+def test_what_had_no_digest_when_its_daemon_died_gets_it_at_the_next_mount(
+    monkeypatch: pytest.MonkeyPatch, mount: Mount
+) -> None:
+    monkeypatch.setenv("KVFS_FAILPOINTS", "movement.read=delay:600")
+    kv = mount(f"{OPTIONS},promote_after=0")
+    monkeypatch.delenv("KVFS_FAILPOINTS")
+    kv.expect_log("the last session did not end properly: its bytes are all there")
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    (kv.path / "a.kv").write_bytes(os.urandom(MIB))
+    wait_for(lambda: kv.status()["jobs"], "a mover is about to read it")
+    kv.kill()
+    kv.mount()
+    kv.idle()
+    assert kv.counter("settled") == 1
+    rot(kv)
+    kv.remount()
+    assert is_missed(kv.path / "a.kv")

@@ -63,6 +63,11 @@ def rot(tier: Tier, inode: Inode, at: int | None = None) -> bytes:
     return path.read_bytes() if times.st_size < MIB else wrong
 
 
+def overwrite(tier: Tier, inode: Inode) -> None:
+    """What somebody does who has the directory."""
+    Path(tier.path(inode.ino, inode.version)).write_bytes(BYTES[::-1])
+
+
 def kept(tier: Tier) -> list[str]:
     return sorted(os.listdir(tier.root / "quarantine"))
 
@@ -610,6 +615,52 @@ def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
         await made.census()
         assert await made.read(inode.ino) == BYTES
         assert made.residency.counters["verified"] == 0
+
+    run(case)
+
+
+async def settle_what_was_met(made: World) -> int:
+    """Have the dispatcher do what the census has asked for; how much that was."""
+    count = 0
+    while asked := made.flow.requests.take(()):
+        movement, ino = asked
+        assert movement is made.flow.settlement
+        await made.settle(ino)
+        count += 1
+    return count
+
+
+def test_a_death_before_the_digest_delays_it_to_the_next_mount(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        await made.store(b"b", BYTES, made.fast)
+        for count in (1, 0):
+            made.restart(crash=True)
+            await made.census()
+            assert await settle_what_was_met(made) == count
+            assert made.find(b"a").digest == digest(BYTES)
+        made.residency.verified.forget(inode.ino)
+        rot(made.disk, inode)
+        with pytest.raises(GONE):
+            await made.read(inode.ino)
+        await made.check_at_rest()
+
+    run(case)
+
+
+@pytest.mark.parametrize("by", ["power loss", "write"])
+def test_what_nothing_vouches_for_gets_no_digest_later(made: World, by: str) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        if by == "write":
+            overwrite(made.disk, inode)
+        made.restart(crash=True, reboot=by == "power loss")
+        await made.census()
+        await settle_what_was_met(made)
+        assert not made.find(b"a").digest
+        with pytest.raises(GONE):
+            await made.read(inode.ino)
+        await made.check_at_rest()
 
     run(case)
 

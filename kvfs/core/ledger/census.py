@@ -10,7 +10,7 @@ is said, counted (`inodes_unreadable`) and passed by: `fsck` is for that.
 import logging
 import os
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -30,11 +30,14 @@ CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 
 
 class Census:
-    """`jobs` are the inodes that movers work on: their files are not swept."""
+    """`jobs` are the inodes that movers work on: their files are not swept. `met`: told of each."""
 
-    def __init__(self, residency: Residency, jobs: Container[int]) -> None:
+    def __init__(
+        self, residency: Residency, jobs: Container[int], met: Callable[[Inode], None]
+    ) -> None:
         self.residency = residency
         self._jobs = jobs
+        self._met = met
         self._started = time.time()
         self._failed = False
 
@@ -63,6 +66,7 @@ class Census:
                     await trio.lowlevel.checkpoint()
                 elif current is not None:
                     residency.count_past(current)
+                    self._met(current)
             if not inodes:
                 break
             at = inodes[-1].ino

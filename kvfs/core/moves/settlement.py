@@ -1,12 +1,13 @@
 """What was written directly to NVMe is read through: hashed, and proven to be on the disk.
 
 Contract: a settled object has its digest in its record, and its bytes were synced before. A digest
-that it has already is compared, never replaced. One that
-the kernel could not write is given up, whoever found out (`lose`). `matches` reads a copy for who
-doubts it. Nothing is copied here, so nothing is reserved.
+that it has already is compared, never replaced; a file that was written to behind kvfs's back gets
+none. One that the kernel could not write is given up, whoever found out (`lose`). `matches` reads a
+copy for who doubts it. Nothing is copied here, so nothing is reserved.
 """
 
 import logging
+import os
 import time
 from functools import partial
 
@@ -17,7 +18,7 @@ from kvfs.core.moves.transfers import Transfers
 from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.movement.movers import LostError, SourceChangedError
-from kvfs.tiers import Tier
+from kvfs.tiers import Job, Tier
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ class Settlement:
         self.admission.decide(key_of(inode), cost, now, touched=False, obliged=True)
         self.requests.add(self, inode.ino)
 
+    def met(self, inode: Inode) -> None:
+        """An earlier session sealed it: a death may have come before its digest."""
+        if not inode.sealed or not inode.on_nvme or inode.digest or inode.packed is not None:
+            return
+        if inode.session not in self.residency.suspect:  # else nothing vouches for its bytes
+            self.requests.add(self, inode.ino)
+
     async def move(self, inodes: list[Inode]) -> None:
         """Read one object through, and record its digest."""
         (inode,) = inodes
@@ -53,6 +61,8 @@ class Settlement:
                 sparse=inode.sparse,
                 data=inode.data,
             )
+            status = await nvme.calls.call(Job("stat", partial(os.stat, nvme.path(ino, version))))
+            touched = status.st_mtime_ns
         except FileNotFoundError:
             current = self.transfers.fit(ino, version)
             if current is None or not current.on_nvme:
@@ -64,7 +74,7 @@ class Settlement:
         current = self.transfers.fit(ino, version)
         if current is not None and current.digest not in {b"", found.digest}:
             self.transfers.rotten(current, nvme)
-        elif current is not None:
+        elif current is not None and (current.digest or touched == current.backing_mtime_ns):
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")
             current.digest = found.digest
