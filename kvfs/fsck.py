@@ -1,7 +1,8 @@
 """A check of a kvfs that is not mounted: its NVMe directory, and what a dead daemon left in memory.
 
 Contract: holds the directory's lock meanwhile, so that nobody mounts it. No session begins, and
-without repair nothing is written: the catalog is opened for reading, memory is looked at as it is.
+without repair nothing is written but which copies are wrong (`doubts`): the catalog is opened for
+reading, memory is looked at as it is.
 Not for a mounted kvfs, whose daemon runs the same check itself.
 """
 
@@ -19,6 +20,7 @@ from kvfs import runtime
 from kvfs.catalog import Catalog
 from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
+from kvfs.core.ledger import doubts
 from kvfs.core.ledger.dirty import FACT
 from kvfs.core.ledger.residency import Residency
 from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
@@ -145,6 +147,7 @@ def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
         gone=lambda _parent, _name, _ino: None,
     )
     residency.first_new = catalog.counter
+    doubts.load(residency)
     return residency
 
 

@@ -18,7 +18,7 @@ from kvfs import kept, mounts, runtime
 from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
-from kvfs.core.ledger import recovery
+from kvfs.core.ledger import doubts, recovery
 from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
 from kvfs.core.ledger.residency import Residency
 from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
@@ -240,6 +240,7 @@ def begin_session(
         suspect=range(low, high + 1),
         gone=gone,
     )
+    doubts.load(residency)
     with catalog.batch() as batch:
         batch.set_fact("session", str(residency.session))
         batch.set_fact("suspect", f"{low} {high}")

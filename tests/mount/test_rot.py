@@ -180,3 +180,32 @@ def test_what_had_no_digest_when_its_daemon_died_gets_it_at_the_next_mount(
     rot(kv)
     kv.remount()
     assert is_missed(kv.path / "a.kv")
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_what_a_check_reports_no_later_daemon_serves(mount: Mount, *, mounted: bool) -> None:
+    """Not from RAM either, where an open compares nothing else."""
+    kv = mount(OPTIONS)
+    subprocess.run([*KVFS, "ns", "set", kv.path, "write=through"], check=True)
+    (kv.path / "small.kv").write_bytes(b"x")  # by which kvfs takes the next one for small
+    content = os.urandom(MIB)
+    (kv.path / "a.kv").write_bytes(content)
+    kv.idle()
+    assert os.getxattr(kv.path / "a.kv", "user.kvfs.tier") == b"ram+nvme"
+    ino, ram = os.stat(kv.path / "a.kv").st_ino, Path(kv.status()["tiers"]["ram"]["path"])
+    (path,) = ram.glob(f"objects/*/{ino:x}.*")
+    times = path.stat()
+    path.write_bytes(b"?" + content[1:])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    if not mounted:
+        kv.expect_log("the last session did not end properly: its bytes are all there")
+        kv.kill()
+    target = kv.path if mounted else kv.path.parent / "nvme"
+    command = [*KVFS, "fsck", "--hashes", str(target)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 4
+    if mounted:
+        kv.kill_daemon()
+    else:
+        kv.mount()
+    assert (kv.path / "a.kv").read_bytes() == content

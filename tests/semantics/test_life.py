@@ -279,9 +279,10 @@ def test_rots(either: Mounted) -> None:
 def test_not_compared(kv: Mounted) -> None:
     """
     Nor does an open compare what programs have open already, a copy in RAM, or a file that has no
-    digest yet: one on NVMe gets it after its close. A compressed copy is compared each time that it
-    is decompressed, and a copy of which `kvfs fsck --hashes` reports wrong bytes at its next open,
-    whatever `verify_after` says.
+    digest yet. One on NVMe gets it after its close, or at the next mount if the daemon dies before
+    that. A compressed copy is compared each time that it is decompressed. A copy of which `kvfs
+    fsck --hashes` reports wrong bytes is compared at its next open, whatever `verify_after` says.
+    That holds for the next daemon and the next mount, too.
     """
     holes = kv.path / "holes.kv"
     with open(holes, "wb") as file:
@@ -309,6 +310,7 @@ def test_not_compared(kv: Mounted) -> None:
     change(kv, "a.kv")
     done = subprocess.run([*KVFS, "fsck", "--hashes", kv.path], check=False)
     assert done.returncode == 4
+    kv.remount()
     with refused(errno.ENOENT):
         os.open(kv.path / "a.kv", os.O_RDONLY)
 

@@ -18,10 +18,10 @@ from trio.testing import MockClock
 from kvfs import mounts
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.check import Finding, Survey, check
-from kvfs.core.ledger import verified
+from kvfs.core.ledger import doubts, verified
 from kvfs.core.ledger.verified import DAY
 from kvfs.core.objects import copies, takeover
-from kvfs.errors import CatalogError, InUseError, NotFoundError, StaleError
+from kvfs.errors import CatalogError, ConfigError, InUseError, NotFoundError, StaleError
 from kvfs.movement.movers import LostError
 from kvfs.tiers import Tier
 from tests.s3.memory import MemoryStore
@@ -388,6 +388,70 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
     run(case)
 
 
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_a_check_only_reports_is_remembered_by_the_next_daemon(
+    made: World, *, live: bool, is_open: bool
+) -> None:
+    """A copy in RAM too, which no open compares else; and beside handles that read it."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        rot(made.fast, inode)
+        survey = Survey(
+            *(made.residency, made.movers, made.flow._jobs, _any_finding),
+            repair=False,
+            hashes=True,
+            live=live,
+        )
+        await check(survey)
+        made.restart(crash=True)
+        await made.census()
+        if is_open:
+            left = takeover.Left(
+                1, inode.ino, 77, writable=False, tier=made.fast.number, ending=False
+            )
+            held = takeover.adopt(made.objects, [left])[1]
+            with pytest.raises(NotFoundError):
+                await made.objects.open(inode.ino, writable=False)
+            held.backing_id = 0  # which is none of these tests' backings
+            await made.close(held, writable=False)
+        assert await made.read(inode.ino) == BYTES, "NVMe has it, too"
+        await made.flow.trash.empty()
+        assert kept(made.fast) == [f"{inode.ino:x}.1"]
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_a_check_that_repairs_leaves_no_doubt(made: World) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        await made.demote(inode.ino)
+        rot(made.fast, inode)
+        for repair in (False, True):
+            survey = Survey(
+                *(made.residency, made.movers, made.flow._jobs, _any_finding),
+                repair=repair,
+                hashes=True,
+                live=True,
+            )
+            await check(survey)
+            assert made.catalog.path.with_name("doubted").exists() is not repair
+
+    run(case)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"copies": [[1, 2]]}', '{"copies": [[-1, 2, "ram"]]}'])
+def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) -> None:
+    path = made.catalog.path.with_name("doubted")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="expected a list of copies that kvfs fsck has found"):
+        doubts.load(made.residency)
+    assert path.read_text() == text
+
+
 # What is said is true
 
 
@@ -602,6 +666,10 @@ def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: st
         assert made.residency.counters["verified"] == 0
 
     run(case)
+
+
+async def _any_finding(_: Finding) -> None:
+    """Whatever it is."""
 
 
 async def _no_finding(finding: Finding) -> None:

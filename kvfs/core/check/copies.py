@@ -20,6 +20,7 @@ import trio
 from kvfs.catalog import Inode, audit
 from kvfs.compression.container import DamagedError
 from kvfs.core.check.survey import Survey
+from kvfs.core.ledger import doubts
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
@@ -116,6 +117,9 @@ class Copies:
         for ino in suspects:
             await self._judge(ino)
             await survey.step(0)
+        if suspects and survey.hashes:
+            doubted = doubts.listed(self.residency)
+            await survey.io(partial(doubts.save, self.residency, doubted))
 
     def _note(self, inode: Inode, tier: Tier) -> None:
         notes = self.survey.notes

@@ -22,7 +22,7 @@ class Verified:
     def __init__(self, after: float = DAY) -> None:
         self.after = after
         self._at: OrderedDict[int, float] = OrderedDict()
-        self._doubted: set[tuple[int, int, str]] = set()  # inode, version, tier
+        self.doubted: set[tuple[int, int, str]] = set()  # inode, version, tier
 
     def note(self, ino: int) -> None:
         """Its copy on NVMe has its digest now."""
@@ -37,14 +37,14 @@ class Verified:
 
     def doubt(self, ino: int, version: int, tier: str) -> None:
         """Its copy in a tier does not have its digest."""
-        self._doubted.add((ino, version, tier))
+        self.doubted.add((ino, version, tier))
 
     def is_doubted(self, ino: int, version: int, tier: str) -> bool:
-        return (ino, version, tier) in self._doubted
+        return (ino, version, tier) in self.doubted
 
     def end_doubt(self, ino: int, version: int, tier: str) -> None:
         """It was compared again, or is no more."""
-        self._doubted.discard((ino, version, tier))
+        self.doubted.discard((ino, version, tier))
 
     def due(self, ino: int) -> bool:
         """Whether an open has to compare it."""

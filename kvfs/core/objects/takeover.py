@@ -104,6 +104,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
     fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
+    doubted = residency.verified.is_doubted(ino, inode.version, tier.name)
     if direct and tier not in holders and holders:
         tier = holders[0]
     if direct and not holders:
@@ -121,7 +122,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         accounted=bool(inode.links) and not writers,
         reopened=backing_id > 0 and not ended,
         direct=direct,
-        lost=not direct and tier not in holders,
+        lost=not direct and (tier not in holders or doubted),
     )
     if ended and backing_id and fd >= 0:
         held.backing_id = objects.backings.register(fd)

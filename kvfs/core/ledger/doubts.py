@@ -1,0 +1,67 @@
+"""Copies that a check found wrong and was not to change, remembered beyond the death of a daemon.
+
+Contract: `save` writes beside the catalog which copies are doubted (`Verified.doubt`), and `load`
+doubts them again. What is no more is left out when the list is written next. A file that kvfs has
+not written is a refusal, since nobody could say which copies it was about. Both wait for a disk.
+Not for what becomes of a doubted copy: the next open compares it (`copies`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvfs import kept
+from kvfs.core.ledger.residency import Residency
+from kvfs.errors import CatalogError
+
+MOST = 10_000  # copies; `kept` reads 1 MiB
+_EXPECTED = "a list of copies that kvfs fsck has found wrong"
+_CURE = "remove it, mount, and run kvfs fsck --hashes once more"
+
+
+def load(residency: Residency) -> None:
+    """Raises ConfigError."""
+    path = _path(residency)
+    table = kept.read_table(path, _EXPECTED, _CURE)
+    if table is None:
+        return
+    copies = table.get("copies")
+    if not isinstance(copies, list) or not all(map(_is_copy, copies)):
+        raise kept.wrong(path, json.dumps(table), _EXPECTED, _CURE)
+    for ino, version, tier in copies:
+        residency.verified.doubt(ino, version, tier)
+
+
+def listed(residency: Residency) -> list[tuple[int, int, str]]:
+    """What `save` is to write."""
+    doubted = sorted(residency.verified.doubted)
+    return [copy for copy in doubted if _is_there(residency, *copy)][:MOST]
+
+
+def save(residency: Residency, copies: list[tuple[int, int, str]]) -> None:
+    """Raises OSError."""
+    path = _path(residency)
+    if copies:
+        kept.write(path, json.dumps({"copies": copies}))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _path(residency: Residency) -> Path:
+    return residency.catalog.path.with_name("doubted")
+
+
+def _is_copy(found: Any) -> bool:  # noqa: ANN401 (JSON)
+    if not isinstance(found, list) or list(map(type, found)) != [int, int, str]:
+        return False
+    return all(0 <= number < 1 << 64 for number in found[:2])
+
+
+def _is_there(residency: Residency, ino: int, version: int, tier: str) -> bool:
+    try:
+        inode = residency.inode(ino)
+    except CatalogError:  # it may be there
+        return True
+    if inode is None or inode.version != version:
+        return False
+    return tier in {holder.name for holder in residency.holders(inode)}
