@@ -348,3 +348,27 @@ def test_what_could_not_be_written_is_a_miss_also_before_kvfs_has_synced_it(
     done = umount(kv, "--now")
     assert done.returncode == 0, done.stderr
     wait_for(lambda: not alive(kv.keeper), "the keeper ends", seconds=GIVEN_UP)
+
+
+def test_a_disk_that_rots_below_the_page_cache(kv: Mounted, device: Disk) -> None:
+    """
+    An open compares the bytes that a read would get. The page cache may still have the right ones
+    when the disk has others: those are found by the scrubber, which reads the disk.
+    """
+    content = os.urandom(MIB)
+    (kv.path / "a.kv").write_bytes(content)
+    kv.idle()
+    kv.remount()
+    ino = (kv.path / "a.kv").stat().st_ino
+    (copy,) = device.directory.glob(f"objects/*/{ino:x}.*")
+    assert copy.read_bytes() == content, "the page cache has it"
+    at = device.image.read_bytes().find(content[:4096])
+    with device.image.open("r+b") as image:
+        image.seek(at)
+        image.write(bytes([content[0] ^ 1]))
+    assert (kv.path / "a.kv").read_bytes() == content
+    assert kv.counter("verified") == 1
+    kv.expect_log("is quarantined: its bytes do not match their digest")
+    subprocess.run([*KVFS, "set", kv.path, "scrub=1s"], check=True)
+    wait_for(lambda: kv.counter("quarantined"), "the scrubber has found it")
+    assert not (kv.path / "a.kv").exists()

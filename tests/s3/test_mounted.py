@@ -88,7 +88,8 @@ def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) ->
     """
     A file that is mostly holes stays on this node: one of more than 1 MiB with less than
     half of it data. A bucket has every byte of an object. `user.kvfs.dirty` of it stays 1,
-    no `kvfs flush` waits for it, and the log says why.
+    no `kvfs flush` waits for it, and the log says why. Without NVMe no unmount waits for it
+    either: it goes with RAM.
     """
     kv = made()
     kv.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")
@@ -106,6 +107,12 @@ def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) ->
     assert attribute(kv.path / "holes", "dirty") == "1"
     with (kv.path / "holes").open("rb") as file:
         assert file.read(len(SMALL) + 1) == SMALL + b"\0"
+    memory = made("ram=64M", "memory")
+    memory.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")
+    with (memory.path / "more holes").open("wb") as file:
+        file.truncate(1 << 40)
+    memory.remount()
+    assert os.listdir(memory.path) == ["a"]
 
 
 def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
