@@ -17,6 +17,7 @@ import click
 from kvfs import runtime
 from kvfs.cli import Refusal, json_option, mountpoint_argument, with_notes
 from kvfs.cli.screen import progress
+from kvfs.cli.traces import block_tokens_option, trace_argument
 from kvfs.errors import ConfigError
 from kvfs.simulation.capacity import parse_block_size
 from kvfs.simulation.replay import SMALLEST_BLOCK, directory, replay
@@ -24,19 +25,20 @@ from kvfs.simulation.trace import Trace, read
 
 
 @click.command
-@click.argument("trace", metavar="TRACE")
+@trace_argument
 @mountpoint_argument
 @click.option(
     "--namespace",
     metavar="NAME",
     help="Directory below MOUNTPOINT to use, new or empty; by default a new one, replay-PID.",
 )
+@block_tokens_option
 @click.option(
     "--block-size",
     default="4K",
     show_default=True,
     metavar="BYTES",
-    help="Bytes of the file that stands for a block of 512 tokens; 4K at least.",
+    help="Bytes of the file that stands for a block, whatever its tokens; 4K at least.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Play the first so many requests only.")
 @click.option(
@@ -51,6 +53,7 @@ def command(
     trace: str,
     mountpoint: Path,
     namespace: str | None,
+    block_tokens: int,
     block_size: str,
     limit: int | None,
     speed: float | None,
@@ -74,7 +77,7 @@ def command(
         raise ConfigError(f"{mountpoint} is not a directory")
     with _interruptible(), progress() as bar:
         task = bar.add_task("reading requests", total=limit)
-        requests = itertools.islice(read(trace), limit)
+        requests = itertools.islice(read(trace, block_tokens), limit)
         loaded = Trace(bar.track(requests, total=limit, task_id=task), trace)
         where = namespace if namespace is not None else f"replay-{os.getpid()}"
         with directory(mountpoint, where, keep=keep) as folder:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kvfs.cli import json_option
 from kvfs.cli.screen import progress, screen
+from kvfs.cli.traces import block_tokens_option, trace_argument
 from kvfs.errors import ConfigError
 from kvfs.simulation import curves, sweep
 from kvfs.simulation.cache import POLICIES
@@ -21,12 +22,13 @@ from kvfs.simulation.sweep import Case
 from kvfs.simulation.trace import Trace, read
 
 DEFAULT_POLICY = "adaptive"
+TOKEN_BYTES = 128 << 10  # of Llama-3.1-8B in bf16
 
 Results = dict[Case, Hits]
 
 
 @click.command
-@click.argument("trace", metavar="TRACE")
+@trace_argument
 @click.option(
     "--capacity",
     "capacities",
@@ -44,13 +46,12 @@ Results = dict[Case, Hits]
     help=f"What goes first, by default {DEFAULT_POLICY}. May be given several times. "
     "One of: " + ", ".join(POLICIES) + ".",
 )
+@block_tokens_option
 @click.option(
     "--block-size",
-    default="64M",
-    show_default=True,
     metavar="BYTES",
-    help="Bytes of a block of 512 tokens. The default is Llama-3.1-8B in bf16: 128 KiB a token "
-    "(32 layers x 8 KV heads x 128 x 2 bytes, keys and values).",
+    help="Bytes of a block. The default is Llama-3.1-8B in bf16: 128 KiB a token "
+    "(32 layers x 8 KV heads x 128 x 2 bytes, keys and values), so 64M for 512 tokens.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Take the first so many requests only.")
 @json_option
@@ -60,7 +61,8 @@ def command(
     trace: str,
     capacities: tuple[str, ...],
     policies: tuple[str, ...],
-    block_size: str,
+    block_tokens: int,
+    block_size: str | None,
     limit: int | None,
     as_json: bool,
     plot: str | None,
@@ -68,22 +70,23 @@ def command(
     """Simulate caches of some capacities and policies on a request TRACE.
 
     TRACE is JSON lines in the format of Mooncake (timestamp, input_length, output_length, and
-    hash_ids of blocks of 512 tokens), plain or compressed with xz or gzip, or - for standard
-    input. Tokens count as hits up to the first missing block of a prompt, objects wherever they
-    are found. The table and the plot have Belady's bound as well, which no policy can exceed;
-    the JSON has the policies only, with ratios from 0 to 1.
+    hash_ids of blocks of --block-tokens), plain or compressed with xz or gzip, or - for standard
+    input. A last block that is partly filled may have a hash id or none. Tokens count as hits up
+    to the first missing block of a prompt, objects wherever they are found. The table and the
+    plot have Belady's bound as well, which no policy can exceed; the JSON has the policies only,
+    with ratios from 0 to 1.
     """
     chosen = list(dict.fromkeys(policies or [DEFAULT_POLICY]))
     for name in chosen:
         if name not in POLICIES:
             raise ConfigError(f"policy {name}: expected one of {', '.join(POLICIES)}")
-    size = parse_block_size(block_size)
+    size = TOKEN_BYTES * block_tokens if block_size is None else parse_block_size(block_size)
     wanted = [Capacity.parse(text, size) for text in capacities]
     if plot is not None:
         curves.check(plot)
     with progress() as bar:
         task = bar.add_task("reading requests", total=limit)
-        requests = itertools.islice(read(trace), limit)
+        requests = itertools.islice(read(trace, block_tokens), limit)
         loaded = Trace(bar.track(requests, total=limit, task_id=task), trace)
         sizes = {one.text: one.blocks(loaded.unique) for one in wanted}
         names = chosen if as_json and plot is None else [*chosen, None]

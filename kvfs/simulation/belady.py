@@ -19,7 +19,7 @@ import heapq
 from array import array
 
 from kvfs.simulation.hits import Hits
-from kvfs.simulation.trace import BLOCK_TOKENS, Advance, Trace, unheard
+from kvfs.simulation.trace import Advance, Trace, unheard
 
 _NEVER = -1
 
@@ -30,15 +30,16 @@ def bound(trace: Trace, capacity: int, advance: Advance = unheard) -> Hits:
     held: dict[int, int] = {}  # a block's key: the request of its next use
     order: list[tuple[int, int]] = []  # what goes first; entries outlive their block
     seen: set[int] = set()
-    partial: list[int] = []  # tokens of lookups of blocks seen before, where less than 512
-    position = repeated = hits = 0
+    partial: list[int] = []  # tokens of lookups of blocks seen before, where not a full block
+    position = repeated = hits = size = 0
     for request in trace:
+        size = request.block_tokens  # the same of all
         for depth, key in enumerate(request.keys):
             hits += held.pop(key, None) is not None
             if key in seen:
-                tokens = min(BLOCK_TOKENS, request.tokens - depth * BLOCK_TOKENS)
+                tokens = request.prefix(depth + 1) - request.prefix(depth)
                 repeated += 1
-                if tokens < BLOCK_TOKENS:
+                if tokens < size:
                     partial.append(tokens)
             use = next_use[position]
             if use != _NEVER:
@@ -53,7 +54,7 @@ def bound(trace: Trace, capacity: int, advance: Advance = unheard) -> Hits:
         advance(1)
     full = min(hits, repeated - len(partial))
     rest = heapq.nlargest(hits - full, partial)
-    return Hits(trace.tokens, full * BLOCK_TOKENS + sum(rest), trace.lookups, hits)
+    return Hits(trace.tokens, full * size + sum(rest), trace.lookups, hits)
 
 
 def _next_uses(trace: Trace) -> "array[int]":

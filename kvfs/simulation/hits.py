@@ -1,13 +1,14 @@
 """What counts as a hit, for the simulator and for the replay alike.
 
 Contract: an engine can use a prefix only, so that tokens count up to the first block that is
-missing; objects count wherever they are found. Ratios are between 0 and 1.
+missing; objects count wherever they are found. Tokens of a last block without a hash are never a
+hit: nothing stores them. Ratios are between 0 and 1.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvfs.simulation.trace import BLOCK_TOKENS, Request
+from kvfs.simulation.trace import Request
 
 
 class Hits(NamedTuple):
@@ -33,7 +34,7 @@ class Hits(NamedTuple):
         prefix = next((depth for depth, hit in enumerate(found) if not hit), len(found))
         return Hits(
             self.tokens + request.tokens,
-            self.token_hits + min(prefix * BLOCK_TOKENS, request.tokens),
+            self.token_hits + request.prefix(prefix),
             self.objects + len(found),
             self.object_hits + sum(found),
         )

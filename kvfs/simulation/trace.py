@@ -4,11 +4,13 @@ Contract: JSON lines, one for each request, plain or compressed with xz or gzip:
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-timestamp in ms; the lengths in tokens; hash_ids of the prompt's blocks of 512 tokens in order,
-each chained to those before it, so that one id stands for one prefix. The last block may be partly
-filled. Whatever differs from that is a ConfigError which names file, line and reason. Format:
-FAST'25 release of https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less
-Computation". Not for the text of prompts, which no trace has.
+timestamp in ms; the lengths in tokens; hash_ids of the prompt's blocks in order, each chained to
+those before it, so that one id stands for one prefix. All blocks of a trace have the same number of
+tokens, 512 unless the caller says another. A last block that is partly filled has an id, or none:
+each prompt may follow either rule. Whatever differs from that is a ConfigError which names file,
+line and reason, and the block size that would fit where there is one. Format: FAST'25 release of
+https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less Computation". Not
+for the text of prompts, which no trace has.
 """
 
 import contextlib
@@ -43,12 +45,45 @@ class Request(NamedTuple):
     timestamp_ms: float
     tokens: int
     keys: list[int]
+    block_tokens: int = BLOCK_TOKENS
+
+    def prefix(self, blocks: int) -> int:
+        """Return how many tokens its first so many blocks have."""
+        return min(blocks * self.block_tokens, self.tokens)
 
 
-def read(path: str) -> Iterator[Request]:
+class Fitting:
+    """The block sizes, in tokens, that fit all prompts that it was told of.
+
+    A prompt of t tokens and n ids leaves those from t/(n+1) to t/(n-1), without both ends: up to
+    t/n its partial block has no id, from there on it has one. So they are one range always.
+    """
+
+    def __init__(self) -> None:
+        self._least, self._most = 1, math.inf
+
+    def narrow(self, tokens: int, ids: int) -> None:
+        """Leave out what does not fit this prompt."""
+        if tokens:
+            self._least = max(self._least, tokens // (ids + 1) + 1)
+            if ids > 1:
+                self._most = min(self._most, (tokens - 1) // (ids - 1))
+        elif ids:
+            self._most = 0
+
+    def __contains__(self, block_tokens: int) -> bool:
+        return self._least <= block_tokens <= self._most
+
+    def likeliest(self) -> int | None:
+        """Return the smallest power of two, else the smallest number; None if nothing fits."""
+        power = 1 << (self._least - 1).bit_length()
+        return next((size for size in (power, self._least) if size in self), None)
+
+
+def read(path: str, block_tokens: int = BLOCK_TOKENS) -> Iterator[Request]:
     """Yield the requests of the file, `-` for standard input; ConfigError names what is wrong."""
     name = "standard input" if path == "-" else path
-    number = 0
+    number, fitting = 0, Fitting()
     try:
         with _raw(path) as raw, _unpacked(raw) as lines:
             while line := lines.readline(LONGEST_LINE + 1):
@@ -56,7 +91,7 @@ def read(path: str) -> Iterator[Request]:
                 if len(line) > LONGEST_LINE:
                     raise ValueError(f"longer than {LONGEST_LINE} bytes")
                 if line.strip():
-                    yield _request(line)
+                    yield _request(line, block_tokens, fitting)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{name}: damaged after line {number}: {error}") from error
     except OSError as error:
@@ -96,7 +131,7 @@ def _unpacked(raw: io.BufferedReader) -> Iterator[io.BufferedReader]:
         yield raw
 
 
-def _request(line: bytes) -> Request:
+def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Request:
     """Parse one line; ValueError says what is wrong with it."""
     try:
         record = json.loads(line)
@@ -104,6 +139,10 @@ def _request(line: bytes) -> Request:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"expected an object, found {_short(record)}")  # noqa: TRY004 - one kind
+    if "requests" in record and "timestamp" not in record:
+        raise ValueError(
+            "a conversation of kv-cache-tester, expected one request: docs/simulate.md converts it"
+        )
     timestamp = _field(record, "timestamp")
     if type(timestamp) not in {int, float} or not 0 <= timestamp < math.inf:
         raise ValueError(f"timestamp {_short(timestamp)}: expected milliseconds, 0 or more")
@@ -115,13 +154,27 @@ def _request(line: bytes) -> Request:
     for one in ids:
         if type(one) is not int or not 0 <= one <= LARGEST_ID:
             raise ValueError(f"hash_ids has {_short(one)}: expected integers from 0 to 2^63-2")
-    blocks = -(-tokens // BLOCK_TOKENS)
-    if len(ids) != blocks:
-        raise ValueError(
-            f"{len(ids)} hash_ids for input_length {tokens}: expected {blocks}, "
-            f"one for each {BLOCK_TOKENS} tokens begun"
-        )
-    return Request(float(timestamp), tokens, [one + 1 for one in ids])
+    fitting.narrow(tokens, len(ids))
+    _check_number(tokens, len(ids), block_tokens, fitting)
+    return Request(float(timestamp), tokens, [one + 1 for one in ids], block_tokens)
+
+
+def _check_number(tokens: int, ids: int, block_tokens: int, fitting: Fitting) -> None:
+    """Raise ValueError if so many ids are neither of the full blocks nor of all."""
+    full, begun = tokens // block_tokens, -(-tokens // block_tokens)
+    if ids in {full, begun}:
+        return
+    expected = f"{full}" if full == begun else f"{full} or {begun}"
+    likeliest = fitting.likeliest()
+    cure = (
+        "no --block-tokens fits all lines so far: correct this line or leave it out"
+        if likeliest is None
+        else f"--block-tokens {likeliest} fits all lines so far"
+    )
+    raise ValueError(
+        f"{ids} hash_ids for input_length {tokens}: expected {expected} "
+        f"for blocks of {block_tokens} tokens; {cure}"
+    )
 
 
 def _field(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
@@ -146,8 +199,9 @@ class Trace:
     """A trace in memory, to be gone through many times.
 
     About 8 bytes for each lookup and 24 for each request; while it is read, about 90 more for
-    each block. `lookups` and `unique` count blocks, `tokens` those of all prompts. ConfigError,
-    with that `name`, if there is not one block in it.
+    each block. `lookups` and `unique` count blocks, `tokens` those of all prompts; the blocks of
+    all requests have as many tokens. ConfigError, with that `name`, if there is not one block in
+    it.
     """
 
     def __init__(self, requests: Iterable[Request], name: str) -> None:
@@ -155,6 +209,7 @@ class Trace:
         self._ends = array("q")
         self._tokens = array("q")
         self._times = array("d")
+        self._block_tokens = BLOCK_TOKENS
         unique: set[int] = set()
         for request in requests:
             self._keys.extend(request.keys)
@@ -162,6 +217,7 @@ class Trace:
             self._ends.append(len(self._keys))
             self._tokens.append(request.tokens)
             self._times.append(request.timestamp_ms)
+            self._block_tokens = request.block_tokens
         self.lookups, self.unique, self.tokens = len(self._keys), len(unique), sum(self._tokens)
         if not unique:
             raise ConfigError(f"{name}: the trace is empty: {len(self)} requests without a block")
@@ -172,5 +228,5 @@ class Trace:
     def __iter__(self) -> Iterator[Request]:
         begin = 0
         for time, tokens, end in zip(self._times, self._tokens, self._ends, strict=True):
-            yield Request(time, tokens, self._keys[begin:end].tolist())
+            yield Request(time, tokens, self._keys[begin:end].tolist(), self._block_tokens)
             begin = end

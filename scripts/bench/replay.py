@@ -2,10 +2,11 @@
 
     .venv/bin/python -m scripts.bench.replay TRACE [--requests 1500] [--capacity 5%] [--json FILE]
 
-TRACE as `kvfs simulate` takes it. For each policy and capacity: `kvfs simulate` says how many
-blocks that is and what they would find; `kvfs replay` plays the same requests, with small files, in
-a namespace of a mount of its own that has a hard quota of as many objects and the same policy.
-Memory has room for all of them, so that the quota alone decides what goes.
+TRACE and --block-tokens as `kvfs simulate` takes them. For each policy and capacity: `kvfs
+simulate` says how many blocks that is and what they would find; `kvfs replay` plays the same
+requests, with small files, in a namespace of a mount of its own that has a hard quota of as many
+objects and the same policy. Memory has room for all of them, so that the quota alone decides what
+goes.
 
 --both-tiers gives memory room for a quarter of them only, so that three quarters are on NVMe.
 
@@ -18,11 +19,13 @@ The bar: token and object hit ratios within half a point of the simulator's.
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvfs.simulation.trace import BLOCK_TOKENS
 from scripts.bench.mounted import KVFS, Failed, Mounted, kvfs, scratch
 from scripts.bench.report import Report, note
 
@@ -50,9 +53,9 @@ def create(mounted: Mounted, objects: int, policy: str) -> None:
 
 
 def replayed(
-    trace: Path, requests: int, blocks: int, policy: str, *, size: int, cache: str, nvme: Path
+    asked: Sequence[str], blocks: int, policy: str, *, size: int, cache: str, nvme: Path
 ) -> dict[str, Any]:
-    """Play the trace on a mount of its own."""
+    """Play the trace, `asked` as for the simulator, on a mount of its own."""
     with scratch() as folder, scratch(nvme) as disk:
         whole = cache == "mount"
         options = {
@@ -62,12 +65,11 @@ def replayed(
             f"nvme={disk}/kvfs,nvme_size={2 * blocks * size + SLACK}",
         }[cache]
         with kvfs(folder / "kv", options) as mounted:
-            asked = ["replay", str(trace), str(mounted.path), "--limit", str(requests)]
-            asked += ["--block-size", str(size)]
+            more = ["--block-size", str(size)]
             if not whole:
                 create(mounted, blocks, policy)
-                asked += ["--namespace", NAMESPACE]
-            found: dict[str, Any] = ask(*asked)
+                more += ["--namespace", NAMESPACE]
+            found: dict[str, Any] = ask("replay", *asked, str(mounted.path), *more)
             return found
 
 
@@ -76,6 +78,7 @@ def replayed(
 @click.option("--requests", default=1500, show_default=True)
 @click.option("--capacity", "capacities", multiple=True, default=("5%", "10%"), show_default=True)
 @click.option("--policy", "policies", multiple=True, default=("adaptive", "lru"), show_default=True)
+@click.option("--block-tokens", default=BLOCK_TOKENS, show_default=True, help="of the trace")
 @click.option("--block-size", "size", default=4096, show_default=True, help="bytes of a file")
 @click.option("--both-tiers", "cache", flag_value="tiers")
 @click.option("--whole-mount", "cache", flag_value="mount")
@@ -87,6 +90,7 @@ def main(
     requests: int,
     capacities: tuple[str, ...],
     policies: tuple[str, ...],
+    block_tokens: int,
     size: int,
     cache: str | None,
     nvme: Path,
@@ -96,11 +100,12 @@ def main(
     cache = cache or "memory"
     report = Report("replay", trace=trace.name, requests=requests, block_size=size, cache=cache)
     chosen = [f"--capacity={one}" for one in capacities] + [f"--policy={one}" for one in policies]
-    rows = ask("simulate", str(trace), "--limit", str(requests), *chosen)
+    asked = [str(trace), "--limit", str(requests), "--block-tokens", str(block_tokens)]
+    rows = ask("simulate", *asked, *chosen)
     for row in rows:
         blocks, policy = int(row["capacity_blocks"]), str(row["policy"])
         note(f"{policy}, {blocks} blocks")
-        found = replayed(trace, requests, blocks, policy, size=size, cache=cache, nvme=nvme)
+        found = replayed(asked, blocks, policy, size=size, cache=cache, nvme=nvme)
         row["replayed"] = found
         row["points"] = {ratio: 100 * abs(found[ratio] - row[ratio]) for ratio in RATIOS}
         row["holds"] = max(row["points"].values()) <= WITHIN

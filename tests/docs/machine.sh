@@ -41,3 +41,29 @@ for number in range(400):
     print(json.dumps(dict(timestamp=number * 50, input_length=length, output_length=9, hash_ids=ids)))
 ' >"$1"
 }
+
+# One request whose last block has no hash: a trace with blocks of so many tokens.
+blocks() {
+    python -c '
+import json, sys
+size = int(sys.argv[1])
+ids = list(range(313))
+print(json.dumps(dict(timestamp=0, input_length=313 * size + size // 2, output_length=9, hash_ids=ids)))
+' "$2" >"$1"
+}
+
+# Two conversations as kv-cache-tester has them, one of them with a subagent.
+conversations() {
+    python -c '
+import json
+def request(t, ids):
+    return {"t": t, "type": "n", "in": 64 * len(ids) + 9, "out": 5, "hash_ids": ids}
+inner = {"t": 7.5, "type": "subagent", "requests": [request(0.0, [4, 5]), request(1.0, [4, 5, 6])]}
+for name, requests in (
+    ("trace_0001.json", [request(0.0, [1, 2]), inner, request(9.0, [1, 2, 3])]),
+    ("trace_0002.json", [request(0.0, [1, 2]), request(3.0, [1, 2, 3])]),
+):
+    with open(name, "w") as file:
+        json.dump({"id": name, "block_size": 64, "requests": requests}, file)
+'
+}

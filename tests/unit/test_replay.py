@@ -228,6 +228,20 @@ def test_the_first_requests_only_and_files_that_stay(file: Path, root: Path) -> 
     assert "a is not empty" in again.stderr
 
 
+def test_blocks_of_fewer_tokens(tmp_path: Path, root: Path) -> None:
+    path = tmp_path / "small.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": tokens, "output_length": 1, "hash_ids": ids}
+        for tokens, ids in [(150, [1, 2]), (130, [1, 2, 3])]
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = kvfs(path, root, "--block-tokens", "64", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["tokens"], found["objects"], found["stored"]) == (280, 5, 3)
+    assert found["token_hit_ratio"] == 128 / 280
+
+
 def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None:
     result = kvfs(file, root, "--json", "--keep")
     assert [path.name for path in root.iterdir()] == [json.loads(result.stdout)["namespace"]]
@@ -239,6 +253,8 @@ def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None
         (["{file}"], "Missing argument"),
         (["{file}", "{root}", "--block-size", "4095"], "block size 4095: expected 4096 bytes"),
         (["{file}", "{root}", "--block-size", "much"], "block size much: expected a size"),
+        (["{file}", "{root}", "--block-tokens", "0"], "'--block-tokens': 0 is not in the range"),
+        (["{file}", "{root}", "--block-tokens", "64"], "; --block-tokens 512 fits all lines"),
         (["{file}", "{root}", "--limit", "0"], "'--limit': 0 is not in the range"),
         (["{file}", "{root}", "--speed", "0"], "'--speed': 0.0 is not in the range"),
         (["{file}", "{root}", "--speed", "nan"], "speed nan: expected a number above 0"),

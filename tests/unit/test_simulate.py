@@ -80,6 +80,15 @@ def test_tokens_count_up_to_the_first_missing_block_only() -> None:
     assert simulate(trace_of(prompts), "lru", 9) == Hits(3072, 0, 6, 2)
 
 
+def test_tokens_without_a_hash_never_hit() -> None:
+    """Those are the last 22 of the first and the last prompt; the second has a hash for them."""
+    prompts = [(150, [1, 2]), (150, [1, 2, 3]), (150, [1, 2])]
+    trace = Trace((Request(0, tokens, keys, 64) for tokens, keys in prompts), "example")
+    expected = Hits(450, 256, 7, 4)
+    assert simulate(trace, "lru", 9) == expected
+    assert bound(trace, 9) == expected
+
+
 @st.composite
 def chained(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     """Prompts over a small tree of prefixes, the last block partly filled or not."""
@@ -269,6 +278,48 @@ def test_the_first_requests_only(example: str) -> None:
     assert row["token_hit_ratio"] == 1024 / 2124
 
 
+SMALL = [(150, [1, 2]), (130, [1, 2, 3]), (64, [1])]  # blocks of 64 tokens, by either rule
+
+
+def test_blocks_of_fewer_tokens() -> None:
+    arguments = ("-", "--capacity", "100%", "--policy", "lru", "--block-tokens", "64", "--json")
+    result = kvfs(*arguments, given=lines(SMALL))
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)
+    assert row["capacity_blocks"] == 3
+    assert row["token_hit_ratio"] == (128 + 64) / 344
+    assert row["object_hit_ratio"] == 3 / 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "blocks"),
+    [([], 3), (["--block-tokens", "512"], 3), (["--block-size", "32M"], 6)],
+)
+def test_bytes_of_a_block_of_512_tokens(example: str, arguments: list[str], blocks: int) -> None:
+    result = kvfs(example, "--capacity", "192M", *arguments, "--policy", "lru", "--json")
+    assert json.loads(result.stdout)[0]["capacity_blocks"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "blocks"),
+    [([], 2), (["--block-size", "4M"], 4)],  # 8 MiB: 128 KiB a token
+)
+def test_bytes_of_a_block_follow_from_its_tokens(arguments: list[str], blocks: int) -> None:
+    common = ("-", "--block-tokens", "64", "--capacity", "16M", "--policy", "lru", "--json")
+    result = kvfs(*common, *arguments, given=lines(SMALL))
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["capacity_blocks"] == blocks
+
+
+def test_a_wrong_block_size_is_one_line_that_names_the_right_one() -> None:
+    result = kvfs("-", "--capacity", "3", given=lines([(20064, list(range(313)))]))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "kvfs: standard input: line 1: 313 hash_ids for input_length 20064: expected 39 or 40 "
+        "for blocks of 512 tokens; --block-tokens 64 fits all lines so far\n"
+    )
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> None:
     picture = tmp_path / "curves.png"
@@ -289,6 +340,9 @@ def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> Non
         (["{trace}", "--capacity", "lots"], "capacity lots: expected a share"),
         (["{trace}", "--capacity", "1%"], "capacity 1% of 5 unique blocks: less than one"),
         (["{trace}", "--capacity", "1G", "--block-size", "0"], "block size 0: expected"),
+        (["{trace}", "--capacity", "3", "--block-tokens", "0"], "'--block-tokens': 0 is not in"),
+        (["{trace}", "--capacity", "3", "--block-tokens", "1K"], "'--block-tokens': '1K' is not"),
+        (["{trace}", "--capacity", "3", "--block-tokens", "64"], "line 1: 3 hash_ids for input"),
         (["{trace}", "--capacity", "1M"], "expected at least one block of 67108864 bytes"),
         (["{trace}", "--capacity", "3", "--plot", "{tmp}/a.svg"], "ends in .png"),
         (["{trace}", "--capacity", "3", "--plot", "{tmp}/no/a.png"], "is not a directory"),
@@ -332,4 +386,5 @@ def test_help_says_where_the_bound_is() -> None:
     text = " ".join(kvfs("--help").stdout.split())
     assert "Belady's bound" in text
     assert "128 KiB a token" in text
+    assert "64 in traces of kv-cache-tester, 16 in vLLM's" in text
     assert all(name in text for name in POLICIES)

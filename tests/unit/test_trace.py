@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvfs.errors import ConfigError
 from kvfs.simulation import trace
@@ -81,8 +83,15 @@ def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         (changed(hash_ids=[0, -1]), "hash_ids has -1: expected integers"),
         (changed(hash_ids=[0, 2**63 - 1]), "hash_ids has 9223372036854775807: expected"),
         (changed(hash_ids=[0, True]), "hash_ids has true: expected integers"),
-        (changed(input_length=1025), "2 hash_ids for input_length 1025: expected 3, one for each"),
-        (changed(input_length=512), "2 hash_ids for input_length 512: expected 1, one for each"),
+        (changed(input_length=1536), "2 hash_ids for input_length 1536: expected 3 for blocks of"),
+        (
+            changed(input_length=1537),
+            "2 hash_ids for input_length 1537: expected 3 or 4 for blocks",
+        ),
+        (changed(input_length=512), "2 hash_ids for input_length 512: expected 1 for blocks of"),
+        (changed(input_length=511), "2 hash_ids for input_length 511: expected 0 or 1 for blocks"),
+        (changed(input_length=0), "2 hash_ids for input_length 0: expected 0 for blocks of 512"),
+        (b'{"id": "a", "requests": []}', "a conversation of kv-cache-tester, expected one request"),
     ],
 )
 def test_a_bad_line_is_named_with_its_reason(
@@ -92,6 +101,88 @@ def test_a_bad_line_is_named_with_its_reason(
     with pytest.raises(ConfigError) as raised:
         list(read(path))
     assert str(raised.value).startswith(f"{path}: line 3: {reason}")
+
+
+def prompt(tokens: int, ids: int) -> bytes:
+    return changed(input_length=tokens, hash_ids=list(range(ids)))
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "tokens", "ids"),
+    [
+        (512, 600, 2),
+        (512, 600, 1),
+        (512, 511, 0),
+        (512, 512, 1),
+        (64, 20064, 313),
+        (64, 20064, 314),
+        (16, 502, 32),
+        (16, 502, 31),
+        (16, 0, 0),
+        (1, 3, 3),
+    ],
+)
+def test_the_last_partial_block_has_an_id_or_none(
+    write: Callable[[bytes], str], block_tokens: int, tokens: int, ids: int
+) -> None:
+    [request] = read(write(prompt(tokens, ids)), block_tokens)
+    assert request == Request(27, tokens, list(range(1, ids + 1)), block_tokens)
+
+
+def test_each_prompt_follows_a_rule_of_its_own(write: Callable[[bytes], str]) -> None:
+    path = write(b"\n".join([prompt(130, 2), prompt(130, 3), prompt(128, 2)]))
+    assert [len(request.keys) for request in read(path, 64)] == [2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "prompts", "cure"),
+    [
+        # One line says it by itself, whichever rule it follows.
+        (512, [(20064, 313)], "--block-tokens 64 fits all lines so far"),
+        (512, [(20064, 314)], "--block-tokens 64 fits all lines so far"),
+        (512, [(502, 32)], "--block-tokens 16 fits all lines so far"),
+        # 15 to 19 fit: a power of two is the likely one.
+        (512, [(100, 6)], "--block-tokens 16 fits all lines so far"),
+        # No power of two from 43 to 59.
+        (512, [(300, 6)], "--block-tokens 43 fits all lines so far"),
+        # The lines before count: 41 to 66 fit the first one, 129 and more the last.
+        (64, [(200, 4), (256, 1)], "no --block-tokens fits all lines so far"),
+        (64, [(64, 1), (256, 1)], "--block-tokens 256 fits all lines so far"),
+        (64, [(100, 0)], "--block-tokens 128 fits all lines so far"),
+        (64, [(0, 0), (100, 50)], "--block-tokens 2 fits all lines so far"),
+        # Lines of different block sizes, and lines that nothing fits.
+        (512, [(5120, 10), (640, 10)], "no --block-tokens fits all lines so far"),
+        (512, [(3, 9)], "no --block-tokens fits all lines so far"),
+        (512, [(0, 1)], "no --block-tokens fits all lines so far"),
+    ],
+)
+def test_lengths_that_fit_neither_rule_name_the_block_size_that_would(
+    write: Callable[[bytes], str], block_tokens: int, prompts: list[tuple[int, int]], cure: str
+) -> None:
+    path = write(b"\n".join(prompt(*one) for one in prompts))
+    with pytest.raises(ConfigError) as raised:
+        list(read(path, block_tokens))
+    text = str(raised.value)
+    assert text.startswith(f"{path}: line {len(prompts)}: {prompts[-1][1]} hash_ids for ")
+    assert f" for blocks of {block_tokens} tokens; {cure}" in text
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 60)), min_size=1, max_size=4),
+    st.integers(1, 99),
+)
+def test_sizes_that_fit_are_those_that_either_rule_allows(
+    prompts: list[tuple[int, int]], block_tokens: int
+) -> None:
+    fitting = trace.Fitting()
+    for tokens, ids in prompts:
+        fitting.narrow(tokens, ids)
+    each = all(
+        ids in {tokens // block_tokens, -(-tokens // block_tokens)} for tokens, ids in prompts
+    )
+    assert (block_tokens in fitting) == each
+    likely = fitting.likeliest()
+    assert likely in fitting if likely is not None else not each
 
 
 def test_a_line_without_end_is_not_read_to_its_end(
@@ -132,7 +223,17 @@ def test_a_trace_in_memory_is_what_was_read() -> None:
     assert (len(loaded), loaded.lookups, loaded.unique, loaded.tokens) == (3, 3, 2, 1112)
 
 
-@pytest.mark.parametrize("requests", [[], [Request(0, 0, [])]])
+def test_a_trace_in_memory_knows_its_block_size() -> None:
+    requests = [Request(0.5, 100, [1, 8], 64), Request(2.0, 130, [1, 8], 64)]
+    assert list(Trace(requests, "t")) == requests
+
+
+def test_the_tokens_of_a_prefix() -> None:
+    request = Request(0, 150, [1, 2, 3], 64)
+    assert [request.prefix(blocks) for blocks in range(4)] == [0, 64, 128, 150]
+
+
+@pytest.mark.parametrize("requests", [[], [Request(0, 0, [])], [Request(0, 9, [])]])
 def test_a_trace_without_a_block_is_empty(requests: list[Request]) -> None:
     with pytest.raises(ConfigError, match="t: the trace is empty"):
         Trace(requests, "t")
