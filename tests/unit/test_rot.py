@@ -400,7 +400,7 @@ def test_what_a_check_only_reports_is_remembered_by_the_next_daemon(
         await made.demote(inode.ino)
         rot(made.fast, inode)
         survey = Survey(
-            *(made.residency, made.movers, made.flow._jobs, _any_finding),
+            *(made.residency, made.movers, made.dispatcher._jobs, _any_finding),
             repair=False,
             hashes=True,
             live=live,
@@ -418,7 +418,7 @@ def test_what_a_check_only_reports_is_remembered_by_the_next_daemon(
             held.backing_id = 0  # which is none of these tests' backings
             await made.close(held, writable=False)
         assert await made.read(inode.ino) == BYTES, "NVMe has it, too"
-        await made.flow.trash.empty()
+        await made.dispatcher.trash.empty()
         assert kept(made.fast) == [f"{inode.ino:x}.1"]
         await made.check_at_rest()
 
@@ -432,7 +432,7 @@ def test_a_check_that_repairs_leaves_no_doubt(made: World) -> None:
         rot(made.fast, inode)
         for repair in (False, True):
             survey = Survey(
-                *(made.residency, made.movers, made.flow._jobs, _any_finding),
+                *(made.residency, made.movers, made.dispatcher._jobs, _any_finding),
                 repair=repair,
                 hashes=True,
                 live=True,
@@ -690,9 +690,9 @@ def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
 async def settle_what_was_met(made: World) -> int:
     """Have the dispatcher do what the census has asked for; how much that was."""
     count = 0
-    while asked := made.flow.requests.take(()):
+    while asked := made.dispatcher.requests.take(()):
         movement, ino = asked
-        assert movement is made.flow.settlement
+        assert movement is made.dispatcher.settlement
         await made.settle(ino)
         count += 1
     return count
