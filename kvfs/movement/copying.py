@@ -32,6 +32,7 @@ class Moved(NamedTuple):
     digest: bytes
     blocks: int
     cpu_seconds: float = 0.0  # of decompressing it
+    mtime_ns: int = 0  # of a file that was read through, after the last byte was read
 
 
 class LostError(OSError):
@@ -129,7 +130,7 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
         digest = _stream(inp, size, None, sparse=sparse)
         if sync:
             _sync(inp, source)
-        return Moved(digest, blocks)
+        return Moved(digest, blocks, mtime_ns=os.fstat(inp).st_mtime_ns)
 
 
 def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:

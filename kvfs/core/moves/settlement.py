@@ -7,7 +7,6 @@ copy for who doubts it. Nothing is copied here, so nothing is reserved.
 """
 
 import logging
-import os
 import time
 from functools import partial
 
@@ -18,7 +17,7 @@ from kvfs.core.moves.transfers import Transfers
 from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.movement.movers import LostError, SourceChangedError
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +60,6 @@ class Settlement:
                 sparse=inode.sparse,
                 data=inode.data,
             )
-            status = await nvme.calls.call(Job("stat", partial(os.stat, nvme.path(ino, version))))
-            touched = status.st_mtime_ns
         except FileNotFoundError:
             current = self.transfers.fit(ino, version)
             if current is None or not current.on_nvme:
@@ -74,7 +71,7 @@ class Settlement:
         current = self.transfers.fit(ino, version)
         if current is not None and current.digest not in {b"", found.digest}:
             self.transfers.rotten(current, nvme)
-        elif current is not None and (current.digest or touched == current.backing_mtime_ns):
+        elif current is not None and (current.digest or found.mtime_ns == current.backing_mtime_ns):
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")
             current.digest = found.digest
