@@ -90,6 +90,9 @@ async def _run(
     hashes: bool,
 ) -> None:
     residency = _residency(nvme, catalog)
+    if repair and catalog.doubt and residency.ram is not None:  # the next mount is to find it
+        with catalog.batch() as batch:
+            batch.set_fact("ram_epoch", str(residency.ram.epoch))
     findings: list[Finding] = []
 
     async def found(finding: Finding) -> None:
@@ -140,7 +143,7 @@ def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
         past = Past(last=0, ended=0, same_mount=True, low=1, high=0)
     residency = Residency(
         catalog,
-        _memory(nvme.identity, catalog.fact("ram_epoch") or ""),
+        _memory(nvme.identity, catalog),
         nvme,
         session=past.last,
         suspect=range(past.low, past.high + 1),
@@ -151,12 +154,14 @@ def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
     return residency
 
 
-def _memory(identity: str, epoch: str) -> RamTier | None:
+def _memory(identity: str, catalog: Catalog) -> RamTier | None:
     """The RAM tier, if its daemon was killed and the machine has not gone down since."""
-    if not NUMBER.fullmatch(epoch):
+    known = catalog.fact("ram_epoch") or ""
+    if not (catalog.doubt or NUMBER.fullmatch(known)):
         return None
+    epoch = None if catalog.doubt else int(known)  # else memory is as it is there
     root = runtime.ram_path(identity)
     try:
-        return RamTier(root, 0, identity=identity, epoch=int(epoch), huge=None)
+        return RamTier(root, 0, identity=identity, epoch=epoch, huge=None)
     except ConfigError:
         return None  # it is gone, as after an unmount

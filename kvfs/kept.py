@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvfs.errors import ConfigError
 LIMIT = 1 << 20  # bytes; the largest is a configuration of some 1.5 KiB
 SHOWN = 60  # bytes of a content that a message repeats
 DISK_FAILED = {errno.EIO, errno.ENODEV, errno.EUCLEAN, errno.ESHUTDOWN}
+NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENXIO}  # of open(2): a directory, a link, a pipe
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
@@ -36,17 +38,12 @@ def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigErr
 def read(path: Path, expected: str, cure: str) -> str | None:
     """Return the text of a file, None if there is none. Raises ConfigError."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = opened(path, os.O_RDONLY, expected, cure)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unread(path, "opened", error, expected, cure) from error
     try:
-        mode = os.fstat(file).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigError(
-                f"{path} is {stat.filemode(mode)}, expected a file with {expected}: {cure}"
-            )
         content = os.pread(file, LIMIT + 1, 0)
     except OSError as error:
         raise _unread(path, "read", error, expected, cure) from error
@@ -59,6 +56,27 @@ def read(path: Path, expected: str, cure: str) -> str | None:
     if len(content) > LIMIT:
         raise wrong(path, content, expected, cure)
     return text
+
+
+def opened(path: Path, flags: int, expected: str, cure: str) -> int:
+    """Return a descriptor of a file; nothing else is opened, nor waited for.
+
+    Raises ConfigError for what is no file, OSError as open(2) does.
+    """
+    try:
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        mode = os.fstat(file).st_mode
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        file, mode = -1, path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        if file >= 0:
+            os.close(file)
+        raise ConfigError(
+            f"{path} is {stat.filemode(mode)}, expected a file with {expected}: {cure}"
+        )
+    return file
 
 
 def _unread(path: Path, what: str, error: OSError, expected: str, cure: str) -> ConfigError:
@@ -132,6 +150,17 @@ def folder(path: Path) -> None:
             f"{path} is {stat.filemode(mode)}, expected a directory that kvfs makes itself: take "
             "it away"
         )
+
+
+def files(directory: Path, folders: Iterable[str]) -> None:
+    """Expect files in a directory, which are about to be made anew. Raises ConfigError, OSError."""
+    for name in set(os.listdir(directory)).difference(folders):
+        mode = (directory / name).lstat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ConfigError(
+                f"{directory / name} is {stat.filemode(mode)}, expected a file that kvfs makes "
+                "itself: take it away"
+            )
 
 
 def inside(root: Path, name: str) -> Path:

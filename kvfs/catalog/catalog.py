@@ -80,9 +80,9 @@ class Catalog:
     def _doubt(self, *, read_only: bool) -> None:
         """Remember, and say, that changes are missing which the journal lacks as well."""
         found = self.database.recovered
-        ended = self.fact("clean") == self.fact("session")
         emptied = not (self._had_format or self.database.fresh)
-        gone = found.no_journal and (emptied or (found.number > 0 and not ended))
+        # Also where the last session ended: a log that is lost as a whole had a later one.
+        gone = found.no_journal and (emptied or found.number > 0)
         if found.unreached:
             log.warning(
                 "catalog %s: %d changes or more did not reach the disk before the machine went "
@@ -91,6 +91,10 @@ class Catalog:
             )
         if gone:
             self.doubt = f"its journal is gone: changes after change {found.number} may be missing"
+        elif found.short:
+            self.doubt = (
+                f"its journal ends too early: changes after change {found.number} may be missing"
+            )
         elif found.lost:
             self.doubt = (
                 f"its log ends too early, and its journal, too: {found.lost} changes or more are "
@@ -102,7 +106,7 @@ class Catalog:
                 "until kvfs fsck --repair",
                 *(self.path, self.doubt),
             )
-        if not read_only and (gone or found.lost):
+        if not read_only and (gone or found.short or found.lost):
             with self.batch() as batch:
                 batch.set_fact(DOUBT, self.doubt)
                 batch.sync = True

@@ -30,10 +30,10 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvfs import failpoints, mounts, runtime
+from kvfs import failpoints, kept, mounts, runtime
 from kvfs.catalog import journal
 from kvfs.catalog.journal import Changes, Journal
-from kvfs.catalog.keys import CHANGES
+from kvfs.catalog.keys import BOOT, CHANGES, UNJOURNALED
 from kvfs.errors import CatalogError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ _READ_ONLY = AccessType.read_only(error_if_log_file_exist=False)
 
 RESTORED_AT_ONCE = 1000  # changes that are taken from the journal in one write
 LOOKED_AT = 0.2  # s that a mount reads on in its tables, some 200,000 objects
+_DAMAGE = ("Corruption", "No such file", "Is a directory", "File exists")
 CURE = "nothing is changed; restore it, or remove the whole NVMe directory to begin anew"
 
 
@@ -56,6 +57,7 @@ class Recovered(NamedTuple):
     lost: int = 0  # how many more there were at least, on this mount of the file system
     unreached: int = 0  # the same on another one: they did not reach the disk
     no_journal: bool = False
+    short: bool = False  # the journal ends before the log does: both may lack their ends
 
 
 class Database:
@@ -86,7 +88,7 @@ class Database:
             if not read_only:
                 self.set_ballast()
         except Exception as error:  # rocksdict raises plain Exception
-            damaged = any(told in str(error) for told in ("Corruption", "No such file"))
+            damaged = any(told in str(error) for told in _DAMAGE)
             cure = f": {CURE}" if damaged else ""
             raise ConfigError(f"catalog {path} cannot be opened: {_line(error)}{cure}") from error
         self._synced = WriteOptions()
@@ -113,9 +115,14 @@ class Database:
         while (body := found.records.get(number + len(missing) + 1)) is not None:
             missing.append(journal.unpacked(body))
         left = max(0, max(found.end, self._number) - number - len(missing))
-        here = found.where in {"", self.journal.where}
+        where = found.where or (self._db.get(BOOT) or b"").decode("utf-8", "replace")
+        here = where in {"", self.journal.where}
         lost, unreached = (left, 0) if here else (0, left)
-        return Recovered(number, len(missing), lost, unreached), missing
+        # A death between the two writes of a change leaves the journal without the last one, whole.
+        expected = found.last + (found.end == found.last)
+        silent = int(self._db.get(UNJOURNALED) or 0)
+        short = here and not self._number and max(expected, silent) < number
+        return Recovered(number, len(missing), lost, unreached, short=short), missing
 
     def _join(self) -> None:
         """Take from the journal what the log lacks, and begin it anew."""
@@ -240,22 +247,32 @@ class Database:
         try:
             if failpoints.active:
                 failpoints.reach("catalog.commit")
-            self._db.write(_write_batch(changes, number), options)
+            self._db.write(self._batch(changes, number), options)
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             self._recover(error)
             number = self._number + 1
             try:
-                self._db.write(_write_batch(changes, number), options)
+                self._db.write(self._batch(changes, number), options)
             except Exception as again:
                 raise CatalogError(f"catalog {self.path}: write failed: {again}") from again
         self._number = number
         self.journal.append(number, changes)
 
+    def _batch(self, changes: Changes, number: int) -> WriteBatch:
+        batch = _write_batch(changes, number)
+        if self.journal.why:
+            batch.put(UNJOURNALED, b"%d" % number)
+        return batch
+
     def set_ballast(self) -> None:
         """Keep some room for the day on which others have filled the disk. Raises OSError."""
         os.stat(self.path)  # whose file system may be gone: nothing is made in its place
-        with self._ballast.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, BALLAST)
+        flags = os.O_WRONLY | os.O_CREAT
+        file = kept.opened(self._ballast, flags, "room for a full disk", "remove it")
+        try:
+            os.posix_fallocate(file, 0, BALLAST)
+        finally:
+            os.close(file)
 
     def _recover(self, error: Exception) -> None:
         """RocksDB takes no write after one that failed: give it room, and open it anew.

@@ -14,8 +14,11 @@ array of (key, value), nil to delete. The first record has the number before the
 and says on which mount of its file system it was written.
 """
 
+import contextlib
+import errno
 import logging
 import os
+import re
 import threading
 import time
 import zlib
@@ -26,16 +29,22 @@ from typing import NamedTuple
 
 import msgpack
 
+from kvfs import kept
+from kvfs.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 SEGMENT = 8 << 20  # bytes; read within 20 ms when the catalog is opened
+LARGEST = 8 * SEGMENT  # bytes that are read of one, which has one change beyond SEGMENT
 RETRY = 10.0  # s until a journal that could not be written is begun anew
 
 Changes = list[tuple[bytes, bytes | None]]
 
 _MAGIC = b"kvj1"
 _HEAD = Struct("<4sIQI")
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_NAME = re.compile(r"[0-3][0-9a-f]{15}")  # more changes than anybody makes
+_NEW = "new"  # the name of a segment before it has its first record
 
 
 class Found(NamedTuple):
@@ -43,6 +52,7 @@ class Found(NamedTuple):
 
     records: dict[int, bytes]  # changes by their number
     end: int
+    last: int  # the greatest number of a change that it has
     where: str  # the mount of the file system that the newest segment was written on
 
 
@@ -81,9 +91,15 @@ class Journal:
     def _begin(self, number: int) -> None:
         self._current = self.path / f"{number + 1:016x}"
         self._tried = time.monotonic()
+        fresh = self.path / _NEW
         try:
-            self._fd = os.open(self._current, _FLAGS, 0o600)
-            self._size = os.write(self._fd, _record(number, self.where.encode()))
+            fresh.unlink(missing_ok=True)
+            self._fd = os.open(fresh, _FLAGS, 0o600)
+            record = _record(number, self.where.encode())
+            self._size = os.write(self._fd, record)
+            if self._size < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fresh.rename(self._current)
             self.why = ""
         except OSError as error:
             self._stop(error)
@@ -105,7 +121,13 @@ class Journal:
             if self._size > SEGMENT:
                 self._rotate(number)
         except OSError as error:
+            self._cut()
             self._stop(error)
+
+    def _cut(self) -> None:
+        """A part of a record is no damage, and is not to look like that."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)
 
     def _rotate(self, number: int) -> None:
         """A new segment; those whose changes are all in tables go, in a thread. Raises OSError."""
@@ -182,9 +204,9 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
     """By the number of their first change."""
     found = []
     for name in os.listdir(path) if path.is_dir() else ():
-        try:
+        if _NAME.fullmatch(name):
             found.append((int(name, 16), path / name))
-        except ValueError:
+        elif name != _NEW:
             log.info("%s is no file of a journal", path / name)
     return sorted(found)
 
@@ -202,29 +224,31 @@ def read(path: Path, number: int) -> Found | None:
         if following > number + 1
     ]
     records: dict[int, bytes] = {}
-    end, where = 0, ""
+    end, last, where = 0, 0, ""
     for first, file in needed:
-        where, highest = _read_segment(file, first, number, records)
-        end = max(end, highest)
-    return Found(records, end, where)
+        where, has, tells = _read_segment(file, first, number, records)
+        end, last = max(end, tells), max(last, has)
+    return Found(records, end, last, where)
 
 
-def _read_segment(path: Path, first: int, after: int, records: dict[int, bytes]) -> tuple[str, int]:
-    """Where it was written, and the greatest number of a change that it tells of.
+def _read_segment(
+    path: Path, first: int, after: int, records: dict[int, bytes]
+) -> tuple[str, int, int]:
+    """Where it was written, and the greatest numbers of a change that it has, and tells of.
 
-    Those after a number are added to `records`.
+    Those after a number are added to `records`. All that ever was a segment has its first record.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        data = _content(path)
+    except (ConfigError, OSError) as error:
         log.error("%s cannot be read: %s", path, error)
-        return "", first
-    at, whole, where, last = 0, True, "", first - 1
+        return "", 0, first
+    at, whole, begun, where, has, tells = 0, True, False, "", 0, first - 1
     while at < len(data):
         end = _record_end(data, at)
         if end is None:
             if whole:
-                last += 1  # what is damaged was one at least
+                tells += 1  # what is damaged was one at least
             whole = False
             at = data.find(_MAGIC, at + 1)
             if at < 0:
@@ -232,12 +256,27 @@ def _read_segment(path: Path, first: int, after: int, records: dict[int, bytes])
             continue
         _, _, number, _ = _HEAD.unpack_from(data, at)
         if number == first - 1:
+            begun = True
             where = data[at + _HEAD.size : end].decode("utf-8", "replace")
         elif number > after:
             records[number] = data[at + _HEAD.size : end]
-        last = max(last, number)
+        has, tells = max(has, number), max(tells, number)
         at = end
-    return where, last
+    return where, has, tells if begun else max(tells, first)
+
+
+def _content(path: Path) -> bytes:
+    """Of a segment. Raises ConfigError, OSError."""
+    file = kept.opened(path, os.O_RDONLY, "a segment of a journal", "remove it")
+    try:
+        size = os.fstat(file).st_size
+        if size > LARGEST:
+            log.error(
+                "%s has %d bytes, expected %d at most: the rest is passed by", path, size, LARGEST
+            )
+        return os.pread(file, min(size, LARGEST), 0)
+    finally:
+        os.close(file)
 
 
 def _record_end(data: bytes, at: int) -> int | None:

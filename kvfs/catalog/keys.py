@@ -42,6 +42,8 @@ BUCKET_KINDS = (STORED, UNSTORED, DELETED)
 GOING = b"e"
 ANSWERS, FACTS = b"q", b"m"
 CHANGES = FACTS + b"changes"  # the number of the last change, which each change writes
+UNJOURNALED = FACTS + b"unjournaled"  # that of the last change that the journal was not to have
+BOOT = FACTS + b"boot"  # on which mount of its file system the last session began
 
 U64 = Struct(">Q")
 TWO = Struct(">QQ")

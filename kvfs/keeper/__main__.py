@@ -20,6 +20,7 @@ from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper.keeper import Keeper
 from kvfs.keeper.process import Failed
 
+FOLDERS = ("control", "match")  # in the runtime directory; all else there is a file
 OOM_SCORE = "-900"  # its death costs the mount, and frees nothing worth it
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,6 +42,7 @@ def main() -> int:
     try:
         directory = runtime.make_private(runtime.runtime_dir(mountpoint))
         lock = _lock(directory, mountpoint)
+        kept.files(directory, FOLDERS)
         log_file = _start_log(Path(config["log"] or runtime.log_path(mountpoint)))
         kept.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:
@@ -81,7 +83,8 @@ def _leave_terminal(log_file: int) -> None:
 
 def _lock(directory: Path, mountpoint: Path) -> int:
     """Raises ConfigError if this mount has a keeper."""
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT
+    lock = kept.opened(directory / "lock", flags, "the number of its keeper", "remove it")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

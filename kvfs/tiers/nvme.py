@@ -66,8 +66,8 @@ class NvmeTier(Tier):
         try:
             root.mkdir(mode=0o700, exist_ok=True)
             expect_own(self.name, root)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._lock = os.open(root / "lock", flags, 0o600)
+            flags, cure = os.O_RDWR | os.O_CREAT, "remove it, while nothing is mounted with it"
+            self._lock = kept.opened(root / "lock", flags, "the name of who has it locked", cure)
         except OSError as error:
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
         try:

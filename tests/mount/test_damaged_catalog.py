@@ -202,6 +202,56 @@ def test_what_memory_holds_stays_where_log_and_journal_are_gone(kv: Mounted) -> 
     assert fsck(kv.path) == (0, [])
 
 
+@pytest.mark.parametrize("offline", [False, True], ids=["mounted", "offline"])
+def test_a_session_that_log_and_journal_lost_keeps_its_files(kv: Mounted, *, offline: bool) -> None:
+    """The one before ended as it should, and had another memory."""
+    (kv.path / "first").write_bytes(b"first")
+    kv.remount()
+    nvme = nvme_of(kv)
+    for number in range(20):
+        (kv.path / str(number)).write_bytes(b"x" * 5000)
+    kv.idle()
+    kv.kill()
+    damage(nvme / "catalog", "deleted", 0)
+    shutil.rmtree(nvme / "catalog.journal")
+    files = backing_files(nvme)
+    kv.allow_log("names may be missing|repaired: |its journal is gone")
+    if offline:
+        assert ("log", "repaired") in fsck(nvme, "--repair")[1]
+    kv.mount()
+    kv.idle()
+    assert [name for name in os.listdir(kv.path) if name != ".kvfs"] == ["first"]
+    if not offline:
+        assert backing_files(nvme) == files
+        assert ("log", "repaired") in fsck(kv.path, "--repair")[1]
+    ram = runtime.ram_root() / (nvme / "identity").read_text().strip()
+    aside = [one for tier in (nvme, ram) for one in (tier / "quarantine").iterdir()]
+    assert len(aside) + backing_files(nvme) == files
+    assert (kv.path / "first").read_bytes() == b"first"
+
+
+def test_ends_that_log_and_journal_lack_are_said_and_nothing_is_swept(kv: Mounted) -> None:
+    nvme = nvme_of(kv)
+    for number in range(COUNT):
+        (kv.path / str(number)).write_bytes(b"x" * 100)
+    kv.idle()
+    kv.kill()
+    log = max((nvme / "catalog").glob("*.log"), key=lambda one: one.stat().st_size)
+    for one in (log, *(nvme / "catalog.journal").iterdir()):
+        os.truncate(one, one.stat().st_size * 2 // 3)
+    files = backing_files(nvme)
+    assert ("log", "found") in fsck(nvme)[1]
+    kv.expect_log("names may be missing")
+    kv.allow_log("ends too early|; repaired: ")
+    kv.mount()
+    kv.idle()
+    assert len(os.listdir(kv.path)) < COUNT
+    assert backing_files(nvme) >= files - 1, "the last name that is left may be of an open file"
+    assert "its bytes are all there" not in kv.log.read_text()
+    assert ("log", "repaired") in fsck(kv.path, "--repair")[1]
+    assert fsck(kv.path) == (0, [])
+
+
 @pytest.mark.parametrize("part", [0.01, 0.3, 0.6], ids=["begin", "third", "middle"])
 def test_a_damaged_table_is_refused_and_nothing_is_deleted(kv: Mounted, part: float) -> None:
     nvme = nvme_of(kv)

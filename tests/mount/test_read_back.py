@@ -134,6 +134,23 @@ def test_a_takeover_forgets_questions_with_damaged_records(mount: Mount) -> None
     )
 
 
+def test_a_directory_in_the_place_of_a_runtime_file_is_refused(mount: Mount) -> None:
+    """The mount makes all of them anew."""
+    kv = mount(NVME)
+    directory = runtime.runtime_dir(kv.path)
+    names = [path.name for path in directory.iterdir() if not path.is_dir()]
+    assert {"config", "control.sock", "keeper.sock", "lock", "nvme", "session"} <= set(names)
+    kv.umount()
+    for name in names:
+        runtime.make_private(directory)
+        (directory / name).mkdir()
+        assert f"{directory}/{name} is drwx" in refusal(kv)
+        assert runtime.mount_at(kv.path) is None
+        if directory.exists():
+            restore(directory / name, b"")
+    kv.mount()
+
+
 @pytest.mark.parametrize("name", ["control", "match"])
 def test_a_folder_of_the_runtime_directory_that_leads_elsewhere_is_not_emptied(
     mount: Mount, tmp_path: Path, name: str

@@ -6,6 +6,7 @@ import random
 import resource
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgpack
@@ -38,12 +39,15 @@ def killed(tmp_path: Path, count: int = COUNT) -> Path:
     return dead / "catalog"
 
 
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """`file_size_limit(size)`: no file grows beyond it, as on a full disk, until the test ends."""
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file grows beyond it, as on a full disk: pytest's own output neither, so it is short."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def the_log(path: Path) -> Path:
@@ -152,7 +156,102 @@ def test_damage_of_both_loses_only_what_both_lack(tmp_path: Path, seed: int) -> 
     catalog.close()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ends_that_both_lack_are_lost_but_not_in_silence(tmp_path: Path, seed: int) -> None:
+    print("seed", seed)
+    path, chance = killed(tmp_path), random.Random(seed)
+    for file in (the_log(path), *segments(path)):
+        os.truncate(file, chance.randrange(file.stat().st_size))
+    catalog = Catalog(path)
+    found = known(catalog)
+    assert found == [*range(len(found))], "a beginning of all changes"
+    assert catalog.doubt
+    catalog.close()
+
+
 # What nobody has
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "cleared"])
+def test_a_session_that_is_lost_with_its_journal_is_not_taken_for_the_one_before(
+    tmp_path: Path, damage: str
+) -> None:
+    """That one ended as it should, and its log is in tables."""
+    living, dead = tmp_path / "living", tmp_path / "dead"
+    living.mkdir()
+    catalog = Catalog(living / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("session", "1")
+        batch.set_fact("clean", "1")
+    catalog.close()
+    catalog = Catalog(living / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("session", "2")
+    commit(catalog, *range(9))
+    shutil.copytree(living, dead)
+    catalog.close()
+    for log in (dead / "catalog").glob("*.log"):
+        log.unlink()
+    (segment,) = segments(dead / "catalog")
+    if damage == "emptied":
+        os.truncate(segment, 0)
+    elif damage == "cleared":
+        segment.unlink()
+    else:
+        shutil.rmtree(segment.parent)
+    catalog = Catalog(dead / "catalog")
+    assert not known(catalog)
+    assert "changes after change" in catalog.doubt
+    catalog.close()
+
+
+def test_a_death_between_the_writes_of_a_change_leaves_no_doubt(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    (segment,) = segments(path)
+    data = segment.read_bytes()
+    segment.write_bytes(data[: data.rindex(b"kvj1")])
+    catalog = Catalog(path)
+    assert not catalog.doubt
+    assert known(catalog) == [*range(COUNT)]
+    catalog.close()
+
+
+def test_a_death_while_the_journal_cannot_be_written_leaves_no_doubt(tmp_path: Path) -> None:
+    """A full disk takes none of it, while RocksDB has room that it took before."""
+    living, dead = tmp_path / "living", tmp_path / "dead"
+    living.mkdir()
+    catalog = Catalog(living / "catalog")
+    commit(catalog, 1)
+    os.close(catalog.database.journal._fd)
+    catalog.database.journal._fd = os.open("/dev/full", os.O_WRONLY)
+    commit(catalog, *range(2, 9))
+    shutil.copytree(living, dead)
+    catalog.close()
+    catalog = Catalog(dead / "catalog")
+    assert known(catalog) == [*range(1, 9)]
+    assert not catalog.doubt
+    catalog.close()
+
+
+def test_an_empty_segment_after_a_power_loss_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not reached the disk, but what the catalog synced has."""
+    living, dead = tmp_path / "living", tmp_path / "dead"
+    living.mkdir()
+    catalog = Catalog(living / "catalog")
+    with catalog.batch() as batch:
+        batch.set_fact("boot", catalog.database.journal.where)
+    commit(catalog, *range(9))
+    shutil.copytree(living, dead)
+    catalog.close()
+    (segment,) = segments(dead / "catalog")
+    os.truncate(segment, 0)
+    monkeypatch.setattr("kvfs.runtime.boot_id", lambda: "another")
+    catalog = Catalog(dead / "catalog")
+    assert known(catalog) == [*range(9)]
+    assert not catalog.doubt
+    catalog.close()
 
 
 def test_a_catalog_without_its_journal_is_in_doubt_until_somebody_believes_it(
@@ -373,15 +472,51 @@ def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_begun_anew(
     catalog.close()
 
 
-def test_a_journal_whose_disk_takes_a_part_of_a_record_says_why(
-    tmp_path: Path, file_size_limit: Callable[[int], None]
-) -> None:
+def test_a_journal_whose_disk_takes_a_part_of_a_record_says_why(tmp_path: Path) -> None:
     made = Journal(tmp_path / "journal", tmp_path, "here")
     made.begin(0)
-    file_size_limit(made._size + 20)
-    made.append(1, [(b"key", b"x" * 100)])
+    with file_size_limit(made._size + 20):
+        made.append(1, [(b"key", b"x" * 100)])
     assert os.strerror(errno.EFBIG) in made.why
+    assert made._current.stat().st_size == made._size, "no part of a record looks like damage"
     made.close()
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir, sparse], ids=["pipe", "directory", "huge"])
+def test_what_is_no_segment_of_ours_is_neither_waited_for_nor_read_whole(
+    tmp_path: Path, kind: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = killed(tmp_path)
+    catalog = Catalog(path)
+    catalog.close()
+    kind(path.with_name("catalog.journal") / f"{1 << 20:016x}")
+    catalog = Catalog(path)
+    assert catalog.doubt
+    assert known(catalog) == [*range(COUNT)]
+    assert f"catalog.journal/{1 << 20:016x} " in caplog.text
+    catalog.close()
+
+
+def test_other_names_are_no_segments(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    for name in ("ffffffffffffffff", "new", "0x7", "-1", "notes"):
+        os.mkfifo(path.with_name("catalog.journal") / name)
+    catalog = Catalog(path)
+    assert not catalog.doubt
+    commit(catalog, 7)
+    assert not catalog.database.journal.why
+    catalog.close()
+
+
+def test_a_pipe_in_the_place_of_the_ballast_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "catalog.ballast")
+    with pytest.raises(ConfigError, match=r"catalog\.ballast is prw.*, expected .*: remove it"):
+        Catalog(tmp_path / "catalog")
 
 
 def test_a_change_that_was_refused_is_not_in_the_journal(tmp_path: Path) -> None:

@@ -137,9 +137,17 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         kept.folder(tmp_path / "new")
 
 
+def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    kept.files(tmp_path, ["folder"])
+    with pytest.raises(ConfigError, match=r"folder is drwx.*, expected a file that kvfs makes"):
+        kept.files(tmp_path, [])
+
+
 # Modules that read whole files by other means, and what those are.
 OTHERS = {
-    "kvfs.catalog.journal": "its segments, of which it believes a record by its checksum only",
     "kvfs.cli.bench": "files of the kernel, and files that it made itself",
     "kvfs.cli.bundle": "files of the kernel; all else is cut or read by kept",
     "kvfs.cli.doctor": "files of the kernel",

@@ -161,6 +161,15 @@ def test_a_holder_that_has_not_said_who_it_is_is_unknown(nvme: NvmeTier) -> None
         NvmeTier(nvme.root, MIB)
 
 
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_what_is_no_file_in_the_place_of_the_lock_is_refused(
+    tmp_path: Path, kind: Callable[[Path], None]
+) -> None:
+    kind(tmp_path / "lock")
+    with pytest.raises(ConfigError, match=r"lock is [pd]rw.*, expected a file with .*: remove it"):
+        NvmeTier(tmp_path, MIB)
+
+
 def test_the_lock_goes_with_its_holder_and_the_identity_stays(tmp_path: Path) -> None:
     seen = set()
     for _ in range(3):
