@@ -22,8 +22,9 @@ from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.ledger import doubts
 from kvfs.core.ledger.dirty import FACT
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
+from kvfs.core.ledger.tiers import Tiers
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
@@ -89,10 +90,10 @@ async def _run(
     repair: bool,
     hashes: bool,
 ) -> None:
-    residency = _residency(nvme, catalog)
-    if repair and catalog.doubt and residency.ram is not None:  # the next mount is to find it
+    ledger = _ledger(nvme, catalog)
+    if repair and catalog.doubt and ledger.tiers.ram is not None:  # the next mount is to find it
         with catalog.batch() as batch:
-            batch.set_fact("ram_epoch", str(residency.ram.epoch))
+            batch.set_fact("ram_epoch", str(ledger.tiers.ram.epoch))
     findings: list[Finding] = []
 
     async def found(finding: Finding) -> None:
@@ -113,7 +114,7 @@ async def _run(
     async with Movers.open(workers, Counter[str]()) as movers:
         remote = None if bucket is None else Remote(movers, bucket)
         survey = Survey(
-            *(residency, movers, set(), found),
+            *(ledger, movers, set(), found),
             repair=repair,
             hashes=hashes,
             live=False,
@@ -124,7 +125,7 @@ async def _run(
             nursery.start_soon(keep_telling)
             try:
                 await check(survey)
-                for trash in residency.trash:
+                for trash in ledger.trash.files:
                     await trio.to_thread.run_sync(trash.remove)
             except (KvfsError, OSError) as error:
                 failure = error
@@ -135,23 +136,22 @@ async def _run(
         raise TierError(f"{nvme.root}: the check cannot go on: {failure}{cure}") from failure
 
 
-def _residency(nvme: NvmeTier, catalog: Catalog) -> Residency:
+def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
     """What is there, as the next mount would find it, without accounts."""
     try:
         past = past_sessions(catalog)
     except ConfigError:  # which the check will find, and say
         past = Past(last=0, ended=0, same_mount=True, low=1, high=0)
-    residency = Residency(
+    ledger = Ledger(
         catalog,
-        _memory(nvme.identity, catalog),
-        nvme,
+        Tiers(_memory(nvme.identity, catalog), nvme),
         session=past.last,
         suspect=range(past.low, past.high + 1),
         gone=lambda _parent, _name, _ino: None,
     )
-    residency.first_new = catalog.counter
-    doubts.load(residency)
-    return residency
+    ledger.accounts.first_new = catalog.counter
+    doubts.load(ledger)
+    return ledger
 
 
 def _memory(identity: str, catalog: Catalog) -> RamTier | None:

@@ -34,7 +34,7 @@ from kvfs.core.jobs.scrub import Scrub
 from kvfs.core.jobs.sweeps import Sweeps
 from kvfs.core.jobs.warm import Warm
 from kvfs.core.ledger.census import Census
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.demotion import Demotion
 from kvfs.core.moves.movement import Movement, Requests
 from kvfs.core.moves.promotion import Promotion
@@ -60,7 +60,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         room: Room,
         quota: Quota,
         movers: Movers,
@@ -80,15 +80,15 @@ class Dispatcher:
 
         scrub: seconds of a pass of the scrubber, 0 for none. The rest is as its users say.
         """
-        self.residency = residency
+        self.ledger = ledger
         self.room = room
         self._jobs: set[int] = set()
         self._running = 0
         self._slots = 2 * movers.workers
-        self.admission = Admission(nvme_writes, spent=residency.nvme_written())
-        self.trouble = Trouble(residency)
-        self.requests = Requests(residency.wake)
-        transfers = Transfers(residency, movers, self.trouble)
+        self.admission = Admission(nvme_writes, spent=ledger.accounts.nvme_written())
+        self.trouble = Trouble(ledger)
+        self.requests = Requests(ledger.work.wake)
+        transfers = Transfers(ledger, movers, self.trouble)
         self.write_back = WriteBack(transfers)
         self.demotion = Demotion(
             transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
@@ -125,14 +125,14 @@ class Dispatcher:
             self.hydration.downloads.matched = discovery.matched
             self.spill.deletion.reading = self.hydration.downloads.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
-            self.announcement = Announcement(residency, remote, bucket, identity, mountpoint)
+            self.announcement = Announcement(ledger, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
-        self.sweeps = Sweeps(residency)
+        self.sweeps = Sweeps(ledger)
         self.scrub = Scrub(transfers, movers, scrub)
-        self.trash = TrashBin(residency, self._jobs)
-        self.census = Census(residency, self._jobs, self.settlement.met)
-        self.watch = Watch(residency, room, quota, lambda: self.admission.spent)
-        self.checks = Background(residency, movers, self._jobs, remote)
+        self.trash = TrashBin(ledger, self._jobs)
+        self.census = Census(ledger, self._jobs, self.settlement.met)
+        self.watch = Watch(ledger, room, quota, lambda: self.admission.spent)
+        self.checks = Background(ledger, movers, self._jobs, remote)
 
     @property
     def jobs(self) -> int:
@@ -189,12 +189,12 @@ class Dispatcher:
                 await trio.sleep(PAUSE)
 
     async def _dispatch(self, nursery: trio.Nursery) -> None:
-        residency = self.residency
+        ledger = self.ledger
         while True:
-            residency.work = trio.Event()
+            ledger.work.rearm()
             await self.trash.empty()
-            if residency.census_done.is_set():
-                for tier in residency.tiers:
+            if ledger.accounts.census_done.is_set():
+                for tier in ledger.tiers.local:
                     if tier.free < 0:  # a file has become larger than anyone expected
                         self.room.make_room(tier)
                 while self._running < self._slots and (job := self._next_job()):
@@ -202,8 +202,8 @@ class Dispatcher:
                     self._jobs.update(inos)
                     self._running += 1
                     nursery.start_soon(self._job, movement, inos)
-            if not residency.trash or self.trouble.down:
-                await residency.work.wait()
+            if not ledger.trash.files or self.trouble.down:
+                await ledger.work.event.wait()
 
     def _next_job(self) -> tuple[Movement, list[int]] | None:
         if self.trouble.down:
@@ -228,7 +228,7 @@ class Dispatcher:
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
-            self.residency.wake()
+            self.ledger.work.wake()
 
     def _concerns(self, about: list[tuple[int, int]]) -> bool:
         """Whether a job's failure matters: not if all its objects have changed meanwhile."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.tiers.health import Health, State
 
 MOST = 1000
@@ -65,20 +65,20 @@ class Events(logging.Handler):
     def _state(self, health: Health, before: State) -> None:
         self.add("tier", name=health.name, before=before, now=health.state, why=health.why)
 
-    async def sum_up(self, residency: Residency, errors: Counter[tuple[str, str]]) -> None:
+    async def sum_up(self, ledger: Ledger, errors: Counter[tuple[str, str]]) -> None:
         """For ever: each minute what was evicted and refused in it, if anything was."""
         while True:
-            before, refused = self._counts(residency), sum(errors.values())
+            before, refused = self._counts(ledger), sum(errors.values())
             await trio.sleep(PERIOD)
-            now = self._counts(residency)
+            now = self._counts(ledger)
             found = {name: now[name] - before[name] for name in now}
             found["refused"] = sum(errors.values()) - refused
             if any(found.values()):
                 self.add("summary", seconds=PERIOD, **found)
 
     @staticmethod
-    def _counts(residency: Residency) -> dict[str, int]:
-        found = {name: residency.counters[name] for name in SUMMED}
-        if residency.bucket is not None:
-            found["spilled"] = residency.bucket.counters["spilled"]
+    def _counts(ledger: Ledger) -> dict[str, int]:
+        found = {name: ledger.counters[name] for name in SUMMED}
+        if ledger.tiers.bucket is not None:
+            found["spilled"] = ledger.tiers.bucket.counters["spilled"]
         return found

@@ -77,13 +77,13 @@ def find(mount: Mount, path: str) -> Inode:
 
 def describe(mount: Mount, ino: int) -> dict[str, Any]:
     """As the module says. Raises NotFoundError."""
-    inode = mount.residency.inode(ino)
-    if inode is None or mount.residency.is_gone(inode):
+    inode = mount.ledger.table.inode(ino)
+    if inode is None or mount.ledger.removals.is_gone(inode):
         raise NotFoundError(f"inode {ino}: there is none any more")
-    held = mount.residency.staging.get(ino)
+    held = mount.ledger.table.staging.get(ino)
     if held is not None:
         mount.operations.objects.measure(held)
-    space = mount.residency.namespaces.of(inode)
+    space = mount.ledger.namespaces.of(inode)
     found = {
         "path": path_of(mount.lifecycle, ino),
         "ino": ino,
@@ -97,7 +97,7 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
         "mtime": inode.mtime_ns / SECOND,
         "ctime": inode.ctime_ns / SECOND,
         "namespace": {
-            "name": mount.residency.namespaces.name(space.ino),
+            "name": mount.ledger.namespaces.name(space.ino),
             "eviction": space.settings.eviction,
             "pin": space.settings.pin,
             "ttl_s": space.settings.ttl,
@@ -110,8 +110,8 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
 
 
 def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
-    held = mount.residency.open.get(inode.ino)
-    waits = mount.residency.dirty.waits(inode.ino)
+    held = mount.ledger.table.open.get(inode.ino)
+    waits = mount.ledger.dirty.waits(inode.ino)
     kept, holds = _kept(mount, inode, space), _holds(mount, inode, space)
     heat = _heat(mount, inode, space)
     return {
@@ -135,7 +135,7 @@ def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
             "key": f"{inode.parent_key:x}" if inode.parent_key else "",
             "files": _paths(mount, space.members_of(inode.parent_key) if inode.parent_key else ()),
         },
-        "after": _paths(mount, mount.residency.followers.after(space.ino, key_of(inode))),
+        "after": _paths(mount, mount.ledger.accounts.followers.after(space.ino, key_of(inode))),
         "heat": heat,
         "kept": kept,
         "holds": holds,
@@ -144,7 +144,7 @@ def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
 
 
 def _state(mount: Mount, inode: Inode) -> str:
-    if inode.ino in mount.residency.staging or not inode.sealed:
+    if inode.ino in mount.ledger.table.staging or not inode.sealed:
         return "staging"
     return "sealed" if inode.links else "unlinked"
 
@@ -156,15 +156,15 @@ def _paths(mount: Mount, inos: Iterable[int]) -> list[str]:
 
 
 def _tiers(mount: Mount, inode: Inode) -> dict[str, dict[str, Any]]:
-    residency = mount.residency
+    ledger = mount.ledger
     found: dict[str, dict[str, Any]] = {}
-    for tier in residency.holders(inode):
-        packed = inode.packed if residency.is_packed_in(inode, tier) else None
+    for tier in ledger.tiers.holders(inode):
+        packed = inode.packed if ledger.tiers.is_packed_in(inode, tier) else None
         found[tier.name] = {
-            "bytes": residency.cost(inode, tier),
+            "bytes": ledger.tiers.cost(inode, tier),
             "packed": packed and {"codec": packed.codec, "size": packed.size},
         }
-    dirty = residency.dirty
+    dirty = ledger.dirty
     stored = dirty.stored(inode.ino)
     if stored is not None:
         packed_there = {"codec": stored.codec, "size": stored.size}
@@ -180,20 +180,20 @@ def _tiers(mount: Mount, inode: Inode) -> dict[str, dict[str, Any]]:
 def _dirty(
     mount: Mount, inode: Inode, space: Namespace, waits: tuple[int, int] | None
 ) -> dict[str, Any]:
-    residency = mount.residency
+    ledger = mount.ledger
     lacks = mount.lifecycle.attribute(inode, b"user.kvfs.dirty") or b"0"
-    stays = lacks == b"1" and waits is None and not residency.dirty.wanted(inode)
-    only_memory = residency.holders(inode) == [residency.ram] and not inode.in_bucket
+    stays = lacks == b"1" and waits is None and not ledger.dirty.wanted(inode)
+    only_memory = ledger.tiers.holders(inode) == [ledger.tiers.ram] and not inode.in_bucket
     return {
-        "s3": "no" if residency.bucket is None else "holes" if stays else _DIRTY[lacks.decode()],
+        "s3": "no" if ledger.tiers.bucket is None else "holes" if stays else _DIRTY[lacks.decode()],
         "since": waits[0] / SECOND if waits else None,
         "due": waits[1] / SECOND if waits and waits[1] else None,
-        "nvme": only_memory and residency.nvme is not None and space.takes(residency.nvme),
+        "nvme": only_memory and ledger.tiers.nvme is not None and space.takes(ledger.tiers.nvme),
     }
 
 
 def _group(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
-    block = mount.residency.namespaces.places.block(inode)
+    block = mount.ledger.namespaces.places.block(inode)
     named = ("engine", "layout", "model", "block", "rank")
     return {
         "key": f"{key_of(inode):x}",
@@ -203,8 +203,8 @@ def _group(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
 
 
 def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
-    residency, orders = mount.residency, []
-    holders = residency.holders(inode) if inode.ino not in residency.staging else []
+    ledger, orders = mount.ledger, []
+    holders = ledger.tiers.holders(inode) if inode.ino not in ledger.table.staging else []
     for tier in holders:
         order = space.order(inode, tier, holders)
         names = ("ram_only", "ram_clean", "ram_spare", "on_nvme", "ram_kept", "nvme_kept")
@@ -220,7 +220,7 @@ def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
             }
         )
     return {
-        "opens": residency.namespaces.hot.opens(inode.ino),
+        "opens": ledger.namespaces.hot.opens(inode.ino),
         "nvme_opens": mount.dispatcher.promotion.opens(inode.ino),
         "promote_after": mount.dispatcher.promotion.after,
         "orders": orders,
@@ -229,32 +229,32 @@ def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
 
 def _kept(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
     """Why it is never dropped to make room; with a bucket that has it, its copies may go."""
-    name = mount.residency.namespaces.name(space.ino)
+    name = mount.ledger.namespaces.name(space.ino)
     found = []
     if space.settings.pin:
         found.append(f"namespace {name} has pin=on")
     if space.settings.eviction == "never":
         found.append(f"namespace {name} has eviction=never")
-    if is_pinned(mount.residency, inode):
+    if is_pinned(mount.ledger, inode):
         found.append("it was pinned (kvfs pin)")
-    if inode.kept and mount.residency.namespaces.places.keeps(inode):
-        block = mount.residency.namespaces.places.block(inode)
+    if inode.kept and mount.ledger.namespaces.places.keeps(inode):
+        block = mount.ledger.namespaces.places.block(inode)
         whose = f"{block.engine} ({block.layout})" if block else "its connector"
         found.append(f"{whose} keeps an index of such files in its memory")
     return found
 
 
 def _holds(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
-    residency, found = mount.residency, []
-    if inode.ino in residency.staging:
+    ledger, found = mount.ledger, []
+    if inode.ino in ledger.table.staging:
         found.append("it is being written")
-    elif inode.ino in residency.open:
+    elif inode.ino in ledger.table.open:
         found.append("it is open")
-    elif inode.ino in residency.busy:
+    elif inode.ino in ledger.table.busy:
         found.append("it is being opened or moved")
-    if (space.members(inode) - {inode.ino}) & residency.open.keys():
+    if (space.members(inode) - {inode.ino}) & ledger.table.open.keys():
         found.append("another file of its group is open")
-    if inode.ino in residency.dirty and not inode.in_bucket:
+    if inode.ino in ledger.dirty and not inode.in_bucket:
         found.append("the bucket is to have it first")
     return found
 
@@ -262,11 +262,11 @@ def _holds(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
 def _next(
     mount: Mount, inode: Inode, space: Namespace, stays: list[str], orders: list[dict[str, Any]]
 ) -> str:
-    residency = mount.residency
+    ledger = mount.ledger
     what = "its copies here" if inode.in_bucket else "all of it"
-    if inode.ino in residency.staging:
+    if inode.ino in ledger.table.staging:
         return "nothing: it is being written"
-    if not residency.holders(inode):
+    if not ledger.tiers.holders(inode):
         return "nothing is here of it" if inode.in_bucket else "it is lost"
     ends = ""
     if space.settings.ttl:
@@ -276,7 +276,7 @@ def _next(
     first = orders[0]
     where = f"place {first['place']} of {first['of']}" if first["place"] is not None else "late"
     then = {
-        "ram_only": f"copied to {residency.nvme.name}" if residency.nvme else f"{what} goes",
+        "ram_only": f"copied to {ledger.tiers.nvme.name}" if ledger.tiers.nvme else f"{what} goes",
         "ram_spare": f"{what} goes",
         "ram_clean": "its copy in RAM goes",
     }.get(first["name"], f"{what} goes")

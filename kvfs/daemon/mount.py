@@ -78,7 +78,7 @@ class Mount:
         else:
             self.session_file = create_file(session_file, config.mountpoint)
         self.storage = Storage(config, self.directory, self.bucket, takeover=self.takeover)
-        self.residency = self.storage.open(self.backings.gone)
+        self.ledger = self.storage.open(self.backings.gone)
         self.exporters: list[Exporter] = []
         try:
             self.templates = self._read_templates()
@@ -93,7 +93,7 @@ class Mount:
         if path is None:
             return Templates()
         try:
-            return Templates.read(path, self.residency.media)
+            return Templates.read(path, self.ledger.tiers.media)
         except ConfigError as error:
             if not self.takeover:
                 raise
@@ -120,22 +120,22 @@ class Mount:
         self.identity = bucket.identity(config)
         async with AsyncExitStack() as stack:
             movers = await stack.enter_async_context(
-                Movers.open(config.movers, self.residency.counters)
+                Movers.open(config.movers, self.ledger.counters)
             )
             urgent = await stack.enter_async_context(
-                Movers.open(config.movers, self.residency.counters, niceness=0)
+                Movers.open(config.movers, self.ledger.counters, niceness=0)
             )
             remote = None
             if self.bucket is not None:
                 remote = await stack.enter_async_context(
-                    Remote.open(config.movers, self.residency.counters, self.bucket)
+                    Remote.open(config.movers, self.ledger.counters, self.bucket)
                 )
             self.movers = movers
-            self.room = Room(self.residency)
-            quota = Quota(self.residency, self.room.victims)
-            tree = Tree(self.residency, templates=self.templates.for_name)
+            self.room = Room(self.ledger)
+            quota = Quota(self.ledger, self.room.victims)
+            tree = Tree(self.ledger, templates=self.templates.for_name)
             self.dispatcher = Dispatcher(
-                self.residency,
+                self.ledger,
                 self.room,
                 quota,
                 movers,
@@ -150,9 +150,9 @@ class Mount:
                 identity=self.identity,
                 mountpoint=str(config.mountpoint),
             )
-            self.residency.verified.after = config.verify_after
+            self.ledger.verified.after = config.verify_after
             objects = Objects(
-                self.residency,
+                self.ledger,
                 Placement(self.room, quota),
                 self.backings,
                 self.dispatcher.settlement,
@@ -184,7 +184,7 @@ class Mount:
             if self.takeover:
                 await self._take_over(objects)
             self._say_notes()
-            self.residency.estimate()
+            self.ledger.accounts.estimate()
             self.session = Session(config, self.operations)
             self._begin_events()
             if self.config.access_log is not None:
@@ -193,14 +193,14 @@ class Mount:
 
     async def log_accesses(self, config: Config) -> None:
         """As it says from now on. Raises ConfigError, and changes nothing then."""
-        path, roots = config.access_log, [tier.root for tier in self.residency.tiers]
+        path, roots = config.access_log, [tier.root for tier in self.ledger.tiers.local]
         if path is not None:
             check = preflight.check_access_log
             await trio.to_thread.run_sync(check, path, config.mountpoint, roots)
         await self._note_accesses(config)
 
     async def _note_accesses(self, config: Config) -> None:
-        change = self.residency.namespaces.access_log.change
+        change = self.ledger.namespaces.access_log.change
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
 
     async def _begin_access_log(self) -> None:
@@ -212,7 +212,7 @@ class Mount:
 
     def _begin_events(self) -> None:
         self.dispatcher.scrub.told = self.events.add
-        healths = [tier.health for tier in self.residency.tiers]
+        healths = [tier.health for tier in self.ledger.tiers.local]
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"
         handles = len(self.operations.handles)
@@ -220,7 +220,7 @@ class Mount:
 
     def _say_notes(self) -> None:
         """What the settings of namespaces cost."""
-        spaces, tiers = self.residency.namespaces, self.residency.tiers
+        spaces, tiers = self.ledger.namespaces, self.ledger.tiers.local
         for space in spaces if not self.takeover else ():
             if note := space.note(tiers):
                 log.info("namespace %s: %s", spaces.name(space.ino), note)
@@ -248,14 +248,14 @@ class Mount:
             "%s: took over %d handles of %d objects, %d of them being written",
             self.config.mountpoint,
             len(self.operations.handles),
-            len(self.residency.open),
-            len(self.residency.staging),
+            len(self.ledger.table.open),
+            len(self.ledger.table.staging),
         )
 
     async def _serve_mounted(self, handlers: Mapping[str, server.Handler]) -> None:
         async with trio.open_nursery() as nursery:
             self.shares = Shares(nursery, self.config.bandwidth)
-            self.residency.namespaces.share(self.shares)
+            self.ledger.namespaces.share(self.shares)
             await nursery.start(server.serve, self.directory / "control.sock", handlers)
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.dispatcher.run)
@@ -267,7 +267,7 @@ class Mount:
             nursery.start_soon(self.operations.objects.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
-            nursery.start_soon(self.events.sum_up, self.residency, self.operations.errors)
+            nursery.start_soon(self.events.sum_up, self.ledger, self.operations.errors)
             for exporter in self.exporters:
                 nursery.start_soon(exporter.run)
             if self.takeover:
@@ -287,8 +287,8 @@ class Mount:
                 self._end_now()
             nursery.cancel_scope.cancel()
         await self.dispatcher.trash.empty()
-        if self.residency.open:
-            log.warning("%d inodes were still open", len(self.residency.open))
+        if self.ledger.table.open:
+            log.warning("%d inodes were still open", len(self.ledger.table.open))
 
     @property
     def discards(self) -> bool:
@@ -382,7 +382,7 @@ class Mount:
         patience: see `Storage.close`.
         """
         self.events.close()
-        self.residency.namespaces.access_log.change(None, 0)
+        self.ledger.namespaces.access_log.change(None, 0)
         for exporter in self.exporters:
             exporter.close(ended=ended)
         self.storage.close(ended=ended, patience=patience)

@@ -15,7 +15,7 @@ from kvfs.daemon.mount import Mount
 
 def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
     """As a tier without a size, with what waits for its upload, and what was done."""
-    bucket, dirty = mount.bucket, mount.residency.dirty
+    bucket, dirty = mount.bucket, mount.ledger.dirty
     if bucket is None:
         return {}
     if mount.dispatcher.prefetch is not None:
@@ -58,8 +58,8 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
 
 def status(mount: Mount) -> dict[str, Any]:
     """Bytes, objects, what is on and why what is off is off."""
-    residency, dispatcher, config = mount.residency, mount.dispatcher, mount.config
-    ram = residency.ram
+    ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
+    ram = ledger.tiers.ram
     return {
         "version": __version__,
         "mountpoint": str(config.mountpoint),
@@ -85,30 +85,30 @@ def status(mount: Mount) -> dict[str, Any]:
                 "state": tier.health.state,
                 "state_s": round(time.monotonic() - tier.health.since, 3),
                 "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
-                **(tier.counters if tier is residency.nvme else {}),
+                **(tier.counters if tier is ledger.tiers.nvme else {}),
             }
-            for tier in residency.tiers
+            for tier in ledger.tiers.local
         }
         | _bucket(mount),
         "catalog": {
-            "doubt": residency.catalog.doubt,
-            "restored": residency.catalog.recovered.taken,
-            "journal": residency.catalog.database.journal.why,
+            "doubt": ledger.catalog.doubt,
+            "restored": ledger.catalog.recovered.taken,
+            "journal": ledger.catalog.database.journal.why,
         },
-        "objects": residency.objects,
-        "without_bucket": residency.spilled if mount.bucket is None else 0,
-        "census_done": residency.census_done.is_set(),
+        "objects": ledger.accounts.objects,
+        "without_bucket": ledger.accounts.spilled if mount.bucket is None else 0,
+        "census_done": ledger.accounts.census_done.is_set(),
         "open_handles": len(mount.operations.handles) + len(mount.operations.leases),
-        "writers": len(residency.staging),
+        "writers": len(ledger.table.staging),
         "jobs": dispatcher.jobs,
         "writing_back": dispatcher.write_back.wanted,
         "trash": len(dispatcher.trash),
         "reclaimable_bytes": mount.room.reclaimable,
-        "counters": dict(residency.counters),
+        "counters": dict(ledger.counters),
         "nvme_writes": dict(dispatcher.admission.counters),
         "scrub": dispatcher.scrub.describe(),
         "errors": _errors(mount),
-        "latencies": residency.latencies.describe(),
+        "latencies": ledger.latencies.describe(),
         **administration.summary(mount.lifecycle),
         "options": config.as_options(),
     }

@@ -2,7 +2,7 @@
 
 Contract: `open` raises ConfigError and leaves everything as it was, but for a tmpfs that it made;
 `close` lets go of the locks. A takeover waits a moment for the locks of the dead.
-Not for what becomes of objects afterwards (`Residency`), nor for checks without a mount (`fsck`).
+Not for what becomes of objects afterwards (`Ledger`), nor for checks without a mount (`fsck`).
 """
 
 import errno
@@ -20,8 +20,9 @@ from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
 from kvfs.core.ledger import doubts, recovery
 from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
+from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names.tree import Tree
 from kvfs.errors import CatalogError, ConfigError, KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead
 
-Gone = Callable[[int, bytes, int], None]  # see `Residency`
+Gone = Callable[[int, bytes, int], None]  # see `Ledger`
 
 
 class Storage:
@@ -49,7 +50,7 @@ class Storage:
         self._catalog: Catalog | None = None
         self._session = 0  # that `close` ends
 
-    def open(self, gone: Gone) -> Residency:
+    def open(self, gone: Gone) -> Ledger:
         """Begin a session, or go on with the predecessor's. Raises ConfigError."""
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
@@ -61,7 +62,7 @@ class Storage:
                     raise
                 time.sleep(0.02)
 
-    def _opened(self, gone: Gone) -> Residency:
+    def _opened(self, gone: Gone) -> Ledger:
         """A catalog that cannot be read is a refusal like any other."""
         try:
             return self._open(gone)
@@ -71,7 +72,7 @@ class Storage:
                 "begin anew"
             ) from error
 
-    def _open(self, gone: Gone) -> Residency:
+    def _open(self, gone: Gone) -> Ledger:
         config = self.config
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
@@ -105,14 +106,14 @@ class Storage:
             bind(self._catalog, self.bucket)
         else:
             unbind(self._catalog)
-        residency = begin_session(
+        ledger = begin_session(
             *(self._catalog, self._ram, self._nvme),
             bucket=self.bucket,
             takeover=self.takeover,
             gone=gone,
         )
-        self._session = residency.session
-        return residency
+        self._session = ledger.session
+        return ledger
 
     def _identity_before(self) -> str | None:
         """What the predecessor served: the directory may have become another one since."""
@@ -217,7 +218,7 @@ def begin_session(
     bucket: Bucket | None = None,
     takeover: bool,
     gone: Gone,
-) -> Residency:
+) -> Ledger:
     """Number this session, and say which earlier ones a power loss makes suspect.
 
     Those are the sessions after the last one that ended properly, if the machine went down
@@ -231,18 +232,16 @@ def begin_session(
             "the last session did not end properly: %s",
             _what_is_left(catalog) if same_mount else "copies are verified before use",
         )
-    residency = Residency(
+    ledger = Ledger(
         catalog,
-        ram,
-        nvme,
-        bucket=bucket,
+        Tiers(ram, nvme, bucket),
         session=last if goes_on else last + 1,
         suspect=range(low, high + 1),
         gone=gone,
     )
-    doubts.load(residency)
+    doubts.load(ledger)
     with catalog.batch() as batch:
-        batch.set_fact("session", str(residency.session))
+        batch.set_fact("session", str(ledger.session))
         batch.set_fact("suspect", f"{low} {high}")
         batch.set_fact("boot", mounted_as(catalog))
         if ram is not None:
@@ -252,8 +251,8 @@ def begin_session(
             catalog.answers.load(catalog.answer_entries())
         else:
             batch.forget_answers()
-    Tree(residency).make_root(uid=os.geteuid(), gid=os.getegid())
-    residency.first_new = catalog.next_id()  # what is older, the census has yet to count
+    Tree(ledger).make_root(uid=os.geteuid(), gid=os.getegid())
+    ledger.accounts.first_new = catalog.next_id()  # what is older, the census has yet to count
     if not takeover:
-        recovery.drop_unfinished(residency)
-    return residency
+        recovery.drop_unfinished(ledger)
+    return ledger

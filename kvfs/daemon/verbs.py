@@ -67,12 +67,12 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         fresh.write_text(config.to_json())
         fresh.rename(mount.directory / "config")
         mount.shares.total.rate = config.bandwidth
-        mount.residency.namespaces.share(mount.shares)
+        mount.ledger.namespaces.share(mount.shares)
         mount.dispatcher.admission.budget = config.nvme_writes
         mount.dispatcher.promotion.after = config.promote_after
         mount.dispatcher.demotion.reclaimable = config.reclaimable
         mount.dispatcher.scrub.period = config.scrub
-        mount.residency.verified.after = config.verify_after
+        mount.ledger.verified.after = config.verify_after
         mount.operations.timeout = config.entry_timeout
         if mount.bucket is not None:
             mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
@@ -80,7 +80,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             mount.bucket.stream = config.s3_stream
             mount.bucket.recheck = config.s3_recheck
         logging.getLogger().setLevel(config.log_level.upper())
-        mount.residency.wake()
+        mount.ledger.work.wake()
         return {}
 
     async def write_back() -> dict[str, Any]:
@@ -159,11 +159,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def pin(inos: list[int], on: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """Pin files, and all that are below directories now, or end that."""
-        return {"job": mount.dispatcher.sweeps.start(inos, Pins(mount.residency, on=on))}
+        return {"job": mount.dispatcher.sweeps.start(inos, Pins(mount.ledger, on=on))}
 
     async def usage(inos: list[int]) -> dict[str, Any]:
         """Count what files, and all below directories, take."""
-        return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.residency))}
+        return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.ledger))}
 
     async def swept(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """How far such a job is. A daemon that took over knows nothing of it."""
@@ -181,7 +181,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         found = mount.bucket
         if found is None:
             raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
-        namespaces = mount.residency.namespaces
+        namespaces = mount.ledger.namespaces
         return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:

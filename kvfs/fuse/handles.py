@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kvfs import failpoints
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import TooManyOpenError
 from kvfs.fuse.passthrough import Slot, State
 

@@ -281,7 +281,7 @@ class Matched(Controlled):
             await self._end(ended)
         else:
             number = leasing.unpack_socket(question)
-            if self.residency.ram is None or not self.residency.ram.lends:
+            if self.ledger.tiers.ram is None or not self.ledger.tiers.ram.lends:
                 raise UnsupportedError("this mount lends nothing")
             try:
                 peer = handover.socket_of(self.kernel.requester(), number)

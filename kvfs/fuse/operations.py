@@ -29,7 +29,7 @@ from kvfs.catalog import Inode
 from kvfs.core.admin.lifecycle import PREFIX, WARM, Lifecycle
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.bucket.listing.presence import Presence
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
@@ -157,7 +157,7 @@ class Operations(pyfuse3.Operations):
         self.attributes = Attributes(tree)
         self.lifecycle = lifecycle
         self.objects = objects
-        self.residency = objects.residency
+        self.ledger = objects.ledger
         self.answers = tree.catalog.answers
         self.kernel = kernel
         self.handles = Handles(slots, kernel)
@@ -181,7 +181,7 @@ class Operations(pyfuse3.Operations):
 
     def _attributes(self, inode: Inode, *, listed: bool = False) -> EntryAttributes:
         """listed: nobody has looked at its name."""
-        held = self.residency.staging.get(inode.ino)
+        held = self.ledger.table.staging.get(inode.ino)
         if held is not None:
             self.objects.measure(held)
         entry = EntryAttributes()
@@ -199,7 +199,7 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = inode.ctime_ns
         # Set-id bits go when the file is written: nobody may act on an older mode.
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
-        timeout = max(0.0, self.residency.namespaces.of(inode).life(inode, self.timeout))
+        timeout = max(0.0, self.ledger.namespaces.of(inode).life(inode, self.timeout))
         if self.discovery is not None:
             timeout = self.discovery.life(inode, timeout, listed=listed)
         entry.entry_timeout = timeout if lasting and not hidden else 0
@@ -220,8 +220,8 @@ class Operations(pyfuse3.Operations):
         try:
             return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
-            access_log = self.residency.namespaces.access_log
-            if access_log.on and (directory := self.residency.inode(parent_inode)) is not None:
+            access_log = self.ledger.namespaces.access_log
+            if access_log.on and (directory := self.ledger.table.inode(parent_inode)) is not None:
                 access_log.absent(directory, name)
             raise
 
@@ -277,9 +277,9 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """What the kernel knows is not counted; but what has no name may go now."""
         for inode, _ in inode_list:
-            if inode in self.residency.limbo:
+            if inode in self.ledger.orphans.rooms:
                 try:
-                    self.residency.purge(inode)
+                    self.ledger.removals.purge(inode)
                 except KvfsError as error:  # pyfuse3 takes no error of a forget
                     log.error("inode %d is not removed yet: %s", inode, error)
 
@@ -295,7 +295,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         wanted = FIRST_ENTRIES
-        if self.residency.bucket is not None:
+        if self.ledger.tiers.bucket is not None:
             caller.set(self.kernel.requester())
             self.objects.scans.listed(fh)
         while True:
@@ -411,13 +411,13 @@ class Operations(pyfuse3.Operations):
 
         caller.set(ctx.pid)
         directory, _ = make()  # fail before anything is set aside; it is called again after that
-        namespace = self.residency.namespaces.of(directory)
+        namespace = self.ledger.namespaces.of(directory)
         at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
         return await self.objects.create(parent, name, make, at_once=at_once)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """By the limits of its namespace, and its share of what the mount may move at all."""
-        namespaces = self.residency.namespaces
+        namespaces = self.ledger.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
             await namespace.limits.take(inode.data, written=written)
@@ -436,7 +436,7 @@ class Operations(pyfuse3.Operations):
         except KvfsError:
             await self.objects.release(held, writable=writable)
             raise
-        uncached, ino = self.residency.uncached, held.inode.ino
+        uncached, ino = self.ledger.records.uncached, held.inode.ino
         keep = ino not in uncached
         if not keep:
             uncached.remove(ino)
@@ -449,7 +449,7 @@ class Operations(pyfuse3.Operations):
             self.discovery.openers.opened(ctx.pid, inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
-        if self.residency.namespaces.limited and not writable:
+        if self.ledger.namespaces.limited and not writable:
             found = self.tree.inode(inode)
             with self.waits.unless_killed(ctx.pid) as wait:
                 await self._wait_turn(found, found.data, written=False)
@@ -481,8 +481,8 @@ class Operations(pyfuse3.Operations):
         spent = (time.perf_counter() - began) / max(1, len(opened))
         for held in opened:
             found_in, held.brought_from = held.brought_from or held.tier.name, ""
-            self.residency.latencies.open[found_in].observe(spent)
-            self.residency.namespaces.opened(held.inode, spent)
+            self.ledger.latencies.open[found_in].observe(spent)
+            self.ledger.namespaces.opened(held.inode, spent)
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -544,7 +544,7 @@ class Operations(pyfuse3.Operations):
     async def flush(self, fh: int) -> None:
         handle = self.handles[fh]
         new = self.objects.flush(handle.held, writable=handle.writable)
-        if new and self.residency.namespaces.limited:
+        if new and self.ledger.namespaces.limited:
             held = handle.held
             owed = max(0, held.inode.data - held.charged)
             held.charged += owed  # before the wait: another writer may close it meanwhile
@@ -574,7 +574,7 @@ class Operations(pyfuse3.Operations):
             except OSError as error:
                 inode = held.inode
                 lose = partial(self.objects.verifier.lose, inode.ino, inode.version)
-                self.residency.late.append(lose)
+                self.ledger.retries.add(lose)
                 raise self.objects.failed("fsync", held, error) from error
 
     # The file system
@@ -583,8 +583,8 @@ class Operations(pyfuse3.Operations):
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
         """What a writer can count on: all that is sealed may be dropped, so it is room."""
         data = pyfuse3.StatvfsData()
-        capacity = sum(tier.configured for tier in self.residency.tiers)
-        taken = sum(max(held.reserved, held.leaving) for held in self.residency.staging.values())
+        capacity = sum(tier.configured for tier in self.ledger.tiers.local)
+        taken = sum(max(held.reserved, held.leaving) for held in self.ledger.table.staging.values())
         data.f_bsize = data.f_frsize = BLOCK
         data.f_blocks = capacity // BLOCK
         data.f_bfree = data.f_bavail = max(0, capacity - taken) // BLOCK

@@ -4,7 +4,7 @@
 
 Without a mount: the daemon's own accounts, filled with that many objects as if they had been
 written, in prompts of 50 blocks, in a namespace of its own. Then objects by random, uniformly, are
-touched as an open does it (`Namespaces.read`, `Residency.touch`): processor time of a call, the
+touched as an open does it (`Namespaces.read`, `Ledger.touch`): processor time of a call, the
 best of several rounds, less an empty loop. Memory is what the process grew by while they came in,
 so with the policies' orders and ghosts; the objects' records are in the catalog, not here.
 """
@@ -23,7 +23,8 @@ from typing import Any
 import click
 
 from kvfs.catalog import Catalog, Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.settings import Settings
 from kvfs.tiers import NvmeTier, RamTier
@@ -49,14 +50,14 @@ def key(at: int) -> int:
     return at * GOLDEN % (1 << 63) or 1
 
 
-def block(residency: Residency, at: int, place: str) -> Inode:
+def block(ledger: Ledger, at: int, place: str) -> Inode:
     """The record of an object, as the catalog would give it."""
     inode = Inode(at + 100, 0o100644, 0, 0, size=SIZE, blocks=SIZE // 512, sealed=True)
     inode.links = ((NAMESPACE, at + 100),)
     inode.namespace = NAMESPACE
     inode.key, inode.parent_key = key(at), key(at - 1) if at % DEPTH else 0
-    if "ram" in place and residency.ram is not None:
-        inode.ram_epoch = residency.ram.epoch
+    if "ram" in place and ledger.tiers.ram is not None:
+        inode.ram_epoch = ledger.tiers.ram.epoch
     inode.on_nvme = "nvme" in place
     return inode
 
@@ -85,11 +86,11 @@ def run(objects: int, place: str, eviction: str, seed: int) -> dict[str, float]:
         ram = RamTier(Path(folder) / "ram", room, identity="b", epoch=1, huge="never")
         nvme = NvmeTier(Path(folder) / "nvme", room)
         try:
-            residency = Residency(catalog, ram, nvme, session=1, gone=lambda *_: None)
-            residency.end_census()
+            ledger = Ledger(catalog, Tiers(ram, nvme), session=1, gone=lambda *_: None)
+            ledger.accounts.end_census()
             namespace = Namespace(NAMESPACE, Settings.parse({"eviction": eviction}))
-            residency.namespaces._all[NAMESPACE] = namespace  # noqa: SLF001 (no directory is made)
-            return measure(residency, namespace, objects, place, seed)
+            ledger.namespaces._all[NAMESPACE] = namespace  # noqa: SLF001 (no directory is made)
+            return measure(ledger, namespace, objects, place, seed)
         finally:
             catalog.close()
             nvme.close()
@@ -97,31 +98,31 @@ def run(objects: int, place: str, eviction: str, seed: int) -> dict[str, float]:
 
 
 def measure(
-    residency: Residency, namespace: Namespace, objects: int, place: str, seed: int
+    ledger: Ledger, namespace: Namespace, objects: int, place: str, seed: int
 ) -> dict[str, float]:
     """The figures of one case."""
     gc.collect()
     before = resident_bytes(os.getpid())
     for at in range(objects):
-        inode = block(residency, at, place)
-        residency.admit(inode)
-        residency.namespaces.written(inode, 0)
+        inode = block(ledger, at, place)
+        ledger.accounts.admit(inode)
+        ledger.namespaces.written(inode, 0)
         if not at % 10_000:
-            namespace.fit(residency.tiers)  # each second, on a mount
-    namespace.fit(residency.tiers)
+            namespace.fit(ledger.tiers.local)  # each second, on a mount
+    namespace.fit(ledger.tiers.local)
     grown = resident_bytes(os.getpid()) - before
-    tier = residency.holders(block(residency, 0, place))[0]
+    tier = ledger.tiers.holders(block(ledger, 0, place))[0]
     rng = random.Random(seed)  # noqa: S311 (reproducible)
-    inodes = [block(residency, rng.randrange(objects), place) for _ in range(CALLS)]
+    inodes = [block(ledger, rng.randrange(objects), place) for _ in range(CALLS)]
 
     def opened(inode: Inode) -> None:
-        residency.namespaces.read(inode, tier)
-        residency.touch(inode)
+        ledger.namespaces.read(inode, tier)
+        ledger.accounts.touch(inode)
 
     calls: dict[str, Callable[[Inode], object]] = {
         "open_us": opened,
-        "read_us": lambda inode: residency.namespaces.read(inode, tier),
-        "touch_us": residency.touch,
+        "read_us": lambda inode: ledger.namespaces.read(inode, tier),
+        "touch_us": ledger.accounts.touch,
     }
     nothing = min(each(lambda _: None, inodes) for _ in range(ROUNDS))
     found = {name: min(each(call, inodes) for _ in range(ROUNDS)) for name, call in calls.items()}
@@ -172,7 +173,7 @@ def main(
     report.document["results"] = rows
     report.table(
         "An open, and the memory of an object",
-        ["objects", "where", "open us", "Namespaces.read", "Residency.touch", "bytes an object"],
+        ["objects", "where", "open us", "Namespaces.read", "Ledger.touch", "bytes an object"],
         [
             [
                 f"{row['objects']:,}",

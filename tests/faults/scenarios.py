@@ -13,7 +13,7 @@ from kvfs import prefix
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.compression.files import decompress
 from kvfs.core.bucket.upload import deletion
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.moves import transfers
 from kvfs.core.names.renames import RENAME_EXCHANGE
 from kvfs.s3.facts import Facts
@@ -86,7 +86,7 @@ async def on_nvme(made: World) -> None:
 async def in_both(made: World) -> None:
     inode = await made.store(b"a", OLD, made.ram)
     await made.demote(inode.ino)
-    assert made.residency.holders(made.tree.inode(inode.ino)) == made.tiers
+    assert made.ledger.tiers.holders(made.tree.inode(inode.ino)) == made.tiers
 
 
 async def numbers_in_ram(made: World) -> None:
@@ -102,7 +102,7 @@ async def packed_in_both(made: World) -> None:
 
 async def packed(made: World) -> None:
     await packed_in_both(made)
-    made.residency.drop_copy(made.find(b"a"), made.fast)
+    made.ledger.records.drop_copy(made.find(b"a"), made.fast)
 
 
 async def packed_without_ram(made: World) -> None:
@@ -241,7 +241,7 @@ async def promote(made: World) -> None:
 
 async def settle(made: World) -> None:
     await made.settle(made.find(b"a").ino)
-    assert made.residency.counters["settled"] or made.residency.counters["job_failures"]
+    assert made.ledger.counters["settled"] or made.ledger.counters["job_failures"]
 
 
 async def uncopy_ram(made: World) -> None:
@@ -264,7 +264,7 @@ def make_room(made: World, number: int) -> None:
 
 
 async def evict(made: World) -> None:
-    made.residency.drop(made.find(b"a"), "evicted")
+    made.ledger.removals.drop(made.find(b"a"), "evicted")
     await made.dispatcher.trash.empty()
 
 
@@ -296,15 +296,15 @@ async def remove_xattr(made: World) -> None:
 async def spoil(made: World) -> None:
     """The copy in RAM is written to behind kvfs's back; the next reader gets the other one."""
     inode = made.find(b"a")
-    if made.ram in made.residency.holders(inode):
+    if made.ram in made.ledger.tiers.holders(inode):
         os.truncate(made.fast.path(inode.ino, inode.version), 5)
     assert await made.read(inode.ino) == OLD
 
 
 async def forget_all(made: World) -> None:
     """The kernel forgets what has no name, and the trash is emptied."""
-    for ino in list(made.residency.limbo):
-        made.residency.purge(ino)
+    for ino in list(made.ledger.orphans.rooms):
+        made.ledger.removals.purge(ino)
     await made.dispatcher.trash.empty()
 
 
@@ -365,7 +365,7 @@ async def drop_open(made: World) -> None:
 
 async def walk(made: World) -> None:
     """What the background does, in this task: its errors are the caller's."""
-    namespaces = made.residency.namespaces
+    namespaces = made.ledger.namespaces
     for ino in list(namespaces.dropped):
         await made.walks._clear(ino)
     for ino in list(namespaces.unaccounted):
@@ -384,7 +384,7 @@ async def two_namespaces(made: World) -> None:
 async def move_directory(made: World) -> None:
     made.renames.rename(made.find(b"n").ino, b"d", made.find(b"m").ino, b"e", 0)
     await walk(made)
-    assert made.residency.namespaces.of(made.find(b"m")).objects == 2
+    assert made.ledger.namespaces.of(made.find(b"m")).objects == 2
 
 
 async def move_file(made: World) -> None:
@@ -456,10 +456,10 @@ async def continue_prefix(made: World) -> None:
 async def cut_prefix(made: World) -> None:
     above, _, name = _block(1).rpartition(b"/")
     made.tree.unlink(made.at(above).ino, name)
-    for ino in list(made.residency.prefixes.going):
+    for ino in list(made.ledger.prefixes.going):
         await made.walks._close(ino)
-    while made.residency.prefixes.going:  # what went with it
-        await made.walks._close(min(made.residency.prefixes.going))
+    while made.ledger.prefixes.going:  # what went with it
+        await made.walks._close(min(made.ledger.prefixes.going))
     await made.dispatcher.trash.empty()
 
 
@@ -660,7 +660,7 @@ async def only_there(made: World) -> None:
 
 
 async def leave(made: World) -> None:
-    made.residency.evict(made.find(b"a"))
+    made.ledger.removals.evict(made.find(b"a"))
     await made.dispatcher.trash.empty()
 
 
@@ -682,7 +682,7 @@ async def change_mode(made: World) -> None:
 
 async def move_and_work_off(made: World) -> None:
     await rename(b"d", b"e")(made)
-    for ino in list(made.residency.namespaces.unaccounted):
+    for ino in list(made.ledger.namespaces.unaccounted):
         await made.walks._account_anew(ino)
     await work_off(made)
 
@@ -768,7 +768,7 @@ SCENARIOS |= {
 async def reset(made: World) -> None:
     """Remove everything; the next scenario begins on storage that has seen a lot."""
     for path, parent, name, inode in reversed(list(_walk(made))):
-        if made.residency.inode(inode.ino) is None:
+        if made.ledger.table.inode(inode.ino) is None:
             continue  # a block has taken it along
         if inode.is_dir:
             made.tree.rmdir(parent, name)
@@ -788,7 +788,7 @@ def _walk(
 ) -> Iterator[tuple[bytes, int, bytes, Inode]]:
     for entry in made.catalog.entries_after(parent, 0, 1000):
         inode = made.tree.inode(entry.ino)
-        if made.residency.is_gone(inode):
+        if made.ledger.removals.is_gone(inode):
             continue  # its time was over, and nobody had asked
         path = prefix + entry.name + (b"/" if inode.is_dir else b"")
         yield path, parent, entry.name, inode
@@ -814,7 +814,7 @@ def check_copies(made: World) -> None:
         if inode.is_dir:
             continue
         assert inode.sealed, f"{path!r} was not sealed"
-        for tier in made.residency.holders(inode):
+        for tier in made.ledger.tiers.holders(inode):
             copy = Path(tier.path(inode.ino, inode.version))
             assert copy.exists(), f"{path!r} is not in {tier.name}"
             about = copy.stat()
@@ -833,8 +833,8 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
     state = await found(made)
     assert state in allowed, f"found {_brief(state)}, allowed {list(map(_brief, allowed))}"
     if not scenario.damaged:
-        assert made.residency.counters["missing"] == 0
-        assert made.residency.counters["quarantined"] == 0
+        assert made.ledger.counters["missing"] == 0
+        assert made.ledger.counters["quarantined"] == 0
         check_copies(made)
     await made.walk()
     if made.bucket is not None:
@@ -856,13 +856,13 @@ def check_all_is_named(made: World) -> None:
     for kind in (b"r", b"t", b"p", b"e"):
         assert not made.catalog.marks(kind), kind
     spaces = {ino for ino, _ in made.catalog.marks(b"n")} - {ROOT_INO}
-    assert spaces == {space.ino for space in made.residency.namespaces} - {ROOT_INO}
+    assert spaces == {space.ino for space in made.ledger.namespaces} - {ROOT_INO}
     assert spaces <= named
 
 
 def check_end(made: World, scenario: Scenario) -> None:
     if scenario.ends is not None:
-        holders = made.residency.holders(made.find(b"a"))
+        holders = made.ledger.tiers.holders(made.find(b"a"))
         assert tuple(tier.name for tier in holders) == scenario.ends
 
 

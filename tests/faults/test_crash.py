@@ -150,7 +150,7 @@ def test_a_refusal_at_any_point_changes_nothing_by_half(storage: Path, name: str
             succeeded = True
         counted = failpoints.passed.copy()
         failpoints.arm("")
-        await made.residency.retry()
+        await made.ledger.retries.run()
         return counted, succeeded
 
     async def refuse(made: World, faults: str) -> None:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from kvfs.core.ledger.residency import COUNTERS
+from kvfs.core.ledger.ledger import COUNTERS
 
 HERE = Path(__file__).parent
 FAULTS = HERE.parent / "faults"

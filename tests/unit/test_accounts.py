@@ -19,7 +19,7 @@ from trio.testing import MockClock
 from kvfs.catalog import ROOT_INO
 from kvfs.core.capacity import bounds
 from kvfs.core.ledger import census
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names import walks
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
@@ -327,7 +327,7 @@ class Walk:
         if self.world.room.reserve(tier, wanted):
             tier.reserved -= wanted
         for ino in with_open:
-            assert self.world.residency.inode(ino) is not None
+            assert self.world.ledger.table.inode(ino) is not None
 
     async def grow(self) -> None:
         """The watcher looks after files that have outgrown their reservations."""
@@ -424,7 +424,7 @@ def test_accounts_are_right_after_every_restart(
             in_ram = {
                 file.ino
                 for file in walker.files.values()
-                if made.residency.holders(made.tree.inode(file.ino)) == [made.ram]
+                if made.ledger.tiers.holders(made.tree.inode(file.ino)) == [made.ram]
             }
             for file in walker.files.values():
                 writing = any(o.file is file and o.writable for o in walker.handles)
@@ -672,7 +672,7 @@ def test_accounts_of_namespaces_are_right_after_every_operation(
         await walker.close_all()
         await made.walk()
         await made.check_at_rest()
-        assert not made.residency.namespaces._ended
+        assert not made.ledger.namespaces._ended
 
     with world(tmp_path, ram=RAM, nvme=NVME) as made:
         walker = SpaceWalk(made, seed)
@@ -780,7 +780,7 @@ def test_accounts_are_right_between_any_two_awaits(
             for held, writable in opened:
                 await made.close(held, writable=writable)
             made.dispatcher.demotion.reclaimable = 0
-            while made.dispatcher.jobs or made.residency.trash:
+            while made.dispatcher.jobs or made.ledger.trash.files:
                 await trio.lowlevel.checkpoint()
             for _ in range(20):  # what is being thrown away is neither here nor there
                 await trio.lowlevel.checkpoint()

@@ -34,7 +34,7 @@ def faulty(store: MemoryStore) -> FaultyStore:
 @pytest.fixture
 def made(tmp_path: Path, faulty: FaultyStore) -> Iterator[World]:
     with world(tmp_path, store=faulty) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -107,7 +107,7 @@ def test_a_restart_keeps_what_its_record_says_until_all_is_walked(
         made.drop("x")
         made.restart()
         await made.census()
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         await announcement(made).look()
         assert record(store).has == {X1}
         await made.walk()
@@ -132,7 +132,7 @@ def test_what_is_renamed_and_not_yet_copied_keeps_its_namespace_in_the_record(
         await made.walk()
         await told.look()
         assert record(store).has == {X1, Y1}
-        has = claims.spaces(made.residency.namespaces)
+        has = claims.spaces(made.ledger.namespaces)
         assert has == {Y1}
         keys = Keys("p/")
         assert claims.strays(made.catalog, keys, has, 0) == (["p/x@1/a"], 0)
@@ -182,9 +182,7 @@ def test_all_of_many_marks_are_looked_at(made: World, monkeypatch: pytest.Monkey
         found: list[str] = []
         after, asked = 0, 0
         while after or not asked:
-            told = await claims.describe(
-                made.residency.namespaces, made.bucket, "w", "/notes", after
-            )
+            told = await claims.describe(made.ledger.namespaces, made.bucket, "w", "/notes", after)
             found += told["strays"]
             after, asked = told["after"], asked + 1
         assert len(found) == len(set(found)) == len(names), "a hash does not say whose it is"

@@ -37,7 +37,7 @@ async def with_bucket(made: World, store: MemoryStore) -> Backlog:
     made.bucket_store = store
     made.restart()
     await made.census()
-    await made.residency.dirty.load()
+    await made.ledger.dirty.load()
     return Backlog(made.dispatcher.transfers)
 
 
@@ -49,7 +49,7 @@ def test_what_was_there_before_goes_up_in_the_order_of_its_seals(
         for name in (b"c", b"a", b"b", b"n/a", BLOCK_TMP):
             await made.make_file(name, A)
         looking = await with_bucket(made, store)
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         assert not len(dirty)
         await looking.look()
         wanted = [made.find(name).ino for name in (b"c", b"a", b"b")]
@@ -72,7 +72,7 @@ def test_it_is_looked_for_once_and_after_a_mount_without(made: World, store: Mem
     async def case() -> None:
         await made.make_file(b"a", A)
         await run(await with_bucket(made, store))
-        assert len(made.residency.dirty) == 1
+        assert len(made.ledger.dirty) == 1
         assert made.catalog.fact(CAUGHT_UP) == "1"
         await made.upload_all()
         await with_bucket(made, store)
@@ -106,7 +106,7 @@ def test_a_namespace_that_comes_to_take_it(made: World, store: MemoryStore) -> N
         await made.make_file(b"n/a", A)
         looking = await with_bucket(made, store)
         await run(looking)
-        assert not len(made.residency.dirty)
+        assert not len(made.ledger.dirty)
         made.tell("n", media="ram+nvme+s3")
         assert not made.catalog.fact(CAUGHT_UP)
         await run(looking)
@@ -130,11 +130,11 @@ def test_a_namespace_that_ceases_to_take_it_uploads_nothing_more(
         made.tell("n", media="ram+nvme")
         made.attributes.change(made.at(b"n/a").ino, mode=0o600)
         await made.make_file(b"n/c", B)
-        assert list(made.residency.dirty) == [made.at(b"n/b").ino]
+        assert list(made.ledger.dirty) == [made.at(b"n/b").ino]
         await made.upload_all()
         assert contents(store) == {"n@1/a": A}
-        assert not len(made.residency.dirty)
-        made.residency.evict(again(made, made.at(b"n/a").ino))
+        assert not len(made.ledger.dirty)
+        made.ledger.removals.evict(again(made, made.at(b"n/a").ino))
         assert await made.read(made.at(b"n/a").ino) == A
         made.tree.unlink(made.at(b"n").ino, b"a")
         await made.upload_all()
@@ -152,7 +152,7 @@ def test_no_more_become_dirty_than_keep_the_uploads_busy(
         for number in range(40):
             await made.make_file(b"%d" % number, A)
         looking = await with_bucket(made, store)
-        dirty, bucket = made.residency.dirty, made.bucket
+        dirty, bucket = made.ledger.dirty, made.bucket
         assert bucket is not None
         bucket.most = 8 * len(A)
         most = 0
@@ -187,12 +187,12 @@ def test_a_death_begins_it_anew(
 
             monkeypatch.setattr(looking, "_wait_for_room", die)
             await looking.look()
-        assert 0 < len(made.residency.dirty) < 10
+        assert 0 < len(made.ledger.dirty) < 10
         made.restart(crash=True)
         await made.census()
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         await Backlog(made.dispatcher.transfers).look()
-        assert len(made.residency.dirty) == 10
+        assert len(made.ledger.dirty) == 10
         await made.upload_all()
         assert len(contents(store)) == 10
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import NoSpaceError, QuotaError
 from kvfs.settings import Settings
 from tests.unit.world import World, world
@@ -16,7 +16,7 @@ M = 1 << 20
 
 
 def limit(made: World, **settings: str) -> None:
-    made.residency.namespaces.default.change(Settings.parse(settings))
+    made.ledger.namespaces.default.change(Settings.parse(settings))
 
 
 def test_what_the_daemon_writes_counts_before_the_next_look(tmp_path: Path) -> None:

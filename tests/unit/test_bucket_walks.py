@@ -60,7 +60,7 @@ class Transport:
 
     async def upload(self) -> None:
         made = self.world
-        inos = [ino for ino in made.residency.dirty if not made.dispatcher.transfers.written(ino)]
+        inos = [ino for ino in made.ledger.dirty if not made.dispatcher.transfers.written(ino)]
         if inos and (ino := self.random.choice(inos)) not in made.dispatcher._jobs:
             await made.upload(ino)
 
@@ -80,13 +80,13 @@ class Transport:
             await dispatcher.deletion.delete_some()
 
     async def leave(self) -> None:
-        residency = self.world.residency
+        ledger = self.world.ledger
         for inode in self.world.inodes():
-            busy = inode.ino in residency.open or inode.ino in residency.busy
+            busy = inode.ino in ledger.table.open or inode.ino in ledger.table.busy
             busy |= inode.ino in self.world.dispatcher._jobs  # who opens it would wait for the job
-            here = inode.in_bucket and residency.holders(inode)
+            here = inode.in_bucket and ledger.tiers.holders(inode)
             if here and not busy and self.random.random() < 0.4:
-                residency.evict(inode)
+                ledger.removals.evict(inode)
 
 
 class BucketWalk(Transport, Walk):
@@ -124,7 +124,7 @@ def test_nothing_that_went_up_is_lost_and_what_is_there_is_what_is_here(
     print("seed", seed)
 
     async def walk(made: World) -> None:
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         walker = BucketWalk(made, seed)
         async with emptying(made), trio.open_nursery() as nursery:
             nursery.start_soon(made.objects.bounds.watch)
@@ -173,7 +173,7 @@ def test_marks_are_right_whatever_becomes_of_namespaces(
 
     async def life(made: World, walker: BucketSpaceWalk) -> None:
         await made.census()
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         async with emptying(made):
             for _ in range(150):
                 await walker.step()
@@ -185,14 +185,14 @@ def test_marks_are_right_whatever_becomes_of_namespaces(
                     await walker.close()
 
     async def end(made: World, walker: BucketSpaceWalk) -> None:
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         await walker.close_all()
         await made.walk()
-        for ino in list(made.residency.limbo):
-            made.residency.purge(ino)
+        for ino in list(made.ledger.orphans.rooms):
+            made.ledger.removals.purge(ino)
         await made.upload_all()
         await made.check_at_rest()
-        dirty, wanted = made.residency.dirty, set()
+        dirty, wanted = made.ledger.dirty, set()
         for inode in made.inodes():
             if inode.is_file and inode.in_bucket:
                 stored = dirty.stored(inode.ino)

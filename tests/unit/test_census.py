@@ -31,8 +31,8 @@ def test_a_record_that_makes_no_sense_does_not_end_it(
 
     async def after(made: World, stored: list[Inode]) -> None:
         await made.census()
-        assert made.residency.census_done.is_set()
-        assert made.residency.counters["inodes_unreadable"] == 1
+        assert made.ledger.accounts.census_done.is_set()
+        assert made.ledger.counters["inodes_unreadable"] == 1
         assert caplog.text.count("makes no sense") == 1
         assert made.disk.objects == 4
         left = {path for _, _, path in made.disk.files()}
@@ -79,7 +79,7 @@ def test_a_block_that_cannot_be_read_does_not_end_it(
     async def after(made: World) -> None:
         with trio.fail_after(60):
             await flow_module.Dispatcher.keep_up(made.census)
-        assert made.residency.census_done.is_set()
+        assert made.ledger.accounts.census_done.is_set()
         assert caplog.text.count("background work goes on") == 1
         assert "are not counted: " in caplog.text
         assert count // 2 < made.disk.objects < count

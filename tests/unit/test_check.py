@@ -21,7 +21,7 @@ from kvfs.core.check import Background, Finding, Survey, check
 from kvfs.core.check import background as background_module
 from kvfs.core.check import files as files_module
 from kvfs.core.check import survey as survey_module
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import ControlError, NotFoundError
 from kvfs.movement.movers import Moved, MoverFailedError, SourceChangedError
 from kvfs.tiers import Tier
@@ -114,7 +114,7 @@ async def look(
         await trio.lowlevel.checkpoint()
 
     survey = Survey(
-        made.residency,
+        made.ledger,
         made.movers,
         made.dispatcher._jobs,
         tell,
@@ -428,9 +428,9 @@ def touched_without_digest(w: Small) -> None:
 
 @damage("blocks")
 def more_blocks_than_accounted(w: Small) -> None:
-    w.made.residency.dismiss(w.record(w.b))
+    w.made.ledger.accounts.dismiss(w.record(w.b))
     w.put(w.b, blocks=0)
-    w.made.residency.admit(w.record(w.b))
+    w.made.ledger.accounts.admit(w.record(w.b))
 
 
 @damage("leftover")
@@ -480,7 +480,7 @@ def folder_gone(w: Small) -> None:
 
 @damage("unfinished", gone="/a")
 def never_sealed(w: Small) -> None:
-    w.made.residency.dismiss(w.record(w.a))
+    w.made.ledger.accounts.dismiss(w.record(w.a))
     w.put(w.a, sealed=False)
 
 
@@ -581,7 +581,7 @@ def test_wrong_bytes_are_found_by_their_digest(keep_time: bool, tmp_path: Path) 
         found, _ = await look(made, repair=True, hashes=True)
         assert [(finding.kind, finding.state) for finding in found] == [("damaged", "repaired")]
         assert len(list((made.disk.root / "quarantine").iterdir())) == 1
-        assert made.residency.holders(made.find(b"c")) == [made.fast]
+        assert made.ledger.tiers.holders(made.find(b"c")) == [made.fast]
         assert await made.read(there.c.ino) == BYTES
         assert (await look(made, hashes=True))[0] == []
         made.check()
@@ -598,7 +598,7 @@ def test_a_touched_copy_with_its_bytes_gets_its_time_back(tmp_path: Path) -> Non
         assert [(finding.kind, finding.state) for finding in found] == [("touched", "repaired")]
         assert path.stat().st_mtime_ns == there.c.backing_mtime_ns
         assert (await look(made, hashes=True))[0] == []
-        assert made.residency.holders(made.find(b"c")) == made.tiers
+        assert made.ledger.tiers.holders(made.find(b"c")) == made.tiers
 
     run(case, tmp_path)
 
@@ -691,7 +691,7 @@ def test_what_is_written_unlinked_or_in_limbo_is_no_finding(tmp_path: Path) -> N
         made.tree.unlink(ROOT_INO, b"b")
         made.tree.unlink(ROOT_INO, b"c")
         made.tree.unlink(there.d.ino, b"c2")
-        assert there.c.ino in made.residency.limbo
+        assert there.c.ino in made.ledger.orphans.rooms
         found, _ = await look(made, repair=True, hashes=True)
         assert found == []
         for held, writable in ((fresh, True), (rewritten, True), (unlinked, False)):
@@ -745,7 +745,7 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
                     made.renames.rename(ROOT_INO, b"m" + name, ROOT_INO, name, 0)
             elif what == "unlink":
                 made.tree.unlink(ROOT_INO, name)
-                made.residency.purge(there.ino)
+                made.ledger.removals.purge(there.ino)
             elif what == "demote":
                 await made.demote(there.ino)
             elif what == "promote":
@@ -757,8 +757,8 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
             if len(held) > 3:
                 one = held.pop(0)
                 await made.close(one, writable=one.writers > 0)
-            for ino in list(made.residency.limbo)[:-3]:  # as the kernel forgets
-                made.residency.purge(ino)
+            for ino in list(made.ledger.orphans.rooms)[:-3]:  # as the kernel forgets
+                made.ledger.removals.purge(ino)
             await made.dispatcher.trash.empty()
 
     async def case(made: World) -> None:
@@ -783,9 +783,9 @@ def test_what_a_crash_left_is_noted_and_is_no_damage(tmp_path: Path) -> None:
         there = await small(made)
         await made.create(b"torn", BYTES)
         await made.objects.open(there.a.ino, writable=True)
-        for held in made.residency.open.values():
+        for held in made.ledger.table.open.values():
             os.close(held.fd)
-        made.residency.open.clear()
+        made.ledger.table.open.clear()
 
     async def after(made: World) -> None:
         found, survey = await look(made, live=False)
@@ -826,8 +826,8 @@ def test_an_object_that_a_crash_left_between_two_versions_is_for_the_next_mount(
 def test_memory_that_is_gone_is_noted_and_is_no_damage(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await small(made)
-        residency = made.residency
-        residency.ram, residency.tiers = None, [made.disk]
+        ledger = made.ledger
+        ledger.tiers.ram, ledger.tiers.local = None, [made.disk]
         found, survey = await look(made, live=False)
         assert found == []
         assert survey.notes["ram_gone"] == 1
@@ -841,7 +841,7 @@ def test_after_a_power_loss_copies_are_verified_with_hashes_only(tmp_path: Path)
         await made.store(b"g", OTHER, made.disk)  # no digest: nobody has settled it
 
     async def after(made: World) -> None:
-        assert list(made.residency.suspect)
+        assert list(made.ledger.suspect)
         await made.census()
         flip(Path(made.disk.path(made.find(b"b").ino, 1)), keep_time=True)
         found, survey = await look(made)
@@ -987,7 +987,7 @@ def test_a_check_runs_while_somebody_asks_for_it(
         await small(made)
         for number in range(7):
             Path(made.disk.folders[number], "foreign").write_bytes(b"x")
-        checks = Background(made.residency, made.movers, made.dispatcher._jobs)
+        checks = Background(made.ledger, made.movers, made.dispatcher._jobs)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(checks.run)
             with pytest.raises(ControlError, match="no check was started"):
@@ -1030,7 +1030,7 @@ def test_a_check_does_not_make_up_for_the_work_of_others(tmp_path: Path) -> None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "thread_time", clock)
             survey = Survey(
-                made.residency, made.movers, set(), told, repair=False, hashes=False, live=True
+                made.ledger, made.movers, set(), told, repair=False, hashes=False, live=True
             )
             began = trio.current_time()
             await survey.step()
@@ -1048,7 +1048,7 @@ def test_a_check_that_fails_says_so_and_ends_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(made: World) -> None:
-        checks = Background(made.residency, made.movers, made.dispatcher._jobs)
+        checks = Background(made.ledger, made.movers, made.dispatcher._jobs)
         errors: list[Exception] = [OSError(5, "Input/output error"), ZeroDivisionError("odd")]
 
         async def fail(survey: Survey) -> None:

@@ -28,7 +28,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store)) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -220,7 +220,7 @@ def test_what_somebody_has_open_is_left(made: World, store: MemoryStore) -> None
     async def case() -> None:
         inode = await spilled(made)
         held = await made.objects.open(inode.ino, writable=False)
-        made.residency.drop_copy(held.inode, held.tier)
+        made.ledger.records.drop_copy(held.inode, held.tier)
         del store.objects[KEY]
         found, _ = await look(made, bucket=True, repair=True)
         told = [(one.kind, one.state, one.cure) for one in found]
@@ -244,7 +244,7 @@ def test_what_changes_beside_the_check_is_no_finding(made: World, store: MemoryS
             if not did:
                 did.append(made.find(b"a").ino)
                 made.tree.unlink(1, b"a")
-                made.residency.purge(did[0])
+                made.ledger.removals.purge(did[0])
                 made.renames.rename(1, b"b", 1, b"c", 0)
 
         made.remote.after = change
@@ -262,16 +262,16 @@ def test_deletions_that_are_done_are_noted_no_more(made: World, store: MemorySto
         await made.upload_all()
         with made.catalog.batch() as batch:
             for key in ("p/@0/gone", "p/@0/there"):
-                made.residency.dirty.superseded.delete(key, batch)
-            made.residency.dirty.superseded.attempt("p/@0/never", "token", batch)
+                made.ledger.dirty.superseded.delete(key, batch)
+            made.ledger.dirty.superseded.attempt("p/@0/never", "token", batch)
         store.put("p/@0/there", B, {}, once=True)
         for repair in (False, True):
             found, survey = await look(made, bucket=True, live=False, repair=repair)
             assert (kinds(found), survey.notes["deletes_done"]) == ([], 2)
         assert [value for _, value in made.catalog.marks(keys.DELETED)] == [b"p/@0/there"]
         assert (await look(made, bucket=True, repair=True))[1].notes["deletes_done"] == 0
-        made.residency.dirty.superseded.deletes.clear()
-        made.residency.dirty.superseded._attempts.clear()
+        made.ledger.dirty.superseded.deletes.clear()
+        made.ledger.dirty.superseded._attempts.clear()
         made.restart()
         await made.census()
         await made.upload_all()
@@ -296,7 +296,7 @@ def test_a_bucket_that_does_not_answer_ends_the_check(made: World, verb: str) ->
 
 def test_a_mount_without_a_bucket_refuses(made: World) -> None:
     async def case() -> None:
-        checks = Background(made.residency, made.movers, set())
+        checks = Background(made.ledger, made.movers, set())
         with pytest.raises(ConfigError, match="mount it with s3="):
             await checks.start(repair=False, hashes=False, bucket=True)
 

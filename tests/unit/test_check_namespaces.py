@@ -283,7 +283,7 @@ async def walk(made: World) -> None:
     """Follow all marks to their end."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Walks(made.tree, made.quota).run)
-        namespaces = made.residency.namespaces
+        namespaces = made.ledger.namespaces
         with trio.fail_after(60):
             while namespaces.dropped or namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
@@ -427,7 +427,7 @@ def test_what_waits_for_its_name_is_no_damage(tmp_path: Path) -> None:
         held = await made.create(b"new", BYTES, made.find(b"m").ino)
         assert (await look(made, repair=True))[0] == []
         os.close(held.fd)
-        made.residency.open.clear()
+        made.ledger.table.open.clear()
         found, survey = await look(made, live=False, repair=True)
         assert (found, survey.notes["unfinished"]) == ([], 1)
 
@@ -450,9 +450,9 @@ def test_directories_and_special_files_in_limbo_are_no_damage(tmp_path: Path) ->
         made.renames.rename(there.d.ino, b"empty", ROOT_INO, b"empty", 0)  # to be accounted anew
         made.tree.rmdir(ROOT_INO, b"empty")
         made.tree.unlink(there.d.ino, b"fifo")
-        assert len(made.residency.limbo) == 2
+        assert len(made.ledger.orphans.rooms) == 2
         assert (await look(made, repair=True))[0] == []
-        made.residency.limbo.clear()
+        made.ledger.orphans.rooms.clear()
         found, survey = await look(made, live=False, repair=True)
         assert (found, survey.notes["unfinished"]) == ([], 2)
 

@@ -23,7 +23,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store)) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -85,7 +85,7 @@ def test_what_the_bucket_has_of_no_inode_is_deleted_there(made: World, store: Me
         stored = made.catalog.record(audit.STORED, audit.number_key(inode.ino))
         assert stored is not None
         made.tree.unlink(1, b"a")
-        made.residency.purge(inode.ino)
+        made.ledger.removals.purge(inode.ino)
         await made.upload_all()
         store.put("p/@0/a", A, {}, once=True)
         write(made, audit.STORED, 999_999, stored)

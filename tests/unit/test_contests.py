@@ -39,7 +39,7 @@ def run(tmp_path: Path, store: MemoryStore) -> Callable[[Case], None]:
     def do(case: Case) -> None:
         async def all_of_it(one: World, other: World) -> None:
             for made in (one, other):
-                await made.residency.dirty.load()
+                await made.ledger.dirty.load()
             nodes = Node(one), Node(other)
             await case(*nodes)
             for node in nodes:
@@ -102,7 +102,7 @@ def test_a_name_that_is_free_again_is_published(
         assert await one.read(b"k") == B
         counters = other.bucket.counters
         assert (counters["conflicts"], counters["conflicts_ended"]) == (1, 1)
-        assert not len(other.made.residency.dirty.contested)
+        assert not len(other.made.ledger.dirty.contested)
 
     run(case)
 
@@ -169,8 +169,8 @@ def test_two_that_wait_for_a_name_do_not_overwrite_each_other(
         (left,) = contents(store).values()
         assert left in {A, B}
         winner, loser = (one, other) if left == A else (other, one)
-        assert len(loser.made.residency.dirty.contested) == 1
-        assert not len(winner.made.residency.dirty.contested)
+        assert len(loser.made.ledger.dirty.contested) == 1
+        assert not len(winner.made.ledger.dirty.contested)
         assert await winner.read(b"k") == left
         assert await loser.read(b"k") == (B if left == A else A)
         await winner.unlink(b"k")
@@ -209,11 +209,11 @@ def test_what_becomes_of_the_file_meanwhile(
             made.tree.unlink(ROOT_INO, b"k")
             wanted["@0/m"] = B
         else:
-            made.residency.evict(made.at(b"k"))
+            made.ledger.removals.evict(made.at(b"k"))
         made.check()
         await made.upload_all()
         assert contents(store) == wanted
-        left = len(made.residency.dirty.contested)
+        left = len(made.ledger.dirty.contested)
         assert left == (how in {"rewrite", "replace"})
         await one.unlink(b"k")
         await one.made.upload_all()
@@ -330,12 +330,12 @@ def test_many_conflicts_are_few_requests(run: Callable[[Case], None], store: Mem
             for inode in inodes:
                 assert is_dirty(other, inode.ino) == b"conflict"
             store.delete("p/@0/0100")
-            while not len(other.made.residency.dirty):
+            while not len(other.made.ledger.dirty):
                 await later(RECHECK)
             nursery.cancel_scope.cancel()
         await other.made.upload_all()
         assert contents(store)["@0/0100"] == B
-        assert len(other.made.residency.dirty.contested) == count - 1
+        assert len(other.made.ledger.dirty.contested) == count - 1
 
     run(case)
 
@@ -401,9 +401,9 @@ def test_as_many_end_at_once_as_no_writer_waits_for(
         await one.made.upload_all()
         other.bucket.most = 4 * 2 * len(B)
         await ask(other)
-        assert len(other.made.residency.dirty) == 2
-        while len(other.made.residency.dirty.contested):
-            assert not other.made.residency.dirty.full
+        assert len(other.made.ledger.dirty) == 2
+        while len(other.made.ledger.dirty.contested):
+            assert not other.made.ledger.dirty.full
             await other.made.upload_all()
             await ask(other)
         await other.made.upload_all()
@@ -416,14 +416,14 @@ def test_a_restart_knows_them(tmp_path: Path, store: MemoryStore) -> None:
     with world(tmp_path, store=FaultyStore(store)) as made:
 
         async def before() -> None:
-            await made.residency.dirty.load()
+            await made.ledger.dirty.load()
             store.put("p/@0/k", A, {}, once=True)
             await made.make_file(b"k", B)
             await made.upload_all()
 
         async def after() -> None:
             await made.census()
-            dirty, ino = made.residency.dirty, made.at(b"k").ino
+            dirty, ino = made.ledger.dirty, made.at(b"k").ino
             assert ino in dirty.contested, "it is asked for before that is loaded"
             await dirty.load()
             assert list(dirty.contested) == [ino]
@@ -449,9 +449,9 @@ def test_those_of_an_older_catalog_are_found(tmp_path: Path, store: MemoryStore)
     """It says of them only that nothing waits for its upload."""
 
     async def case(made: World) -> None:
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         await dirty.load()
-        made.residency.census_done.set()
+        made.ledger.accounts.census_done.set()
         store.put("p/@0/k", A, {}, once=True)
         inode = await made.make_file(b"k", B)
         with made.catalog.batch() as batch:
@@ -482,7 +482,7 @@ def test_what_is_not_to_be_in_the_bucket_any_more_is_in_no_conflict(
         other.made.tell("n", media="ram+nvme")
         assert is_dirty(other, inode.ino) == b"0"
         await ask(other)
-        assert not len(other.made.residency.dirty.contested)
+        assert not len(other.made.ledger.dirty.contested)
         other.made.tell("n", media="all")
         await Backlog(other.made.dispatcher.transfers).look()
         await other.made.upload_all()
@@ -524,7 +524,7 @@ def test_two_nodes_that_do_anything_with_one_name_end_as_the_bucket_says(
                 await node.made.upload_all()
         there = contents(store)
         for node in nodes:
-            contested = list(node.made.residency.dirty.contested)
+            contested = list(node.made.ledger.dirty.contested)
             assert not contested or there, "nobody waits for a name that nobody has"
             if contested:
                 assert Facts.of_head("k", store.head("p/@0/k")).size == 5000

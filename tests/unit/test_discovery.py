@@ -139,7 +139,7 @@ class Node:
                 if error.errno != errno.ENOENT:
                     raise
                 return None
-        return self.made.residency.inode(at)
+        return self.made.ledger.table.inode(at)
 
     async def there(self, path: bytes) -> Inode:
         found = await self.find(path)
@@ -208,7 +208,7 @@ def run(tmp_path: Path, store: MemoryStore) -> Callable[[Case], None]:
     def do(case: Case) -> None:
         async def all_of_it(one: World, other: World) -> None:
             for made in (one, other):
-                await made.residency.dirty.load()
+                await made.ledger.dirty.load()
             nodes = Node(one), Node(other)
             await case(*nodes)
             for node in nodes:
@@ -235,7 +235,7 @@ def test_what_another_node_has_sealed_is_found(run: Callable[[Case], None]) -> N
         found = await other.there(b"d/e/f")
         assert (found.size, found.digest, found.mode) == (len(A), digest(A), before.mode)
         assert found.mtime_ns == before.mtime_ns
-        assert (other.made.residency.spilled, other.bucket.objects, other.bucket.used) == (
+        assert (other.made.ledger.accounts.spilled, other.bucket.objects, other.bucket.used) == (
             1,
             1,
             len(A),
@@ -489,7 +489,7 @@ def test_a_catalog_that_fails_meanwhile_ends_nothing(
         await other.there(b"b")
         await later(0.0)  # its pause has begun
         with monkeypatch.context() as patch:
-            patch.setattr(other.made.residency.dirty, "stored", fail)
+            patch.setattr(other.made.ledger.dirty, "stored", fail)
             await later(openers.PAUSE)
         assert "is not held against the bucket: no disk" in caplog.text
 
@@ -629,7 +629,7 @@ def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
             assert after.ino != found.ino
             assert await other.read(b"x") == B
         assert other.bucket.counters["stale"] == 1
-        assert other.made.residency.counters["dropped_stale"] == 1
+        assert other.made.ledger.counters["dropped_stale"] == 1
         assert (ROOT_INO, b"x", found.ino) in other.made.gone
         assert contents(store) == ({} if how == "deleted" else {"@0/x": B})
 
@@ -742,7 +742,7 @@ def test_a_directory_is_listed_when_it_is_read(run: Callable[[Case], None]) -> N
             await one.unlink(b"d/" + name)
         await one.made.upload_all()
         await later(6)
-        other.made.residency.evict(other.made.find(b"7", parent))
+        other.made.ledger.removals.evict(other.made.find(b"7", parent))
         assert await other.names(b"d") == [*names[10:], b"below"]
 
     run(case)
@@ -942,7 +942,7 @@ def test_a_namespace_is_found_in_its_greatest_version(
         await one.store(b"n/old", A)
         store.objects["p/n@10/new"] = store.objects["p/n@9/old"]
         found = await other.there(b"n")
-        own = other.made.residency.namespaces.own(found.ino)
+        own = other.made.ledger.namespaces.own(found.ino)
         assert own is not None
         assert own.settings == replace(Settings(), version=10)
         assert await other.names(b"n") == [b"new"]
@@ -964,7 +964,7 @@ def test_templates_say_what_a_found_namespace_is(run: Callable[[Case], None]) ->
             await one.store(path, A)
         told = {"n": {"weight": "7"}, "kept": {"media": "ram+nvme"}, "plain": {"weight": "3"}}
         other.made.templates = lambda name: Settings.parse(told[name]) if name in told else None
-        own = other.made.residency.namespaces.own((await other.there(b"n")).ino)
+        own = other.made.ledger.namespaces.own((await other.there(b"n")).ino)
         assert own is not None
         assert (own.settings.weight, own.settings.version) == (7, 2)
         assert await other.find(b"kept") is None
@@ -1142,7 +1142,7 @@ def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
             if what == "unlink":
                 node.made.tree.unlink(parent, name)
             elif what == "evict" and found.in_bucket:
-                node.made.residency.evict(found)
+                node.made.ledger.removals.evict(found)
             elif what == "rename" and (directory := await node.find(into) if into else found):
                 await node.find(other)
                 if await node.find(path):
@@ -1171,7 +1171,7 @@ def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
             key = f"p/@0/{path.decode()}"
             for node in nodes:
                 found = await node.find(path)
-                told = None if found is None else node.made.residency.dirty.stored(found.ino)
+                told = None if found is None else node.made.ledger.dirty.stored(found.ino)
                 if found is None or told is None or told.key != key or not found.in_bucket:
                     continue  # nowhere, or of this node only: another one has published the name
                 assert key in store.objects, path
@@ -1186,7 +1186,7 @@ def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
     async def case(one: Node, other: Node) -> None:
         inode = await one.store(b"x", A)
         assert one.discovery.life(inode, 3600.0) == RECHECK
-        one.made.residency.evict(inode)
+        one.made.ledger.removals.evict(inode)
         assert one.discovery.life(inode, 3600.0) == timing.VALID
         assert one.discovery.life(inode, 0.5) == 0.5
         directory = other.made.mkdir(b"d")

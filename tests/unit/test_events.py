@@ -60,9 +60,9 @@ def test_what_was_evicted_in_a_minute_is_one_event(ring: Events, tmp_path: Path)
 
         async def case() -> None:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(ring.sum_up, made.residency, errors)
+                nursery.start_soon(ring.sum_up, made.ledger, errors)
                 await trio.testing.wait_all_tasks_blocked()
-                made.residency.counters["dropped"] += 3
+                made.ledger.counters["dropped"] += 3
                 errors["open", "NotFoundError"] += 2
                 await trio.sleep(3 * events.PERIOD + 1)
                 nursery.cancel_scope.cancel()

@@ -106,13 +106,13 @@ def test_room_is_found_though_an_orphan_has_no_record(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         made.tree.unlink(ROOT_INO, b"a")
-        assert inode.ino in made.residency.limbo
+        assert inode.ino in made.ledger.orphans.rooms
         with made.catalog.batch() as batch:  # as damage does it
             batch.delete(inode)
             batch.mark_finished(inode.ino)
         wanted = made.fast.capacity - made.room.headroom
         assert made.room.reserve(made.fast, wanted)
-        assert not made.residency.limbo
+        assert not made.ledger.orphans.rooms
         assert made.fast.reserved == wanted
         made.fast.reserved = 0
 
@@ -128,20 +128,20 @@ def test_close_of_what_is_too_large_lets_go_of_it_though_the_catalog_refuses_to_
     async def case() -> None:
         made.expect(b"a", MIB)
         held = await made.create(b"a", BYTES)
-        space = made.residency.namespaces.of(held.inode)
+        space = made.ledger.namespaces.of(held.inode)
         monkeypatch.setattr(made.placement, "too_large", lambda *_: KvfsError("it takes too much"))
         with monkeypatch.context() as patch:
-            patch.setattr(made.residency, "drop", refuse)
+            patch.setattr(made.ledger.removals, "drop", refuse)
             with pytest.raises(KvfsError, match="too much"):
                 await made.close(held, writable=True)
             assert (held.writers, held.readers) == (0, 0)
-            assert held.inode.ino not in made.residency.open
+            assert held.inode.ino not in made.ledger.table.open
             assert not made.backings.taken
             with pytest.raises(CatalogError):
-                await made.residency.retry()
-            assert (held.writers, len(made.residency.late)) == (0, 1)
-        await made.residency.retry()
-        assert not made.residency.late
+                await made.ledger.retries.run()
+            assert (held.writers, len(made.ledger.retries.waiting)) == (0, 1)
+        await made.ledger.retries.run()
+        assert not made.ledger.retries.waiting
         with pytest.raises(NotFoundError):
             made.find(b"a")
         assert space.objects == 0
@@ -178,7 +178,7 @@ def test_seal_of_what_the_bucket_has_reads_nothing_after_its_commit(
         async def case() -> None:
             inode = await stored.store(b"a", BYTES, stored.fast)
             await stored.upload_all()
-            before = stored.residency.dirty.stored(inode.ino)
+            before = stored.ledger.dirty.stored(inode.ino)
             assert before is not None
             held = await stored.objects.open(inode.ino, writable=True)
             stored.write(held, b"new")
@@ -190,18 +190,18 @@ def test_seal_of_what_the_bucket_has_reads_nothing_after_its_commit(
 
             with monkeypatch.context() as patch:
                 patch.setattr(stored.catalog, "commit", once)
-                patch.setattr(stored.residency.dirty, "stored", _guarded(stored, committed))
+                patch.setattr(stored.ledger.dirty, "stored", _guarded(stored, committed))
                 stored.objects.flush(held, writable=True)
             assert committed
             await stored.objects.release(held, writable=True)
-            assert stored.residency.dirty.superseded.claimed(inode.ino)
+            assert stored.ledger.dirty.superseded.claimed(inode.ino)
             await stored.check_at_rest()
 
         run(case)
 
 
 def _guarded(stored: World, committed: list[bool]) -> Callable[[int], object]:
-    real = stored.residency.dirty.stored
+    real = stored.ledger.dirty.stored
 
     def guarded(ino: int) -> object:
         assert not committed, "it reads the catalog after the commit"

@@ -51,11 +51,11 @@ def test_a_demoted_object_is_in_both_tiers_and_has_a_digest(tmp_path: Path) -> N
         inode = await made.store(b"a", BYTES, made.fast)
         await made.demote(inode.ino)
         found = made.find(b"a")
-        assert made.residency.holders(found) == made.tiers
+        assert made.ledger.tiers.holders(found) == made.tiers
         assert found.digest == digest(BYTES)
         for tier in made.tiers:
             assert Path(tier.path(found.ino, found.version)).read_bytes() == BYTES
-        assert made.residency.counters["demoted"] == 1
+        assert made.ledger.counters["demoted"] == 1
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -65,7 +65,7 @@ def test_a_promoted_object_is_in_both_tiers(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         await made.promote(inode.ino)
-        assert made.residency.holders(made.find(b"a")) == made.tiers
+        assert made.ledger.tiers.holders(made.find(b"a")) == made.tiers
         assert await made.read(inode.ino) == BYTES
         assert made.fast.hits == 1
         await made.check_at_rest()
@@ -100,15 +100,15 @@ def test_a_digest_stays_of_its_kind_whatever_holes_there_are(
         held = await made.create(b"a")
         made.write(held, b"end", 8 * MIB)
         await made.close(held, writable=True)
-        inode = made.residency.inode(held.inode.ino)
+        inode = made.ledger.table.inode(held.inode.ino)
         assert inode is not None
         assert inode.sparse
         if known:
             inode.digest = whole
-            with made.residency.catalog.batch() as batch:
+            with made.ledger.catalog.batch() as batch:
                 batch.put(inode)
         await made.demote(inode.ino)
-        inode = made.residency.inode(inode.ino)
+        inode = made.ledger.table.inode(inode.ino)
         assert inode is not None
         assert (inode.on_nvme, inode.sparse) == (True, not known)
         assert (inode.digest == whole) == known
@@ -133,7 +133,7 @@ def test_what_nvme_has_no_file_of_is_not_tried_again_and_again(tmp_path: Path) -
             failpoints.arm("")
         assert made.dispatcher.write_back.start()[1] == made.dispatcher.write_back.too_large == 1
         assert large.ino not in made.dispatcher.demotion.next()
-        assert (made.dispatcher.trouble.failures, made.residency.counters["job_failures"]) == (0, 0)
+        assert (made.dispatcher.trouble.failures, made.ledger.counters["job_failures"]) == (0, 0)
         assert made.disk.health.state == "healthy"
         await made.check_at_rest()
         await rewrite(made, made.find(b"a"))
@@ -166,7 +166,7 @@ async def unlink(made: World, inode: Inode) -> None:
 
 async def unlink_and_purge(made: World, inode: Inode) -> None:
     made.tree.unlink(ROOT_INO, b"a")
-    made.residency.purge(inode.ino)
+    made.ledger.removals.purge(inode.ino)
     await made.dispatcher.trash.empty()
 
 
@@ -177,7 +177,7 @@ async def rename_over(made: World, inode: Inode) -> None:
 
 
 async def drop(made: World, inode: Inode) -> None:
-    made.residency.drop(made.tree.inode(inode.ino), "evicted")
+    made.ledger.removals.drop(made.tree.inode(inode.ino), "evicted")
 
 
 CHANGES = [rewrite, replace, begin_writing, unlink, unlink_and_purge, rename_over, drop]
@@ -199,7 +199,7 @@ def test_a_job_whose_object_changes_meanwhile_changes_nothing(
         setattr(made.movers, when, happens)
         await getattr(made, job)(inode.ino)
         made.check()
-        counters = made.residency.counters
+        counters = made.ledger.counters
         assert not counters["demoted"] + counters["promoted"] + counters["settled"]
         assert counters["job_failures"] == 0, "it is no failure either"
         held = getattr(made, "left_open", None)
@@ -231,7 +231,7 @@ def test_a_job_does_not_mind_readers_and_names(tmp_path: Path, job: str, when: s
         setattr(made.movers, when, happens)
         await getattr(made, job)(inode.ino)
         made.check()
-        assert made.residency.counters[f"{job}d"] == 1
+        assert made.ledger.counters[f"{job}d"] == 1
         found = made.find(b"b")
         assert (found.mode & 0o777, len(found.links)) == (0o600, 2)
         await made.close(held[0], writable=False)
@@ -253,7 +253,7 @@ def test_a_promotion_of_bytes_that_are_not_their_digest_ends_the_object(
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         await made.promote(inode.ino)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert "do not match their digest" in caplog.text
         assert made.catalog.inode(inode.ino) is None
         await made.check_at_rest()
@@ -291,8 +291,8 @@ def test_a_promotion_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
             await made.store(b"x%d" % number, BYTES, made.fast)
         inode = await made.store(b"a", BYTES, made.disk)
         await made.promote(inode.ino)
-        assert made.residency.counters["promotions_skipped"] == 1
-        assert made.residency.counters["job_failures"] == 0
+        assert made.ledger.counters["promotions_skipped"] == 1
+        assert made.ledger.counters["job_failures"] == 0
         await made.check_at_rest()
 
     run(case, tmp_path, ram=2 * MIB + 200_000)
@@ -310,7 +310,7 @@ def test_ram_is_kept_reclaimable(tmp_path: Path) -> None:
             await made.close(held, writable=True)
             await trio.testing.wait_all_tasks_blocked()
         assert made.room.reclaimable >= made.fast.capacity // 4
-        assert made.residency.counters["dropped"] == 0
+        assert made.ledger.counters["dropped"] == 0
         made.check()
         for number in range(60):
             assert await made.read(made.find(b"%d" % number).ino) == BYTES
@@ -323,16 +323,16 @@ def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         await made.read(inode.ino)
         await trio.testing.wait_all_tasks_blocked()
-        assert made.residency.holders(made.find(b"a")) == [made.nvme]
+        assert made.ledger.tiers.holders(made.find(b"a")) == [made.nvme]
         await made.read(inode.ino)
         await trio.testing.wait_all_tasks_blocked()
-        assert made.residency.holders(made.find(b"a")) == made.tiers
+        assert made.ledger.tiers.holders(made.find(b"a")) == made.tiers
         made.dispatcher.promotion.after = 0
         other = await made.store(b"b", BYTES, made.disk)
         for _ in range(5):
             await made.read(other.ino)
         await trio.testing.wait_all_tasks_blocked()
-        assert made.residency.holders(made.find(b"b")) == [made.nvme]
+        assert made.ledger.tiers.holders(made.find(b"b")) == [made.nvme]
 
     run(lambda made: working(made, case), tmp_path)
 
@@ -342,7 +342,7 @@ def test_what_begins_on_nvme_is_settled(tmp_path: Path) -> None:
         await made.store(b"a", BYTES, made.disk)
         await trio.testing.wait_all_tasks_blocked()
         assert made.find(b"a").digest == digest(BYTES)
-        assert made.residency.counters["settled"] == 1
+        assert made.ledger.counters["settled"] == 1
 
     run(lambda made: working(made, case), tmp_path)
 
@@ -477,7 +477,7 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
         made.dispatcher.census._started += 3600  # the files are from before
         await made.census()
         assert not any(map(os.path.exists, litter))
-        assert made.residency.counters["swept"] == len(litter)
+        assert made.ledger.counters["swept"] == len(litter)
         assert await made.read(inode.ino) == BYTES
         assert await made.read(kept.ino) == OTHER
         await made.check_at_rest()
@@ -503,7 +503,7 @@ def test_the_sweep_leaves_what_is_made_anew_under_a_swept_name(
 
         monkeypatch.setattr(census, "_unlink", late)
         await made.census()
-        assert made.residency.counters["swept"] == 1
+        assert made.ledger.counters["swept"] == 1
         assert path.read_bytes() == b"made anew"
         path.unlink()
         await made.check_at_rest()
@@ -553,8 +553,8 @@ def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) ->
         finally:
             failpoints.arm("")
         made.check()
-        assert made.residency.staging
-        while made.residency.open:  # noqa: ASYNC110 (the clock goes on while everybody sleeps)
+        assert made.ledger.table.staging
+        while made.ledger.table.open:  # noqa: ASYNC110 (the clock goes on while everybody sleeps)
             await trio.sleep(watch.SPACE_PERIOD)
         made.check()
         assert await made.read(held.inode.ino) == BYTES
@@ -585,11 +585,11 @@ def test_what_a_failed_sync_may_have_lost_goes(
         else:
             await made.close(held, writable=True)
         with trio.fail_after(1000 * watch.SPACE_PERIOD):  # the clock jumps while a thread works
-            while not made.residency.counters["dropped_lost"]:  # noqa: ASYNC110 (no event)
+            while not made.ledger.counters["dropped_lost"]:  # noqa: ASYNC110 (no event)
                 await trio.sleep(watch.SPACE_PERIOD)
         with pytest.raises(NotFoundError):
             made.find(b"a")
-        assert made.residency.counters["dropped_lost"] == 1
+        assert made.ledger.counters["dropped_lost"] == 1
 
     run(lambda made: working(made, case), tmp_path)
 
@@ -631,9 +631,9 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
     """With worker processes in place of this one."""
 
     async def case(made: World) -> None:
-        async with Movers.open(2, made.residency.counters) as movers:
+        async with Movers.open(2, made.ledger.counters) as movers:
             made.dispatcher = Dispatcher(
-                *(made.residency, made.room, made.quota, movers), promote_after=1, reclaimable=25
+                *(made.ledger, made.room, made.quota, movers), promote_after=1, reclaimable=25
             )
             made.objects.promote = made.dispatcher.promotion.opened
             made.objects.settle = made.dispatcher.settlement.written
@@ -648,9 +648,9 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
                 await settled(made)
                 nursery.cancel_scope.cancel()
             for inode in (ram, disk):
-                assert made.residency.holders(made.tree.inode(inode.ino)) == made.tiers
+                assert made.ledger.tiers.holders(made.tree.inode(inode.ino)) == made.tiers
             os.utime(made.disk.path(disk.ino, 1))
-            made.residency.drop_copy(made.tree.inode(disk.ino), made.fast)
+            made.ledger.records.drop_copy(made.tree.inode(disk.ino), made.fast)
             assert await made.read(disk.ino) == OTHER
             with Path(made.disk.path(disk.ino, 1)).open("r+b") as file:
                 file.write(b"x")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import TooManyOpenError
 from kvfs.fuse.handles import Handles
 from kvfs.fuse.passthrough import Slot, State

@@ -25,7 +25,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store)) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -34,9 +34,9 @@ async def spilled(made: World, name: bytes = b"a", content: bytes = A) -> Inode:
     """An object that only the bucket has."""
     inode = await made.store(name, content, made.ram)
     await made.upload_all()
-    made.residency.evict(again(made, inode.ino))
+    made.ledger.removals.evict(again(made, inode.ino))
     found = again(made, inode.ino)
-    assert made.residency.holders(found) == []
+    assert made.ledger.tiers.holders(found) == []
     made.check()
     return found
 
@@ -46,7 +46,7 @@ def test_an_open_brings_it_back_as_it_was(made: World) -> None:
         before = await spilled(made)
         assert await made.read(before.ino) == A
         after = again(made, before.ino)
-        assert made.residency.holders(after) == [made.ram]
+        assert made.ledger.tiers.holders(after) == [made.ram]
         assert (after.mtime_ns, after.size, after.version) == (before.mtime_ns, len(A), 1)
         assert after.in_bucket
         made.check()
@@ -54,9 +54,9 @@ def test_an_open_brings_it_back_as_it_was(made: World) -> None:
         assert counters(made)["downloads"] == 1
         assert made.bucket is not None
         assert (made.bucket.hits, made.fast.hits) == (1, 1)
-        counted = made.residency.namespaces.default.counters
+        counted = made.ledger.namespaces.default.counters
         assert (counted["read_s3"], counted["read_ram"]) == (1, 1)
-        assert sum(made.residency.latencies.hydrate["s3"].counts) == 1
+        assert sum(made.ledger.latencies.hydrate["s3"].counts) == 1
 
     trio.run(case)
 
@@ -81,7 +81,7 @@ def test_an_open_waits_for_uploads_that_make_room(
     async def case(made: World) -> None:
         assert made.bucket is not None
         assert made.remote is not None
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         inode = await spilled(made, content=bytes(2 * MIB))
         count = 0
         while made.fast.free - made.room.headroom >= 2 * MIB:
@@ -119,10 +119,10 @@ def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemorySto
     async def case(made: World) -> None:
         inode = await made.store(b"a", A * 1000, made.nvme)
         await made.upload_all()
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == A * 1000
-        assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.nvme]
         made.restart(crash=True)
         await made.census()
         assert await made.read(inode.ino) == A * 1000, "it is not synced, and proven by its digest"
@@ -191,8 +191,8 @@ def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreErro
         assert made.find(b"a").in_bucket
         assert made.bucket.health.state == "suspect"
         assert made.bucket.errors == {type(error).__name__: made.bucket.counters["failures"]}
-        assert made.residency.namespaces.default.counters["misses"] == 1
-        assert not any(made.residency.latencies.hydrate["s3"].counts)
+        assert made.ledger.namespaces.default.counters["misses"] == 1
+        assert not any(made.ledger.latencies.hydrate["s3"].counts)
         made.check()
         faults(made)
         assert await made.read(inode.ino) == A
@@ -218,7 +218,7 @@ def test_an_outage_is_one_warning(made: World, caplog: pytest.LogCaptureFixture)
             assert warnings() == outages
             faults(made)
             assert await made.read(inodes[0].ino) == A
-            made.residency.evict(again(made, inodes[0].ino))
+            made.ledger.removals.evict(again(made, inodes[0].ino))
 
     trio.run(case)
 
@@ -248,7 +248,7 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
-        assert made.residency.counters["misses"] == (not followed)
+        assert made.ledger.counters["misses"] == (not followed)
         assert made.bucket.counters["stale"] == followed
         assert any(one.levelno == logging.ERROR for one in caplog.records) != followed
         assert made.bucket.health.state == "healthy"
@@ -274,7 +274,7 @@ def test_what_gave_wrong_bytes_may_be_written_anew(made: World, store: MemorySto
         await made.upload_all()
         assert contents(store) == {"@0/a": A}
         assert not made.bucket.gives_wrong_bytes("p/@0/a")
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         assert await made.read(inode.ino) == A
 
     trio.run(case)
@@ -289,7 +289,7 @@ def test_what_another_node_has_copied_onto_itself_is_the_same(
         inode = await spilled(made)
         store.objects["p/@0/a"].etag = "another"
         assert await made.read(inode.ino) == A
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         await made.upload_all()
         assert contents(store) == {"@0/b": A}
@@ -388,7 +388,7 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
         else:
             with pytest.raises(StaleError):  # the kernel looks the name up again
                 await made.read(inode.ino)
-            assert made.residency.counters["misses"] == 0
+            assert made.ledger.counters["misses"] == 0
         await made.dispatcher.trash.empty()
         made.check()
 
@@ -439,8 +439,8 @@ def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
 
     async def after() -> None:
         await made.census()
-        await made.residency.dirty.load()
-        assert made.residency.spilled == 1
+        await made.ledger.dirty.load()
+        assert made.ledger.accounts.spilled == 1
         made.check()
         assert await made.read(made.find(b"a").ino) == A
 

@@ -44,7 +44,7 @@ def test_a_new_namespace_is_an_empty_directory_of_its_maker(tmp_path: Path) -> N
         space = made.lifecycle.make("a", {"quota_hard": "1M"}, uid=7, gid=8)
         inode = made.find(b"a")
         assert (inode.uid, inode.gid, inode.mode) == (7, 8, stat.S_IFDIR | 0o755)
-        assert space is made.residency.namespaces.own(inode.ino)
+        assert space is made.ledger.namespaces.own(inode.ino)
         assert inode.namespace == inode.ino == space.ino
         assert space.settings == Settings.parse({"quota_hard": "1M"})
         assert made.find(b"a").nlink == 2
@@ -57,7 +57,7 @@ def test_a_directory_that_is_there_becomes_one_with_all_in_it(tmp_path: Path) ->
         made.mkdir(b"a")
         made.mkdir(b"a/deep")
         ino = (await made.make_file(b"a/deep/x", BYTES)).ino
-        default = made.residency.namespaces.default
+        default = made.ledger.namespaces.default
         assert (default.objects, default.bytes) == (1, 12288)
         space = made.namespace("a", pin="on")
         await made.walk()
@@ -133,7 +133,7 @@ def test_what_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
             b"a",
         ]
         assert made.lifecycle.settings(made.find(b"a")) == Settings(quota_hard=MIB)
-        assert len(made.residency.namespaces) == 2
+        assert len(made.ledger.namespaces) == 2
         made.check()
 
     run(case, tmp_path)
@@ -145,11 +145,11 @@ def test_a_template_is_what_a_new_one_begins_with(tmp_path: Path) -> None:
         made.templates = lambda name: template if name.startswith("t") else None
         made.mkdir(b"t1")
         assert made.lifecycle.settings(made.find(b"t1")) == template
-        assert made.residency.namespaces.own(made.find(b"t1").ino)
+        assert made.ledger.namespaces.own(made.find(b"t1").ino)
         assert made.namespace("t2", weight="7").settings == template.changed({"weight": "7"})
         made.mkdir(b"u")
         made.mkdir(b"u/t3")
-        assert not made.residency.namespaces.own(made.at(b"u/t3").ino), "not at the top"
+        assert not made.ledger.namespaces.own(made.at(b"u/t3").ino), "not at the top"
         said = refusal(lambda: made.namespace("t4", pin="on"))
         assert said == (
             "setting pin=on contradicts ttl=1m: what is pinned never expires: pin=off or ttl=0"
@@ -177,7 +177,7 @@ def test_a_commit_that_fails_makes_nothing(tmp_path: Path, monkeypatch: pytest.M
                 refusal(call, CatalogError)
         assert made.find(b"a") == inode
         assert made.lifecycle.settings(inode) == Settings(quota_hard=MIB)
-        assert not made.residency.namespaces.dropped
+        assert not made.ledger.namespaces.dropped
         assert made.gone == []
         made.check()
 
@@ -188,7 +188,7 @@ def test_a_commit_that_fails_makes_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_media_that_a_later_mount_lacks_stand_in_nobodys_way(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         made.namespace("a", media="ram")
-        made.residency.tiers = made.residency.tiers[1:]
+        made.ledger.tiers.local = made.ledger.tiers.local[1:]
         assert made.tell("a", weight="50").settings == Settings(media=("ram",), weight=50)
         assert "this mount has no ram tier" in refusal(lambda: made.tell("a", media="ram"))
 
@@ -201,17 +201,17 @@ def test_settings_change_one_by_one_and_survive(tmp_path: Path) -> None:
         made.restart()
         trio.run(made.census)
         assert made.lifecycle.settings(made.find(b"a")) == Settings(quota_hard=MIB, ttl=3600)
-        assert made.residency.namespaces.default.settings == Settings(weight=5)
-        assert made.residency.namespaces.name(made.find(b"a").ino) == "a"
-        assert made.residency.namespaces.name(ROOT_INO) == "."
-        assert made.residency.namespaces.name(4711) == ""
+        assert made.ledger.namespaces.default.settings == Settings(weight=5)
+        assert made.ledger.namespaces.name(made.find(b"a").ino) == "a"
+        assert made.ledger.namespaces.name(ROOT_INO) == "."
+        assert made.ledger.namespaces.name(4711) == ""
 
 
 def test_a_directory_that_is_told_something_becomes_one(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         ino = made.mkdir(b"a").ino
         made.tell("a", ttl="1h")
-        assert made.residency.namespaces.own(ino)
+        assert made.ledger.namespaces.own(ino)
         made.check()
 
 
@@ -239,7 +239,7 @@ def test_versions_that_are_refused(tmp_path: Path, name: str, version: str, said
         made.namespace("a", version="3")
         assert refusal(lambda: made.tell(name, version=version)) == said
         made.tell("a", version="3", pin="on")
-        assert not made.residency.namespaces.dropped, "it is that version already"
+        assert not made.ledger.namespaces.dropped, "it is that version already"
 
 
 def test_what_is_not_to_be_read_any_more_is_said_and_not_used(
@@ -255,7 +255,7 @@ def test_what_is_not_to_be_read_any_more_is_said_and_not_used(
         made.restart()
         trio.run(made.census)
         for ino in inos:
-            space = made.residency.namespaces.own(ino)
+            space = made.ledger.namespaces.own(ino)
             assert space is not None
             assert space.settings == Settings()
             assert f"namespace {ino} has the default settings" in caplog.text
@@ -311,7 +311,7 @@ def test_a_dropped_namespace_is_gone_at_once_and_its_name_is_free(tmp_path: Path
         await made.walk()
         assert await made.read(made.at(b"a/x").ino) == BYTES
         await made.check_at_rest()
-        assert made.residency.objects == 1
+        assert made.ledger.accounts.objects == 1
 
     run(case, tmp_path)
 
@@ -331,8 +331,8 @@ def test_a_directory_without_settings_goes_alike(tmp_path: Path, how: str) -> No
         refusal(lambda: made.tree.lookup(inner.ino, b"x"), NotFoundError)
         made.check()
         await made.walk()
-        assert made.residency.objects == 1
-        assert made.residency.namespaces.default.objects == 1
+        assert made.ledger.accounts.objects == 1
+        assert made.ledger.namespaces.default.objects == 1
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -383,7 +383,7 @@ def test_attributes_are_settings(tmp_path: Path) -> None:
         assert made.mkdir(b"a/b").namespace == inode.ino
         assert lifecycle.attribute(made.at(b"a/b"), b"user.kvfs.weight") == b"3", "what it is in"
         lifecycle.set_attribute(made.tree.inode(ROOT_INO), b"user.kvfs.ttl", b"2h")
-        assert made.residency.namespaces.default.settings.ttl == 7200
+        assert made.ledger.namespaces.default.settings.ttl == 7200
 
 
 def test_attributes_that_are_refused(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_attributes_that_are_refused(tmp_path: Path) -> None:
             assert refusal(call).startswith(said)
         said = refusal(lambda: lifecycle.reset_attribute(top, b"user.kvfs.ttl"), NoAttributeError)
         assert said == f"inode {top.ino} has no settings of its own"
-        assert not made.residency.namespaces.own(top.ino)
+        assert not made.ledger.namespaces.own(top.ino)
         made.tell("a", version="2")
         top = made.find(b"a")
         for name in (b"version", b"nonsense"):

@@ -75,7 +75,7 @@ class Listing:
 
     async def _watched(self, operation: Awaitable[None]) -> None:
         """Beside a task that counts what has gone since its last turn."""
-        counters = self.made.residency.counters
+        counters = self.made.ledger.counters
 
         async def count() -> None:
             while True:
@@ -126,7 +126,7 @@ def test_a_step_passes_few_by_and_no_name_is_lost_or_doubled(
         assert await listing.names(directory) == left
         # Two steps between two turns of the other task, and the first behind a full buffer.
         assert listing.most <= 3 * HIDDEN_STEP
-        assert made.residency.counters["dropped"] == FILES - len(left)
+        assert made.ledger.counters["dropped"] == FILES - len(left)
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -164,6 +164,6 @@ def test_a_directory_of_what_nobody_finds_is_removed_in_steps(
             await listing._watched(rmdir)
             assert made.tree.inode(directory.ino).links == ()
             assert listing.most <= 2 * HIDDEN_STEP
-        assert made.residency.counters["dropped"] == FILES - left
+        assert made.ledger.counters["dropped"] == FILES - left
 
     run(case, tmp_path)

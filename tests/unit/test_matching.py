@@ -123,9 +123,9 @@ def test_where_it_is(made: World) -> None:
         await write(made, KEYS[:4])
         await made.demote(inode(made, 1))
         await made.demote(inode(made, 2))
-        found = made.residency.inode(inode(made, 2))
+        found = made.ledger.table.inode(inode(made, 2))
         assert found is not None
-        made.residency.drop_copy(found, made.fast)
+        made.ledger.records.drop_copy(found, made.fast)
         answer = await ask(made, KEYS, details=True)
         where = bytes((RAM, RAM | NVME, NVME, RAM))
         assert answer == (4, 300, 100, 0, where, (100, 100, 100, 100))

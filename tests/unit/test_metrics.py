@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvfs.core.ledger.latencies import BOUNDS, Histogram, Latencies
-from kvfs.core.ledger.residency import COUNTERS
+from kvfs.core.ledger.ledger import COUNTERS
 from kvfs.core.namespaces.namespace import COUNTERS as NAMESPACE_COUNTERS
 from kvfs.fairness.admission import Answer
 from kvfs.metrics import families

@@ -82,7 +82,7 @@ def test_each_object_is_counted_once_wherever_its_copies_are(tmp_path: Path) -> 
         made.check()
         made.tree.unlink(made.at(b"a").ino, b"x")
         assert (space.bytes, space.objects, space.clean_bytes) == (0, 0, 0)
-        assert made.residency.namespaces.default.objects == 0
+        assert made.ledger.namespaces.default.objects == 0
 
     run(case, tmp_path)
 
@@ -99,10 +99,10 @@ def test_accounts_are_the_same_after_a_restart(tmp_path: Path) -> None:
         for crash in (False, True):
             made.restart(crash=crash)
             trio.run(made.census)
-            space = made.residency.namespaces.own(made.find(b"a").ino)
+            space = made.ledger.namespaces.own(made.find(b"a").ino)
             assert space is not None
             assert (space.bytes, space.objects) == (3 * COST, 3)
-            assert made.residency.namespaces.default.objects == 1
+            assert made.ledger.namespaces.default.objects == 1
             made.check()
 
 
@@ -119,12 +119,12 @@ def test_what_is_open_is_accounted_to_a_namespace_that_is_no_more(tmp_path: Path
             made.tree.unlink(space.ino, b"x")
             made.tree.rmdir(ROOT_INO, b"a")
         assert space.objects == 1
-        assert made.residency.namespaces.of(held.inode) is space
+        assert made.ledger.namespaces.of(held.inode) is space
         assert made.content(held) == BYTES
         made.check()
         await made.close(held, writable=False)
         assert space.objects == 0
-        assert made.residency.namespaces.of(held.inode) is made.residency.namespaces.default
+        assert made.ledger.namespaces.of(held.inode) is made.ledger.namespaces.default
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -144,7 +144,7 @@ def test_who_writes_in_a_namespace_while_it_is_dropped(tmp_path: Path) -> None:
             made.check()
             await made.close(one, writable=True)
         await made.check_at_rest()
-        assert made.residency.objects == 0
+        assert made.ledger.accounts.objects == 0
 
     run(case, tmp_path)
 
@@ -162,7 +162,7 @@ def test_a_file_is_accounted_to_where_it_moves(tmp_path: Path) -> None:
         made.check()
         made.renames.rename(b.ino, b"y", ROOT_INO, b"z", 0)
         assert (a.objects, b.objects) == (0, 0)
-        assert made.residency.namespaces.default.objects == 1
+        assert made.ledger.namespaces.default.objects == 1
         made.check()
         await made.close(held, writable=False)
         await made.check_at_rest()
@@ -206,7 +206,7 @@ def test_a_file_of_a_moved_directory_can_be_found_before_and_after_its_old_place
         made.check()
         await made.walk()
         assert await made.read(made.at(b"b/out/x").ino) == BYTES
-        assert (b.objects, made.residency.objects) == (2, 2)
+        assert (b.objects, made.ledger.accounts.objects) == (2, 2)
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -224,7 +224,7 @@ def test_a_directory_that_moves_back_in_the_middle_of_the_walk(tmp_path: Path) -
                 await trio.lowlevel.checkpoint()
             assert b.objects < 80
             made.renames.rename(b.ino, b"d", a.ino, b"d", 0)
-            while made.residency.namespaces.unaccounted:
+            while made.ledger.namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         assert (a.objects, b.objects) == (80, 0)
@@ -250,7 +250,7 @@ def test_a_file_with_a_name_elsewhere_outlives_the_namespace(tmp_path: Path) -> 
         await made.walk()
         assert await made.read(made.find(b"outside").ino) == BYTES
         assert made.find(b"outside").nlink == 1
-        assert made.residency.namespaces.default.objects == 1
+        assert made.ledger.namespaces.default.objects == 1
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -279,13 +279,13 @@ def test_walks_go_on_after_a_death(tmp_path: Path, steps: int) -> None:
         trio.run(moves_and_a_drop, made)
         trio.run(some_steps, made)
         made.check()
-        assert made.residency.namespaces.unaccounted
+        assert made.ledger.namespaces.unaccounted
         made.restart(crash=True)
         trio.run(made.census)
         made.check()
         trio.run(made.walk)
         assert made.at(b"b/d/007").namespace == made.find(b"b").ino
-        assert made.residency.objects == 40
+        assert made.ledger.accounts.objects == 40
         trio.run(made.check_at_rest)
 
 
@@ -485,13 +485,13 @@ def test_a_directory_that_comes_is_trimmed_as_it_is_accounted(tmp_path: Path) ->
         made.renames.rename(ROOT_INO, b"b", space.ino, b"b", 0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
-            while made.residency.namespaces.unaccounted:
+            while made.ledger.namespaces.unaccounted:
                 await trio.lowlevel.checkpoint()
                 most = max(most, space.objects)
             nursery.cancel_scope.cancel()
         assert most <= 10 + 2 * STEP
         assert space.objects == 10
-        assert made.residency.namespaces.default.objects == 0
+        assert made.ledger.namespaces.default.objects == 0
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -621,7 +621,7 @@ def test_what_never_goes_stays_when_room_is_needed(
                 pass
         pinned = "pin" in settings
         held = [
-            [tier.name for tier in made.residency.holders(made.tree.inode(inode.ino))]
+            [tier.name for tier in made.ledger.tiers.holders(made.tree.inode(inode.ino))]
             for inode in inodes
         ]
         assert held[2:] == [["ram"], ["ram"]]
@@ -709,7 +709,7 @@ def test_kept_files_move_between_tiers_and_stay(tmp_path: Path) -> None:
         inode = trio.run(store)
         made.restart()
         trio.run(made.census)
-        space = made.residency.namespaces.of(made.tree.inode(inode.ino))
+        space = made.ledger.namespaces.of(made.tree.inode(inode.ino))
         assert list(space.nvme_kept) == [inode.ino]
         made.check()
 
@@ -718,7 +718,7 @@ def test_kept_files_move_between_tiers_and_stay(tmp_path: Path) -> None:
                 while made.room.reserve(tier, MIB // 4):
                     pass
             assert names(made, b"a") == [kept_name(1)]
-            assert made.residency.holders(made.tree.inode(inode.ino)) == [made.nvme]
+            assert made.ledger.tiers.holders(made.tree.inode(inode.ino)) == [made.nvme]
             for tier in made.tiers:
                 tier.reserved = 0
             await made.check_at_rest()
@@ -733,15 +733,15 @@ def test_a_group_lives_and_dies_together(tmp_path: Path) -> None:
             await made.make_file(b"a/m@3@%d@ab@half.data" % rank, BYTES)
         await made.make_file(b"a/m@3@0@ac@half.data", BYTES)
         made.tell("a", quota_objects="3")
-        space = made.residency.namespaces.of(made.find(b"a"))
+        space = made.ledger.namespaces.of(made.find(b"a"))
         made.quota.keep(space, 0)
         assert names(made, b"a") == [b"m@3@0@ac@half.data"]
         for rank in range(1, 3):
             await made.make_file(b"a/m@3@%d@ac@half.data" % rank, BYTES)
         held = await made.objects.open(made.at(b"a/m@3@2@ac@half.data").ino, writable=False)
-        made.residency.drop(made.at(b"a/m@3@0@ac@half.data"), "lost")
+        made.ledger.removals.drop(made.at(b"a/m@3@0@ac@half.data"), "lost")
         assert names(made, b"a") == [b"m@3@2@ac@half.data"], "but for what is in use"
-        assert made.residency.counters["dropped_incomplete"] == 2 + 1
+        assert made.ledger.counters["dropped_incomplete"] == 2 + 1
         await made.close(held, writable=False)
         await made.check_at_rest()
 
@@ -753,7 +753,7 @@ def test_a_group_of_very_many_files(tmp_path: Path) -> None:
         made.namespace("a", eviction="lru")
         for layer in range(1200):
             await made.make_file(b"a/m@1@0@ab@half@%d.data" % layer, b"x")
-        made.residency.drop(made.at(b"a/m@1@0@ab@half@7.data"), "lost")
+        made.ledger.removals.drop(made.at(b"a/m@1@0@ab@half@7.data"), "lost")
         assert names(made, b"a") == []
         await made.check_at_rest()
 
@@ -771,7 +771,7 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
             made.placement.sizes._seen.clear()
             for number in range(2):  # of a size that is not known, and of one that is
                 inode = await made.make_file(b"%b/%d" % (path, number), BYTES)
-                assert made.residency.holders(inode) == [tier]
+                assert made.ledger.tiers.holders(inode) == [tier]
         on_nvme = made.at(b"nvme/1")
         for _ in range(5):
             await made.read(on_nvme.ino)
@@ -850,7 +850,7 @@ def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
             made.at(b"a/000")
         assert names(made, b"a") == [b"001"]
-        assert made.residency.counters["dropped_expired"] == 1
+        assert made.ledger.counters["dropped_expired"] == 1
         with pytest.raises(StaleError):
             await made.objects.open(old.ino, writable=False)
         assert await made.read(young.ino) == BYTES
@@ -875,7 +875,7 @@ def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) 
         with pytest.raises(NotFoundError):
             made.at(b"a/000")
         await made.check_at_rest()
-        assert made.residency.objects == 0
+        assert made.ledger.accounts.objects == 0
 
     run(case, tmp_path)
 
@@ -887,10 +887,10 @@ def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
             aged(made, inode, 200)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.expire)
-            while made.residency.objects > 10:
+            while made.ledger.accounts.objects > 10:
                 await trio.lowlevel.checkpoint()
             await trio.testing.wait_all_tasks_blocked()
-            assert made.residency.objects == 10
+            assert made.ledger.accounts.objects == 10
             made.tell("a", ttl="0")
             nursery.cancel_scope.cancel()
         await made.check_at_rest()
@@ -996,7 +996,7 @@ def test_the_first_complete_file_wins(tmp_path: Path) -> None:
         made.check()
         await made.close(one, writable=True)
         assert await made.read(made.at(b"a/x").ino) == BYTES * 2
-        assert made.residency.counters["outrun"] == 1
+        assert made.ledger.counters["outrun"] == 1
         assert space.objects == 1
         await made.check_at_rest()
 
@@ -1019,7 +1019,7 @@ def test_a_hidden_file_whose_directory_goes(tmp_path: Path) -> None:
             made.check()
             await made.close(held, writable=True)
             await made.check_at_rest()
-            assert made.residency.objects == 0
+            assert made.ledger.accounts.objects == 0
             if how == "version":
                 assert names(made, b"a") == []
                 made.drop("a")
@@ -1092,7 +1092,7 @@ def test_models_are_known_by_number_and_survive(tmp_path: Path) -> None:
 
         trio.run(case)
         for _ in range(2):
-            namespaces = made.residency.namespaces
+            namespaces = made.ledger.namespaces
             assert namespaces.places.models == {1: ("lmcache", "m"), 2: ("lmcache", "n")}
             assert namespaces.describe_models(namespaces.everything()) == [
                 {"engine": "lmcache", "model": "m", "objects": 2, "bytes": 2 * COST},

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.objects import SIZE_MAX, Objects
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Reservation, Tier
@@ -139,7 +139,7 @@ def test_what_a_duplicate_descriptor_writes_after_a_flush_counts(made: World) ->
         inode = made.find(b"a")
         assert inode.size == len(BYTES) + 4
         assert await made.read(inode.ino) == BYTES + b"more"
-        assert made.residency.counters["sealed"] == 2
+        assert made.ledger.counters["sealed"] == 2
         await made.check_at_rest()
 
     run(case)
@@ -151,7 +151,7 @@ def test_an_unchanged_file_is_not_sealed_twice(made: World) -> None:
         for _ in range(3):
             made.objects.flush(held, writable=True)
         await made.objects.release(held, writable=True)
-        assert made.residency.counters["sealed"] == 1
+        assert made.ledger.counters["sealed"] == 1
 
     run(case)
 
@@ -210,9 +210,9 @@ def test_other_copies_go_when_a_file_is_written_again(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         await made.demote(inode.ino)
-        assert made.residency.holders(made.find(b"a")) == made.tiers
+        assert made.ledger.tiers.holders(made.find(b"a")) == made.tiers
         held = await made.objects.open(inode.ino, writable=True)
-        assert made.residency.holders(held.inode) == [held.tier]
+        assert made.ledger.tiers.holders(held.inode) == [held.tier]
         assert held.inode.digest == b""
         made.check()
         made.write(held, b"new")
@@ -330,7 +330,7 @@ def test_an_unlinked_file_lives_until_it_is_closed(made: World) -> None:
             late = await made.objects.open(inode.ino, writable=False)
             assert made.content(late) == BYTES
             await made.close(late, writable=False)
-        made.residency.purge(inode.ino)  # the kernel forgets it
+        made.ledger.removals.purge(inode.ino)  # the kernel forgets it
         with pytest.raises(StaleError):
             await made.objects.open(inode.ino, writable=False)
         await made.check_at_rest()
@@ -465,7 +465,7 @@ def test_a_changed_copy_with_a_digest_is_a_miss_and_kept_for_a_look(made: World)
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert made.gone == [(ROOT_INO, b"a", inode.ino)]
         await made.dispatcher.trash.empty()
         assert os.listdir(made.disk.root / "quarantine") == [f"{inode.ino:x}.1"]
@@ -503,7 +503,7 @@ def test_another_size_is_a_miss(made: World, size: int) -> None:
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=True)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         await made.check_at_rest()
 
     run(case)
@@ -516,8 +516,8 @@ def test_a_bad_copy_in_ram_is_replaced_by_the_good_one_below(made: World) -> Non
         spoil(made.fast.path(inode.ino, 1), None)
         assert await made.read(inode.ino) == BYTES
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
-        assert made.residency.holders(made.find(b"a")) == [made.disk]
+        assert made.ledger.counters["quarantined"] == 1
+        assert made.ledger.tiers.holders(made.find(b"a")) == [made.disk]
         await made.check_at_rest()
 
     run(case)
@@ -529,7 +529,7 @@ def test_a_missing_file_is_a_miss_once(made: World) -> None:
         os.unlink(made.disk.path(inode.ino, 1))
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
-        assert made.residency.counters["missing"] == 1
+        assert made.ledger.counters["missing"] == 1
         with pytest.raises(StaleError):
             await made.objects.open(inode.ino, writable=False)
         await made.check_at_rest()
@@ -601,7 +601,7 @@ def test_what_was_being_written_at_a_crash_is_a_miss(made: World) -> None:
                 made.find(name)
         await made.census()
         assert await made.read(kept.ino) == OTHER
-        assert made.residency.counters["dropped_unfinished"] == 2
+        assert made.ledger.counters["dropped_unfinished"] == 2
         await made.check_at_rest()
 
     run(case)
@@ -639,7 +639,7 @@ def test_after_a_reboot_without_a_proper_end_only_digests_are_trusted(made: Worl
             with pytest.raises(MISS):
                 await made.objects.open(ino, writable=False)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 2
+        assert made.ledger.counters["quarantined"] == 2
         made.movers.before = _never
         assert await made.read(settled.ino) == BYTES, "once is enough"
         await made.check_at_rest()
@@ -687,7 +687,7 @@ def test_names_of_lost_bytes_are_gone_whoever_looks_first(made: World) -> None:
         assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 100).entries] == [names[1]]
         await made.census()
         await made.check_at_rest()
-        assert made.residency.counters["dropped_lost"] == 6
+        assert made.ledger.counters["dropped_lost"] == 6
 
     run(case)
 
@@ -723,19 +723,19 @@ def test_a_directory_that_goes_while_room_is_made(
     """What was reserved for the new file is given back."""
 
     async def scenario() -> None:
-        before = [tier.reserved for tier in made.residency.tiers]
+        before = [tier.reserved for tier in made.ledger.tiers.local]
         folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
         choose = made.objects.placement.choose
 
         async def meanwhile(*given: object, **named: object) -> Reservation:
             found = await choose(*given, **named)  # type: ignore[arg-type]
             made.tree.rmdir(ROOT_INO, b"folder")
-            made.residency.purge(folder.ino)
+            made.ledger.removals.purge(folder.ino)
             return found
 
         monkeypatch.setattr(made.objects.placement, "choose", meanwhile)
         with pytest.raises(NotFoundError):
             await made.objects.create(folder.ino, b"a", made.maker(folder.ino, b"a"))
-        assert [tier.reserved for tier in made.residency.tiers] == before
+        assert [tier.reserved for tier in made.ledger.tiers.local] == before
 
     trio.run(scenario)

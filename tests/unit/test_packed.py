@@ -35,7 +35,7 @@ def store() -> MemoryStore:
 def made(request: pytest.FixtureRequest, tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=store if request.param else None) as found:
         found.tell(".", compression="nvme")
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -51,7 +51,7 @@ async def demoted(made: World, name: bytes = b"a", content: bytes = KV) -> Inode
     inode = await made.store(name, content, made.ram)
     await made.demote(inode.ino)
     found = again(made, inode.ino)
-    assert made.residency.holders(found) == made.tiers
+    assert made.ledger.tiers.holders(found) == made.tiers
     made.check()
     return found
 
@@ -59,9 +59,9 @@ async def demoted(made: World, name: bytes = b"a", content: bytes = KV) -> Inode
 async def packed(made: World, name: bytes = b"a", content: bytes = KV) -> Inode:
     """An object of which there is a packed copy only."""
     inode = await demoted(made, name, content)
-    made.residency.drop_copy(inode, made.fast)
+    made.ledger.records.drop_copy(inode, made.fast)
     found = again(made, inode.ino)
-    assert made.residency.holders(found) == [made.nvme]
+    assert made.ledger.tiers.holders(found) == [made.nvme]
     assert found.packed is not None
     made.check()
     return found
@@ -83,7 +83,7 @@ async def find(made: World, *, repair: bool = False, hashes: bool = True) -> lis
         found.append(finding)
 
     survey = Survey(
-        *(made.residency, made.movers, made.dispatcher._jobs, tell),
+        *(made.ledger, made.movers, made.dispatcher._jobs, tell),
         repair=repair,
         hashes=hashes,
         live=True,
@@ -106,7 +106,7 @@ def test_a_copy_on_nvme_is_smaller_and_is_read_through_ram(made: World) -> None:
         assert about.st_mtime_ns == inode.backing_mtime_ns
         assert made.disk.used == about.st_blocks * 512
         assert made.fast.used == inode.blocks * 512 >= len(KV)
-        space = made.residency.namespaces.of(inode)
+        space = made.ledger.namespaces.of(inode)
         assert space.bytes == made.fast.used, "a quota counts as if nothing was compressed"
         assert (
             space.held
@@ -114,7 +114,7 @@ def test_a_copy_on_nvme_is_smaller_and_is_read_through_ram(made: World) -> None:
             | ({"s3": 0} if made.bucket is not None else {})
             or space.held["nvme"] == made.disk.used
         )
-        made.residency.drop_copy(inode, made.fast)
+        made.ledger.records.drop_copy(inode, made.fast)
         made.check()
         before = made.disk.hits
         held = await made.objects.open(inode.ino, writable=False)
@@ -123,7 +123,7 @@ def test_a_copy_on_nvme_is_smaller_and_is_read_through_ram(made: World) -> None:
         await made.close(held, writable=False)
         assert made.disk.hits == before + 1
         after = again(made, inode.ino)
-        assert made.residency.holders(after) == made.tiers
+        assert made.ledger.tiers.holders(after) == made.tiers
         assert after.packed == inode.packed
         assert await made.read(inode.ino) == KV, "in RAM as any other"
         counted = made.disk.counters
@@ -144,7 +144,7 @@ def test_what_does_not_become_smaller_is_plain_and_read_from_nvme(made: World) -
         assert inode.packed is None
         assert made.disk.counters["not_compressed"] == 1
         assert made.disk.counters["compress_cpu_us"] > 0
-        made.residency.drop_copy(inode, made.fast)
+        made.ledger.records.drop_copy(inode, made.fast)
         held = await made.objects.open(inode.ino, writable=False)
         assert held.tier is made.nvme
         assert made.content(held) == NOISE
@@ -177,7 +177,7 @@ def test_a_large_one_is_demoted_alone_and_small_ones_together(made: World) -> No
             (await made.store(name, content, made.ram)).ino
             for name, content in ((b"1", b"s"), (b"2", b"s"), (b"3", KV), (b"4", b"s"))
         ]
-        space = made.residency.namespaces.of(again(made, inos[0]))
+        space = made.ledger.namespaces.of(again(made, inos[0]))
         demotion = made.dispatcher.demotion
         assert demotion._oldest_in_ram(space) == inos[:2]
         for ino in inos[:2]:
@@ -206,12 +206,12 @@ def test_a_source_that_is_not_what_was_sealed_is_not_packed(made: World) -> None
     async def case() -> None:
         inode = await packed(made)
         await made.read(inode.ino)  # in RAM again, and the digest is known
-        made.residency.drop_copy(again(made, inode.ino), made.disk)
+        made.ledger.records.drop_copy(again(made, inode.ino), made.disk)
         await made.dispatcher.trash.empty()
         replace(Path(made.fast.path(inode.ino, inode.version)), OTHER[: len(KV)])
         await made.demote(inode.ino)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 
     trio.run(case)
@@ -254,7 +254,7 @@ def test_where_ram_does_not_take_it_it_becomes_plain_on_nvme(
 
     inode = trio.run(packed, made)
     why(made)
-    trio.run(made.residency.dirty.load)
+    trio.run(made.ledger.dirty.load)
     trio.run(made.census)
     trio.run(case)
     if why is full:
@@ -270,7 +270,7 @@ def test_where_nothing_has_room_it_is_a_miss_and_stays(made: World) -> None:
             await made.read(inode.ino)
         for tier in made.tiers:
             tier.reserved -= tier.capacity
-        assert made.residency.counters["misses"] == 1
+        assert made.ledger.counters["misses"] == 1
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
@@ -281,7 +281,7 @@ def test_the_next_daemon_knows_what_is_packed(made: World, how: str) -> None:
     one, two = trio.run(packed, made), trio.run(packed, made, b"b", OTHER)
     trio.run(made.read, two.ino)
     made.restart(crash=bool(how), reboot=how == "reboot")
-    trio.run(made.residency.dirty.load)
+    trio.run(made.ledger.dirty.load)
     trio.run(made.census)
     made.check()
     assert trio.run(made.read, one.ino) == KV
@@ -320,7 +320,7 @@ def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(
         while made.dispatcher.unpacking._running:
             await trio.lowlevel.checkpoint()
         assert made.objects.open_at_once(inode.ino) is not None
-        await made.close(made.residency.open[inode.ino], writable=False)
+        await made.close(made.ledger.table.open[inode.ino], writable=False)
         assert made.disk.counters["decompressed"] == 1
 
     monkeypatch.setattr(unpacking, "WAIT", 0.01)
@@ -357,7 +357,7 @@ def test_it_is_promoted_when_that_is_asked_for(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         await made.promote(inode.ino)
-        assert made.residency.holders(again(made, inode.ino)) == made.tiers
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == made.tiers
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
@@ -371,7 +371,7 @@ def test_a_writer_has_it_decompressed_and_the_packed_copy_goes(made: World) -> N
         await made.close(held, writable=True)
         after = again(made, inode.ino)
         assert after.packed is None
-        assert made.residency.holders(after) == [made.ram]
+        assert made.ledger.tiers.holders(after) == [made.ram]
         assert await made.read(inode.ino) == KV + b"tail"
 
     trio.run(case)
@@ -411,7 +411,7 @@ async def unlinked(made: World, _: Inode) -> None:
 
 async def dropped(made: World, inode: Inode) -> None:
     """Its room was needed: the opener has left by then, or it could not be."""
-    made.residency.drop(again(made, inode.ino), "evicted")
+    made.ledger.removals.drop(again(made, inode.ino), "evicted")
     await made.dispatcher.trash.empty()
 
 
@@ -492,7 +492,7 @@ def test_a_damaged_one_is_never_given_out(made: World, damage: Callable[[Path], 
         assert made.catalog.inode(inode.ino) is None
         kind = "missing" if damage is Path.unlink else "quarantined"
         await made.dispatcher.trash.empty()
-        assert made.residency.counters[kind] == 1
+        assert made.ledger.counters[kind] == 1
 
     trio.run(case)
 
@@ -505,7 +505,7 @@ def test_what_the_bucket_has_too_comes_from_there_then(made: World) -> None:
         flip(on_nvme(made, inode))
         assert await made.read(inode.ino) == KV
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert counters(made)["downloads"] == 1
         assert again(made, inode.ino).packed is None
 
@@ -546,7 +546,7 @@ def test_one_that_became_plain_without_its_record_is_known_by_its_size(
             assert contents(store) != {}
         assert await made.read(inode.ino) == KV
         assert again(made, inode.ino).packed is None
-        assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.nvme]
         assert made.disk.used == path.stat().st_blocks * 512
         await check_sound(made)
 
@@ -565,7 +565,7 @@ def test_what_is_refused_is_a_miss_that_changes_nothing(
         with pytest.raises(NotFoundError):
             await made.read(inode.ino)
         failpoints.arm("")
-        assert made.residency.counters["misses"] == 1
+        assert made.ledger.counters["misses"] == 1
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
@@ -615,7 +615,7 @@ def test_a_demotion_that_is_refused_changes_nothing(made: World, point: str) -> 
         failpoints.arm(f"{point}=raise:EIO")
         await made.demote(inode.ino)
         failpoints.arm("")
-        assert made.residency.holders(again(made, inode.ino)) == [made.ram]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.ram]
         await made.demote(inode.ino)
         assert again(made, inode.ino).packed is not None
         assert await made.read(inode.ino) == KV
@@ -635,12 +635,12 @@ def test_a_packed_copy_goes_up_as_it_is(made: World, store: MemoryStore, setting
         file = on_nvme(made, inode).read_bytes()
         await made.upload_all()
         assert contents(store) == {"@0/a": file}
-        stored = made.residency.dirty.stored(inode.ino)
+        stored = made.ledger.dirty.stored(inode.ino)
         assert stored is not None
         assert inode.packed is not None
         assert (stored.codec, stored.size) == (inode.packed.codec, len(file))
         assert "compressed" not in counters(made)
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == KV
 
@@ -672,7 +672,7 @@ def test_a_damaged_packed_copy_does_not_go_up(made: World, store: MemoryStore) -
         await made.upload(inode.ino)
         assert contents(store) == {}
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert made.catalog.inode(inode.ino) is None
 
     trio.run(case)
@@ -699,7 +699,7 @@ def test_an_open_does_not_wait_for_the_upload(made: World, store: MemoryStore) -
         assert not made.dispatcher._jobs
         assert again(made, inode.ino).in_bucket
         assert contents(store).keys() == {"@0/a"}
-        assert made.residency.holders(again(made, inode.ino)) == made.tiers
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == made.tiers
 
     trio.run(case)
 
@@ -741,15 +741,15 @@ class Life:
 
     async def demote(self, _: bytes, ino: int) -> None:
         inode = again(self.made, ino)
-        if self.made.residency.holders(inode) == [self.made.ram]:
+        if self.made.ledger.tiers.holders(inode) == [self.made.ram]:
             await self.made.demote(ino)
 
     async def leave(self, _: bytes, ino: int) -> None:
         """One of two copies goes."""
         inode = again(self.made, ino)
-        holders = self.made.residency.holders(inode)
+        holders = self.made.ledger.tiers.holders(inode)
         if len(holders) > 1 or (holders and inode.in_bucket):
-            self.made.residency.drop_copy(inode, self.dice.choice(holders))
+            self.made.ledger.records.drop_copy(inode, self.dice.choice(holders))
             await self.made.dispatcher.trash.empty()
 
     async def append(self, name: bytes, ino: int) -> None:
@@ -766,8 +766,8 @@ class Life:
 
     async def unlink(self, name: bytes, _: int) -> None:
         self.made.tree.unlink(ROOT_INO, name)
-        for ino in list(self.made.residency.limbo):
-            self.made.residency.purge(ino)
+        for ino in list(self.made.ledger.orphans.rooms):
+            self.made.ledger.removals.purge(ino)
         await self.made.dispatcher.trash.empty()
         del self.known[name]
 
@@ -787,7 +787,7 @@ class Life:
     async def restart(self, *_: object) -> None:
         """Without a word, as a daemon dies; what is in RAM is there still."""
         self.made.restart(crash=True)
-        await self.made.residency.dirty.load()
+        await self.made.ledger.dirty.load()
         await self.made.census()
 
 

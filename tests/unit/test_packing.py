@@ -259,7 +259,7 @@ def test_a_codec_that_is_not_known_here_is_another_object(
 @pytest.fixture
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store)) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         found.tell(".", compression="s3")
         yield found
         trio.run(found.check_at_rest)
@@ -270,7 +270,7 @@ def test_it_is_smaller_there_and_as_it_was_when_it_is_opened(
 ) -> None:
     async def case() -> None:
         inode = await spilled(made, b"a", KV)
-        stored = made.residency.dirty.stored(inode.ino)
+        stored = made.ledger.dirty.stored(inode.ino)
         assert stored is not None
         assert stored.codec in CODECS
         assert contents(store).keys() == {"@0/a"}
@@ -321,7 +321,7 @@ def test_the_name_of_a_block_says_how_large_its_numbers_are(
         await made.make_file(b"a", KV)
         await made.upload_all()
         assert tried == [2, None, None]
-        stored = made.residency.dirty.stored(made.find(b"m@2@1@abc@bfloat16.data").ino)
+        stored = made.ledger.dirty.stored(made.find(b"m@2@1@abc@bfloat16.data").ino)
         assert stored is not None
         assert stored.codec == codec_name(2)
 
@@ -349,7 +349,7 @@ def test_damage_there_is_a_miss(made: World, fault: Fault) -> None:
         with pytest.raises(NotFoundError):
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
-        assert made.residency.counters["misses"] == 1
+        assert made.ledger.counters["misses"] == 1
         faults(made)
         await made.upload_all()
 
@@ -366,10 +366,10 @@ def test_a_file_that_rotted_here_is_not_uploaded(made: World) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         await made.upload_all()
         found = again(made, inode.ino)
-        assert made.residency.holders(found) == [made.nvme]
+        assert made.ledger.tiers.holders(found) == [made.nvme]
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
-        made.residency.evict(found)
+        assert made.ledger.counters["quarantined"] == 1
+        made.ledger.removals.evict(found)
         assert await made.read(inode.ino) == KV
 
     trio.run(case)

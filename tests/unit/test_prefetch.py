@@ -20,7 +20,7 @@ from tests.unit.world import MIB, World, world
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(MemoryStore())) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -41,7 +41,7 @@ async def spilled(made: World, names: Sequence[bytes], size: int = 1) -> list[In
             made.mkdir(above[0])
         inodes.append(await made.make_file(name, name * size))
         await made.upload_all()
-        made.residency.evict(again(made, inodes[-1].ino))
+        made.ledger.removals.evict(again(made, inodes[-1].ino))
     await made.dispatcher.trash.empty()
     return [again(made, inode.ino) for inode in inodes]
 
@@ -67,7 +67,7 @@ async def read(made: World, inode: Inode) -> None:
 
 def here(made: World, inodes: list[Inode]) -> list[int]:
     """Which of them are in a tier."""
-    holders = [made.residency.holders(again(made, inode.ino)) for inode in inodes]
+    holders = [made.ledger.tiers.holders(again(made, inode.ino)) for inode in inodes]
     return [number for number, where in enumerate(holders) if where]
 
 
@@ -269,7 +269,7 @@ def test_what_became_useless_is_not_fetched(made: World, happening: str) -> None
             go.set()
         await wait_all_tasks_blocked()
         assert counters(made)["downloads"] <= 4, "two more were under way"
-        assert all(made.residency.inode(one.ino) is None or one.ino for one in waiting)
+        assert all(made.ledger.table.inode(one.ino) is None or one.ino for one in waiting)
         await made.dispatcher.trash.empty()
         await made.walk()
 
@@ -310,7 +310,7 @@ def test_failures_ahead_are_no_miss(made: World) -> None:
         faults(made)
         for inode in inodes:
             await read(made, inode)
-        assert made.residency.counters["misses"] == 0
+        assert made.ledger.counters["misses"] == 0
 
     run(case)
 
@@ -325,7 +325,7 @@ def test_what_nobody_comes_for_was_wasted_and_gives_its_share_back(
         await read(made, inodes[0])
         await read(made, inodes[1])
         assert ahead(made) == (4, 0, 0), "three in RAM, the others below"
-        holders = [made.residency.holders(again(made, inode.ino)) for inode in inodes[2:6]]
+        holders = [made.ledger.tiers.holders(again(made, inode.ino)) for inode in inodes[2:6]]
         assert sorted(tier.name for where in holders for tier in where) == ["nvme", *["ram"] * 3]
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, MockClock)

@@ -125,7 +125,7 @@ def test_what_waits_for_its_name_is_no_block_yet(made: World, how: str) -> None:
         assert names(made) == hexes(ROOT, key)
         made.check_names()
         made.check_accounts()
-        space = made.residency.namespaces.own(made.find(SPACE).ino)
+        space = made.ledger.namespaces.own(made.find(SPACE).ino)
         assert space is not None
         assert space.blocks is not None
         assert space.blocks.value(number(key), 0) >= ONE_FILE
@@ -188,7 +188,7 @@ def test_a_block_that_is_back_keeps_what_follows_it(made: World) -> None:
         await write(made, keys)
         unlink(made, ROOT, keys[0])
         await write(made, keys[:1])
-        assert not made.residency.prefixes.going
+        assert not made.ledger.prefixes.going
         await made.close_prefixes()
         assert there(made, keys) == [0, 1, 2]
         made.check_names()
@@ -203,7 +203,7 @@ def test_one_is_replaced(made: World) -> None:
         await made.make_file(path(ROOT, keys[0]) + b".r.tmp", b"new")
         above, name = directory(made, ROOT), prefix.name(keys[0]).encode()
         made.renames.rename(above, name + b".r.tmp", above, name, 0)
-        assert not made.residency.prefixes.going
+        assert not made.ledger.prefixes.going
         assert there(made, keys) == [0, 1, 2]
         made.check_names()
         made.check_accounts()
@@ -217,10 +217,10 @@ def test_one_is_moved_away_and_back(made: World) -> None:
         await write(made, keys)
         above, name = directory(made, ROOT), prefix.name(keys[0]).encode()
         made.renames.rename(above, name, ROOT_INO, b"aside", 0)
-        assert directory(made, keys[0]) in made.residency.prefixes.going
+        assert directory(made, keys[0]) in made.ledger.prefixes.going
         made.check_accounts()
         made.renames.rename(ROOT_INO, b"aside", above, name, 0)
-        assert not made.residency.prefixes.going
+        assert not made.ledger.prefixes.going
         made.check_accounts()
         made.check_names()
 
@@ -327,7 +327,7 @@ def test_a_death_leaves_marks_that_are_followed(made: World) -> None:
         for key, parent in zip(keys, [ROOT, *keys], strict=False):
             await made.demote(made.find(key.hex().encode(), directory(made, parent)).ino)
         unlink(made, keys[0], keys[1])
-        assert made.residency.prefixes.going
+        assert made.ledger.prefixes.going
 
     async def after() -> None:
         await made.census()
@@ -429,7 +429,7 @@ def test_random_walks(made: World, seed: int) -> None:
         elif act == 7:
             await made.demote(inode.ino)
         elif act == 8:
-            made.residency.drop(inode, "lost")
+            made.ledger.removals.drop(inode, "lost")
         else:
             with contextlib.suppress(QuotaError):
                 made.quota.keep(made.tell("ns", quota_objects=str(dice.randint(5, 40))), 0)

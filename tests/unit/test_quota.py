@@ -26,7 +26,7 @@ def page(number: int, suffix: str = "data") -> bytes:
 
 def limited(made: World, eviction: str, objects: int = QUOTA) -> None:
     texts = {"quota_objects": str(objects), "eviction": eviction}
-    made.residency.namespaces.default.change(Settings.parse(texts))
+    made.ledger.namespaces.default.change(Settings.parse(texts))
 
 
 @pytest.mark.parametrize("eviction", sorted({*EVICTIONS} - {"never", "ttl"}))
@@ -38,7 +38,7 @@ def test_a_quota_of_objects_is_used_up_and_never_exceeded(tmp_path: Path, evicti
         for number in range(1, FILES + 1):
             await made.store(block(number), b"x", made.fast)
             made.check()
-            assert made.residency.namespaces.default.objects == min(number, QUOTA)
+            assert made.ledger.namespaces.default.objects == min(number, QUOTA)
         await made.check_at_rest()
 
     with world(tmp_path) as made:
@@ -133,7 +133,7 @@ def test_a_long_prompt_with_an_open_end_holds_up_no_search(
         inodes = [await made.store(block(number), b"x", made.fast) for number in chain]
         held = await made.objects.open(inodes[-1].ino, writable=False)
         taken = 0
-        order = made.residency.namespaces.default.ram_only
+        order = made.ledger.namespaces.default.ram_only
         take = order.take
 
         def count(incoming: int | None = None) -> Victim | None:
@@ -180,14 +180,14 @@ def test_a_quota_that_is_given_later_is_about_what_is_there(tmp_path: Path) -> N
         for number in range(1, FILES + 1):
             await made.store(block(10 * number), b"x", made.disk if number % 2 else made.fast)
         limited(made, "lru")
-        space = made.residency.namespaces.default
+        space = made.ledger.namespaces.default
         before = space.whole_filled
         await made.quota.bring_within(space)
         assert (before, space.whole_filled) == (False, True)
         assert space.objects == QUOTA
         assert listed(made) == {block(10 * n) for n in range(FILES - 2 * QUOTA + 2, FILES + 1, 2)}
         made.check()
-        made.residency.namespaces.default.change(Settings())
+        made.ledger.namespaces.default.change(Settings())
         assert space.whole is None
         await made.check_at_rest()
 

@@ -68,7 +68,7 @@ def test_the_largest_are_found_by_a_walk_in_steps_with_a_small_heap(
             assert [one["size"] for one in answer["objects"]] == [19, 18, 17]
             assert {one["namespace"] for one in answer["objects"]} == {"n"}
             gone = made.at(answer["objects"][0]["path"].encode())
-            made.residency.drop(gone, "evicted")
+            made.ledger.removals.drop(gone, "evicted")
             await made.make_file(b"n/new", b"x" * 50)
             again = await found.objects("large", 3)
             assert [one["size"] for one in again["objects"]] == [18, 17], "not looked for so soon"

@@ -21,7 +21,7 @@ def about_to_be_written(made: World, inode: Inode) -> Path:
     """Marked, and each copy renamed, as a death leaves it just before the record is changed."""
     with made.catalog.batch() as batch:
         batch.mark_unfinished(inode.ino)
-    for tier in made.residency.holders(inode):
+    for tier in made.ledger.tiers.holders(inode):
         tier.rename(inode.ino, inode.version, inode.version + 1)
     return Path(made.tiers[-1].path(inode.ino, inode.version + 1))
 
@@ -35,7 +35,7 @@ def test_a_file_gets_its_name_back(tmp_path: Path, where: int) -> None:
         assert made.catalog.unfinished() == []
         await made.census()
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.counters["missing"] == 0
+        assert made.ledger.counters["missing"] == 0
         await made.check_at_rest()
 
     with world(tmp_path) as made:
@@ -47,7 +47,7 @@ def test_it_may_be_done_again(tmp_path: Path) -> None:
         inode = await made.store(b"a", BYTES)
         about_to_be_written(made, inode)
         for _ in range(2):
-            recovery.give_name_back(made.residency, inode)
+            recovery.give_name_back(made.ledger, inode)
             await made.census()
             assert await made.read(inode.ino) == BYTES
 
@@ -59,7 +59,7 @@ def test_a_file_that_has_its_name_is_left_alone(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         Path(made.disk.path(inode.ino, inode.version + 1)).write_bytes(b"left over")
-        recovery.give_name_back(made.residency, inode)
+        recovery.give_name_back(made.ledger, inode)
         assert await made.read(inode.ino) == BYTES
         made.restart(crash=True)
         await made.census()

@@ -38,7 +38,7 @@ async def fill(made: World, tier: Tier, count: int, prefix: bytes = b"x") -> lis
 
 async def choose(made: World, name: bytes) -> tuple[Tier, int]:
     """Where a new file of that name begins, and the bytes that are reserved for it."""
-    space = made.residency.namespaces.default
+    space = made.ledger.namespaces.default
     room = await made.placement.choose(space, made.placement.expect(ROOT_INO, name, space))
     return room.tier, room.size
 
@@ -127,7 +127,7 @@ def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -
 def test_creates_take_what_nvme_has_left_before_that_is_counted(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.disk, 3)
-        made.residency.note_used()  # goes along with the next change
+        made.ledger.accounts.note_used()  # goes along with the next change
         await fill(made, made.fast, 1, b"y")
         made.restart()
         assert made.disk.uncounted == 3 * MIB
@@ -184,7 +184,7 @@ def test_what_is_on_nvme_as_well_leaves_ram_first(tmp_path: Path) -> None:
         assert made.room.reserve(made.fast, 5 * MIB)
         made.fast.reserved -= 5 * MIB
         assert len(names(made)) == 12, "nothing is lost"
-        holders = [made.residency.holders(made.tree.inode(inode.ino)) for inode in stored]
+        holders = [made.ledger.tiers.holders(made.tree.inode(inode.ino)) for inode in stored]
         assert holders[:6] == [[made.ram]] * 6
         assert holders[6:8] == [[made.nvme]] * 2
         assert holders[-1] == [made.ram, made.nvme]
@@ -273,11 +273,11 @@ def test_what_is_open_is_never_a_victim(tmp_path: Path, *, writable: bool) -> No
 def test_a_file_that_is_being_opened_is_no_victim(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = (await fill(made, made.disk, 1))[0]
-        made.residency.busy[inode.ino] = None
+        made.ledger.table.busy[inode.ino] = None
         assert not made.room.reserve(made.disk, made.disk.capacity)
         made.room.make_room(made.disk)
         assert alive(made, b"x0")
-        del made.residency.busy[inode.ino]
+        del made.ledger.table.busy[inode.ino]
         assert made.room.reserve(made.disk, made.disk.capacity)
         assert not alive(made, b"x0")
         made.disk.reserved = 0
@@ -367,7 +367,7 @@ def test_a_dropped_file_loses_all_its_names_and_attributes(tmp_path: Path) -> No
         made.attributes.set_xattr(inode.ino, b"user.a", b"1")
         folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
         made.tree.link(inode.ino, folder.ino, b"b")
-        made.residency.drop(made.find(b"a"), "evicted")
+        made.ledger.removals.drop(made.find(b"a"), "evicted")
         assert {(parent, name) for parent, name, _ in made.gone} == {
             (ROOT_INO, b"a"),
             (folder.ino, b"b"),

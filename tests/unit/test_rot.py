@@ -102,13 +102,13 @@ async def by_check(made: World, ino: int) -> None:
         found.append(finding)
 
     jobs = made.dispatcher._jobs
-    survey = Survey(made.residency, made.movers, jobs, tell, repair=True, hashes=True, live=True)
+    survey = Survey(made.ledger, made.movers, jobs, tell, repair=True, hashes=True, live=True)
     await check(survey)
     assert [(one.kind, one.state) for one in found] == [("damaged", "repaired")]
 
 
 async def by_scrub(made: World, ino: int) -> None:
-    inode = made.residency.inode(ino)
+    inode = made.ledger.table.inode(ino)
     assert inode is not None
     made.dispatcher.transfers.rotten(inode, made.disk)
 
@@ -138,7 +138,7 @@ def test_nobody_opens_a_rotten_copy_again_though_somebody_has_it_open(
         assert os.pread(reader.fd, len(wrong), 0) == wrong, "who has it reads on"
         await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert caplog.text.count("is quarantined") == (find is not by_check)
         await made.close(reader, writable=False)
         assert made.catalog.inode(inode.ino) is None
@@ -155,9 +155,9 @@ def test_a_promotion_finds_it_while_the_object_is_being_opened(made: World) -> N
     async def case() -> None:
         inode = await on_nvme(made)
         rot(made.disk, inode)
-        await made.residency.lock(inode.ino)
+        await made.ledger.table.lock(inode.ino)
         await made.promote(inode.ino)
-        made.residency.unlock(inode.ino)
+        made.ledger.table.unlock(inode.ino)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
         await made.dispatcher.trash.empty()
@@ -211,15 +211,15 @@ def test_a_writer_about_to_begin_does_not_make_new_bytes_of_rotten_ones(
             rename(ino, version, new)
             if new > version:
                 made.dispatcher.transfers.rotten(inode, made.disk)
-                made.residency.trash.pop().remove()  # looks for it in vain
+                made.ledger.trash.files.pop().remove()  # looks for it in vain
 
         monkeypatch.setattr(made.disk, "rename", renamed)
         with pytest.raises(InUseError):
             await made.objects.open(inode.ino, writable=True)
-        assert not made.residency.staging
+        assert not made.ledger.table.staging
         await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         await made.close(reader, writable=False)
         await made.check_at_rest()
 
@@ -234,14 +234,14 @@ def test_what_ram_has_as_well_is_opened_when_the_rotten_copy_is_closed(made: Wor
         inode = await on_nvme(made)
         reader = await made.objects.open(inode.ino, writable=False)
         await made.promote(inode.ino)
-        assert made.residency.holders(reader.inode) == made.tiers
+        assert made.ledger.tiers.holders(reader.inode) == made.tiers
         rot(made.disk, inode)
         made.dispatcher.transfers.rotten(reader.inode, made.disk)
         made.check_accounts()
         assert made.find(b"a").links, "its name stays"
         with pytest.raises(NotFoundError):
             await made.objects.open(inode.ino, writable=False)
-        assert made.residency.counters["misses"] == 1
+        assert made.ledger.counters["misses"] == 1
         await made.close(reader, writable=False)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()
@@ -257,10 +257,10 @@ def test_who_reads_another_copy_does_not_notice(made: World) -> None:
         rot(made.disk, inode)
         await by_check(made, inode.ino)
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.holders(reader.inode) == [made.fast]
+        assert made.ledger.tiers.holders(reader.inode) == [made.fast]
         await made.close(reader, writable=False)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         await made.check_at_rest()
 
     run(case)
@@ -315,7 +315,7 @@ def test_the_only_copy_in_ram_that_rots_is_given_up_by_its_demotion(made: World)
         rot(made.fast, inode)
         await made.demote(inode.ino)
         assert kept(made.fast) == [f"{inode.ino:x}.1"]
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert made.objects.lend(reader.inode) is None
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
@@ -334,15 +334,15 @@ def test_a_packed_copy_that_rots_is_given_up_each_time_it_is_unpacked(made: Worl
         await made.demote(inode.ino)
         found = made.find(b"a", space.ino)
         assert found.packed is not None
-        made.residency.drop_copy(found, made.fast)
+        made.ledger.records.drop_copy(found, made.fast)
         assert await made.read(inode.ino) == NUMBERS
-        made.residency.drop_copy(made.find(b"a", space.ino), made.fast)
+        made.ledger.records.drop_copy(made.find(b"a", space.ino), made.fast)
         rot(made.disk, inode)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
         await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         await made.check_at_rest()
 
     run(case)
@@ -356,10 +356,10 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         await made.demote(inode.ino)
-        made.residency.verified.after = after
+        made.ledger.verified.after = after
         inode, where = made.find(b"a"), made.fast if tier == "ram" else made.disk
         if tier == "nvme":
-            made.residency.drop_copy(inode, made.fast)
+            made.ledger.records.drop_copy(inode, made.fast)
         reader = await made.objects.open(inode.ino, writable=False)
         rot(where, inode)
         found = []
@@ -369,7 +369,7 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
 
         jobs = made.dispatcher._jobs
         survey = Survey(
-            *(made.residency, made.movers, jobs, tell), repair=False, hashes=True, live=True
+            *(made.ledger, made.movers, jobs, tell), repair=False, hashes=True, live=True
         )
         await check(survey)
         assert found == [("damaged", "found")]
@@ -400,7 +400,7 @@ def test_what_a_check_only_reports_is_remembered_by_the_next_daemon(
         await made.demote(inode.ino)
         rot(made.fast, inode)
         survey = Survey(
-            *(made.residency, made.movers, made.dispatcher._jobs, _any_finding),
+            *(made.ledger, made.movers, made.dispatcher._jobs, _any_finding),
             repair=False,
             hashes=True,
             live=live,
@@ -432,7 +432,7 @@ def test_a_check_that_repairs_leaves_no_doubt(made: World) -> None:
         rot(made.fast, inode)
         for repair in (False, True):
             survey = Survey(
-                *(made.residency, made.movers, made.dispatcher._jobs, _any_finding),
+                *(made.ledger, made.movers, made.dispatcher._jobs, _any_finding),
                 repair=repair,
                 hashes=True,
                 live=True,
@@ -448,7 +448,7 @@ def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) 
     path = made.catalog.path.with_name("doubted")
     path.write_text(text)
     with pytest.raises(ConfigError, match="expected a list of copies that kvfs fsck has found"):
-        doubts.load(made.residency)
+        doubts.load(made.ledger)
     assert path.read_text() == text
 
 
@@ -462,13 +462,13 @@ def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(
         inode = await on_nvme(made)
         rot(made.disk, inode)
         await made.promote(inode.ino)
-        assert made.residency.counters["quarantined"] == 0
+        assert made.ledger.counters["quarantined"] == 0
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         assert "is quarantined: its bytes do not match their digest" in caplog.text
         made.dispatcher.transfers.rotten(inode, made.disk)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 1, "there is nothing more to give up"
+        assert made.ledger.counters["quarantined"] == 1, "there is nothing more to give up"
 
     run(case)
 
@@ -481,7 +481,7 @@ def test_nothing_is_said_of_a_file_that_was_not_there(
         os.unlink(made.disk.path(inode.ino, 1))
         made.dispatcher.transfers.rotten(inode, made.disk)
         await made.dispatcher.trash.empty()
-        assert made.residency.counters["quarantined"] == 0
+        assert made.ledger.counters["quarantined"] == 0
         assert "quarantined" not in caplog.text
 
     run(case)
@@ -514,7 +514,7 @@ async def _open_and_rotten(made: World, *, promoted: bool) -> Inode:
     made.dispatcher.transfers.rotten(reader.inode, made.disk)
     await made.dispatcher.trash.empty()
     os.close(reader.fd)
-    made.residency.open.clear()
+    made.ledger.table.open.clear()
     return inode
 
 
@@ -569,7 +569,7 @@ def test_the_first_open_after_a_mount_finds_it(made: World) -> None:
                 await made.objects.open(inode.ino, writable=writable)
         await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
-        assert made.residency.counters["quarantined"] == made.residency.counters["misses"] == 1
+        assert made.ledger.counters["quarantined"] == made.ledger.counters["misses"] == 1
         await made.check_at_rest()
 
     run(case)
@@ -587,8 +587,8 @@ def test_an_open_of_a_file_that_is_mostly_holes_compares_its_data(made: World) -
         await made.census()
         opened = await made.objects.open(inode.ino, writable=False)
         await made.close(opened, writable=False)
-        assert made.residency.counters["verified"] == 1
-        made.residency.verified.forget(inode.ino)
+        assert made.ledger.counters["verified"] == 1
+        made.ledger.verified.forget(inode.ino)
         rot(made.disk, inode, 1 << 41)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
@@ -606,7 +606,7 @@ def test_opens_at_the_same_time_share_one_look(made: World) -> None:
             for _ in range(8):
                 nursery.start_soon(made.read, inode.ino)
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.counters["verified"] == 1
+        assert made.ledger.counters["verified"] == 1
 
     run(case)
 
@@ -617,10 +617,10 @@ def test_it_is_looked_at_again_after_a_while(made: World, monkeypatch: pytest.Mo
         for seconds, looks in ((0.0, 1), (DAY - 1, 1), (DAY, 2), (2 * DAY - 1, 2), (2 * DAY, 3)):
             monkeypatch.setattr("time.monotonic", lambda: began + seconds)  # noqa: B023
             assert await made.read(inode.ino) == BYTES
-            assert made.residency.counters["verified"] == looks, seconds
+            assert made.ledger.counters["verified"] == looks, seconds
         rot(made.disk, inode)
         assert await made.read(inode.ino) != BYTES, "within that time it is not"
-        made.residency.verified.after = 60
+        made.ledger.verified.after = 60
         monkeypatch.setattr("time.monotonic", lambda: began + 2 * DAY + 60)
         with pytest.raises(GONE):
             await made.read(inode.ino)
@@ -632,10 +632,10 @@ def test_it_is_looked_at_again_after_a_while(made: World, monkeypatch: pytest.Mo
 def test_with_verify_after_0_no_open_looks(made: World) -> None:
     async def case() -> None:
         inode = await _on_nvme_after_a_mount(made)
-        made.residency.verified.after = 0
+        made.ledger.verified.after = 0
         wrong = rot(made.disk, inode)
         assert await made.read(inode.ino) == wrong
-        assert made.residency.counters["verified"] == 0
+        assert made.ledger.counters["verified"] == 0
 
     run(case)
 
@@ -654,16 +654,16 @@ def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: st
             await made.promote(inode.ino)
         if by == "check":
             survey = Survey(
-                *(made.residency, made.movers, made.dispatcher._jobs, _no_finding),
+                *(made.ledger, made.movers, made.dispatcher._jobs, _no_finding),
                 repair=False,
                 hashes=True,
                 live=True,
             )
             await check(survey)
-        if made.fast in made.residency.holders(made.find(b"a")):
-            made.residency.drop_copy(made.find(b"a"), made.fast)
+        if made.fast in made.ledger.tiers.holders(made.find(b"a")):
+            made.ledger.records.drop_copy(made.find(b"a"), made.fast)
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.counters["verified"] == 0
+        assert made.ledger.counters["verified"] == 0
 
     run(case)
 
@@ -682,7 +682,7 @@ def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
         made.restart()
         await made.census()
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.counters["verified"] == 0
+        assert made.ledger.counters["verified"] == 0
 
     run(case)
 
@@ -707,7 +707,7 @@ def test_a_death_before_the_digest_delays_it_to_the_next_mount(made: World) -> N
             await made.census()
             assert await settle_what_was_met(made) == count
             assert made.find(b"a").digest == digest(BYTES)
-        made.residency.verified.forget(inode.ino)
+        made.ledger.verified.forget(inode.ino)
         rot(made.disk, inode)
         with pytest.raises(GONE):
             await made.read(inode.ino)
@@ -817,15 +817,15 @@ def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it
                     await made.read(inode.ino)
             for _ in range(2):
                 with pytest.raises(CatalogError):
-                    await made.residency.retry()
-            assert len(made.residency.late) == 1
+                    await made.ledger.retries.run()
+            assert len(made.ledger.retries.waiting) == 1
             assert caplog.text.count("no open is served from it") == 1
         await made.settle(inode.ino)
         await made.promote(inode.ino)
         found = made.find(b"a")
-        assert (found.digest, made.residency.holders(found)) == (b"", [made.disk])
-        await made.residency.retry()
-        assert not made.residency.late
+        assert (found.digest, made.ledger.tiers.holders(found)) == (b"", [made.disk])
+        await made.ledger.retries.run()
+        assert not made.ledger.retries.waiting
         with pytest.raises(NotFoundError):
             made.find(b"a")
         await made.check_at_rest()
@@ -840,16 +840,16 @@ def test_what_is_tried_again_and_fails_takes_nothing_else_along(made: World) -> 
 
         async def work(number: int) -> None:
             if number == 1 and broken:
-                made.residency.late.append(partial(work, 3))  # as any thread may do meanwhile
+                made.ledger.retries.add(partial(work, 3))  # as any thread may do meanwhile
                 raise CatalogError("its disk takes no writes")
             done.append(number)
 
-        made.residency.late.extend(partial(work, number) for number in range(3))
+        made.ledger.retries.waiting.extend(partial(work, number) for number in range(3))
         with pytest.raises(CatalogError):
-            await made.residency.retry()
+            await made.ledger.retries.run()
         assert done == [0, 2]
         broken.clear()
-        await made.residency.retry()
+        await made.ledger.retries.run()
         assert done == [0, 2, 3, 1]
 
     run(case)
@@ -859,12 +859,12 @@ def test_an_open_from_ram_looks_at_nothing(made: World) -> None:
     async def case() -> None:
         inode = await _on_nvme_after_a_mount(made)
         await made.promote(inode.ino)
-        made.residency.verified.forget(inode.ino)
+        made.ledger.verified.forget(inode.ino)
         held = made.objects.open_at_once(inode.ino)
         assert held is not None
         assert held.tier is made.fast
         await made.close(held, writable=False)
-        assert made.residency.counters["verified"] == 0
+        assert made.ledger.counters["verified"] == 0
 
     run(case)
 
@@ -884,7 +884,7 @@ def test_a_disk_that_cannot_be_read_loses_no_copy(
             with pytest.raises(NotFoundError):
                 await made.read(inode.ino)
         assert await made.read(inode.ino) == BYTES
-        assert made.residency.counters["quarantined"] == 0
+        assert made.ledger.counters["quarantined"] == 0
         await made.check_at_rest()
 
     run(case)
@@ -898,7 +898,7 @@ def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> Non
         await stored.census()
         rot(stored.disk, inode)
         assert await stored.read(inode.ino) == BYTES
-        assert stored.residency.uncached == {inode.ino}, "the kernel may have read wrong bytes"
+        assert stored.ledger.records.uncached == {inode.ino}, "the kernel may have read wrong bytes"
         await stored.dispatcher.trash.empty()
         assert kept(stored.disk) == [f"{inode.ino:x}.1"]
         await stored.check_at_rest()
@@ -936,10 +936,10 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         await made.dispatcher.trash.empty()
         found = made.find(b"a")
         assert found.digest == b""
-        assert made.residency.holders(found) == [made.fast]
+        assert made.ledger.tiers.holders(found) == [made.fast]
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.demote(inode.ino)
-        made.residency.drop_copy(made.find(b"a"), made.fast)
+        made.ledger.records.drop_copy(made.find(b"a"), made.fast)
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.check_at_rest()

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.download import headers
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.tree import COOKIE_PARENT
 from kvfs.core.namespaces.open_order import caller
 from kvfs.core.objects import scans
@@ -203,7 +203,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store), passthrough=True) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         caller.set(os.getpid())
         yield found
         caller.set(0)
@@ -250,8 +250,8 @@ def test_a_scan_fetches_first_bytes_only(made: World) -> None:
         assert (counters(made)["headers"], "downloads" in counters(made)) == (1, False)
         assert made.bucket is not None
         assert made.bucket.hits == 0
-        assert made.residency.namespaces.default.counters["read_s3"] == 0
-        assert made.residency.holders(again(made, held.inode.ino)) == []
+        assert made.ledger.namespaces.default.counters["read_s3"] == 0
+        assert made.ledger.tiers.holders(again(made, held.inode.ino)) == []
 
     trio.run(case)
 
@@ -271,7 +271,7 @@ def test_who_reads_on_has_all_of_it(made: World, start: int, length: int) -> Non
         assert counters(made)["downloads"] == 1
         assert made.bucket is not None
         assert made.bucket.hits == 1
-        assert made.residency.namespaces.default.counters["read_s3"] == 1
+        assert made.ledger.namespaces.default.counters["read_s3"] == 1
         assert await made.read(held.inode.ino) == CONTENT
 
     trio.run(case)
@@ -446,7 +446,7 @@ def test_a_namespace_that_is_dropped_takes_nothing_from_who_reads(made: World) -
         made.namespace("space")
         inode = await made.make_file(b"space/a", CONTENT)
         await made.upload_all()
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         made.objects.scans.listed(made.at(b"space").ino)
         held = await made.objects.open(inode.ino, writable=False)
         assert held.header is not None
@@ -472,7 +472,7 @@ def test_its_next_daemon_has_the_rest_come(made: World) -> None:
         )
         made.restart(crash=True)
         await made.census()
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         again_held = adopt(made.objects, [left])[1]
         assert again_held is not held
         assert (again_held.fd, again_held.header) == (-1, None)
@@ -611,7 +611,7 @@ def test_small_ones_and_those_stored_compressed_come_as_a_whole(
         inode = await made.make_file(b"packed/a", bytes(MIB))
         await made.upload_all()
         assert store.objects["p/packed@1/a"].metadata["kvfs-codec"] != "none"
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         made.objects.scans.listed(made.at(b"packed").ino)
         held = await made.objects.open(inode.ino, writable=False)
         assert not held.direct
@@ -653,7 +653,7 @@ def test_an_outage_is_a_miss_as_ever(made: World) -> None:
         store = faults(made, Fault("any", error=OutageError("away")))
         with pytest.raises(NotFoundError, match="away"):
             await made.objects.open(inode.ino, writable=False)
-        assert made.residency.counters["misses"] == 1
+        assert made.ledger.counters["misses"] == 1
         assert counters(made)["failures"] == 1
         assert made.bucket is not None
         assert made.bucket.health.state == "suspect"
@@ -793,7 +793,7 @@ def test_a_large_one_streams_on(tmp_path: Path, store: Store) -> None:
 
     async def case(made: World) -> None:
         assert made.bucket is not None
-        await made.residency.dirty.load()
+        await made.ledger.dirty.load()
         made.bucket.stream = 1
         held = await scanned(made, content)
         assert held.header is not None

@@ -198,7 +198,7 @@ def test_a_clock_that_was_set_back_delays_no_pass_by_more_than_a_period(tmp_path
 
 
 def packed_only(made: World, inode: Inode) -> Inode:
-    made.residency.drop_copy(inode, made.fast)
+    made.ledger.records.drop_copy(inode, made.fast)
     found = made.catalog.inode(inode.ino)
     assert found is not None
     assert found.packed is not None
@@ -229,13 +229,13 @@ def test_one_flipped_bit_is_put_aside_and_the_rest_is_verified(tmp_path: Path, w
         last = watched.scrub.describe()["last"]
         assert last["rotten"] == 1
         assert last["objects"] == (2 if where == "packed" else 5)
-        assert made.residency.counters["quarantined"] == 1
+        assert made.ledger.counters["quarantined"] == 1
         left = made.catalog.inode(bad.ino)
         if where == "packed":
             assert left is None, "it was the only copy"
         else:
             assert left is not None
-            assert tier not in made.residency.holders(left)
+            assert tier not in made.ledger.tiers.holders(left)
         before = len(watched.events)
         await watched.work(lambda: watched.passes() >= 2)
         assert [event["kind"] for event in watched.events[before:]] == ["scrub"]
@@ -292,7 +292,7 @@ async def be_written(made: World, name: bytes) -> None:
 
 
 async def be_evicted(made: World, name: bytes) -> None:
-    made.residency.drop_copy(made.find(name), made.disk)
+    made.ledger.records.drop_copy(made.find(name), made.disk)
 
 
 @pytest.mark.parametrize("change", [unlink, write_again, be_written, be_evicted])
@@ -314,8 +314,8 @@ def test_what_changes_while_it_is_read_is_no_rot(
         made.movers.after = meanwhile
         await watched.work(lambda: watched.passes() >= 1)
         last = watched.scrub.describe()["last"]
-        assert (last["rotten"], made.residency.counters["quarantined"]) == (0, 0)
-        for held in list(made.residency.open.values()):
+        assert (last["rotten"], made.ledger.counters["quarantined"]) == (0, 0)
+        for held in list(made.ledger.table.open.values()):
             await made.close(held, writable=True)
 
     run(case, tmp_path)
@@ -374,7 +374,7 @@ def test_a_pass_goes_on_where_the_daemon_before_was(
         expected = {
             tier.path(inode.ino, inode.version)
             for inode in made.inodes()
-            for tier in made.residency.holders(inode)
+            for tier in made.ledger.tiers.holders(inode)
         }
         read: list[str] = []
         lives = 0
@@ -489,7 +489,7 @@ def test_a_copy_that_cannot_be_read_is_said_and_kept(
         assert (last["objects"], last["unread"], last["rotten"]) == (3, 1, 0)
         assert made.disk.health.state == "suspect"
         assert "scrub of inode" in caplog.text
-        assert made.disk in made.residency.holders(made.find(b"a"))
+        assert made.disk in made.ledger.tiers.holders(made.find(b"a"))
 
     run(case, tmp_path)
 

@@ -46,7 +46,7 @@ def store() -> MemoryStore:
 def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(store)) as found:
         yield found
-        if found.residency.dirty.loaded:
+        if found.ledger.dirty.loaded:
             trio.run(found.check_at_rest)
 
 
@@ -85,20 +85,20 @@ def test_what_is_sealed_goes_up_with_all_that_is_known_of_it(
 ) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, tier)
-        assert inode.ino in made.residency.dirty
-        assert (made.residency.dirty.bytes, len(made.residency.dirty)) == (len(A), 1)
+        assert inode.ino in made.ledger.dirty
+        assert (made.ledger.dirty.bytes, len(made.ledger.dirty)) == (len(A), 1)
         made.check()
         await made.upload_all()
         made.check()
         found = again(made, inode.ino)
         assert found.in_bucket
         assert found.digest == digest(A)
-        assert inode.ino not in made.residency.dirty
+        assert inode.ino not in made.ledger.dirty
         assert contents(store) == {"@0/a": A}
         facts = Facts.of_head("p/@0/a", store.head("p/@0/a"))
         assert (facts.size, facts.digest, facts.mode) == (len(A), digest(A), 0o644)
         assert facts.mtime_ns == found.mtime_ns
-        assert made.residency.namespaces.default.held["s3"] == len(A)
+        assert made.ledger.namespaces.default.held["s3"] == len(A)
 
     trio.run(case)
 
@@ -107,7 +107,7 @@ def test_uploads_are_in_the_order_of_the_seals(made: World) -> None:
     async def case() -> None:
         for name in (b"c", b"a", b"b"):
             await made.store(name, A, made.ram)
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         dirty.hurry(1)
         taken = [dirty.take() for _ in range(3)]
         assert taken == [made.find(name).ino for name in (b"c", b"a", b"b")]
@@ -126,7 +126,7 @@ def test_an_object_waits_for_its_time_unless_it_is_written_through(made: World) 
         through = made.namespace("n", write="through")
         del through
         await made.store(b"a", A, made.ram)
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         assert dirty.take() is None
         assert 900 < dirty.next_due() <= 1000
         written = await made.make_file(b"n/b", B)
@@ -156,7 +156,7 @@ def test_a_temporary_name_waits_for_its_rename(made: World, store: MemoryStore) 
 
     async def case() -> None:
         await made.make_file(temporary, A)
-        assert not len(made.residency.dirty)
+        assert not len(made.ledger.dirty)
         made.renames.rename(ROOT_INO, temporary, ROOT_INO, name, 0)
         await made.upload_all()
         assert len(contents(store)) == 1
@@ -190,10 +190,10 @@ def test_an_unlink_deletes_and_a_new_file_of_the_name_takes_it_back(
         await made.upload_all()
         made.tree.unlink(ROOT_INO, b"a")
         made.tree.unlink(ROOT_INO, b"b")
-        assert made.residency.dirty.superseded.deletes.keys() == {"p/@0/a", "p/@0/b"}
+        assert made.ledger.dirty.superseded.deletes.keys() == {"p/@0/a", "p/@0/b"}
         await made.store(b"a", B, made.ram)
         await made.upload(made.find(b"a").ino)
-        assert made.residency.dirty.superseded.deletes.keys() == {"p/@0/b"}
+        assert made.ledger.dirty.superseded.deletes.keys() == {"p/@0/b"}
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
         made.check_accounts()
@@ -324,11 +324,11 @@ def test_mode_owner_and_time_go_up_without_the_bytes(
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
         if spilled:
-            made.residency.evict(again(made, inode.ino))
+            made.ledger.removals.evict(again(made, inode.ino))
         calls = faults(made).calls
         made.attributes.change(inode.ino, mode=0o4600, uid=7, gid=8, mtime_ns=9)
-        assert inode.ino in made.residency.dirty
-        assert made.residency.dirty.bytes == 0, "no writer is to wait for it"
+        assert inode.ino in made.ledger.dirty
+        assert made.ledger.dirty.bytes == 0, "no writer is to wait for it"
         made.check()
         await made.upload_all()
         found = facts(store)
@@ -336,7 +336,7 @@ def test_mode_owner_and_time_go_up_without_the_bytes(
         assert found.digest == digest(A)
         assert contents(store) == {"@0/a": A}
         assert (calls["put"], calls["get"], calls["copy"]) == (0, 0, 1)
-        assert not made.residency.dirty.superseded.deletes
+        assert not made.ledger.dirty.superseded.deletes
         assert await made.read(inode.ino) == A
         made.attributes.change(inode.ino, mode=0o600)
         made.attributes.change(inode.ino, mode=0o4600)
@@ -352,7 +352,7 @@ def test_what_is_looked_at_is_not_uploaded_again(made: World) -> None:
         await made.upload_all()
         made.attributes.change(inode.ino, atime_ns=9)
         await made.read(inode.ino)
-        assert not len(made.residency.dirty)
+        assert not len(made.ledger.dirty)
 
     trio.run(case)
 
@@ -406,7 +406,7 @@ def test_a_catalog_that_does_not_know_what_was_said_says_nothing_new(
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
-        stored = made.residency.dirty.stored(inode.ino)
+        stored = made.ledger.dirty.stored(inode.ino)
         assert stored is not None
         with made.catalog.batch() as batch:
             value = keys.stored_value(stored)
@@ -446,7 +446,7 @@ def test_what_is_large_is_copied_in_parts(
         assert (calls["copy_part"], calls["copy"], calls["put_part"]) == (3, 0, 0)
         assert not store.unfinished
         assert not list((made.tmp / "uploads").iterdir())
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == content
 
@@ -470,7 +470,7 @@ def test_a_copy_in_parts_that_fails_is_made_again(
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         if what == "name":
             made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         else:
@@ -498,7 +498,7 @@ def test_a_copy_that_nobody_heard_of_is_found(
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
-        made.residency.evict(again(made, inode.ino))
+        made.ledger.removals.evict(again(made, inode.ino))
         if what == "name":
             made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0)
         else:
@@ -653,7 +653,7 @@ def test_a_lost_race_for_a_name_leaves_nothing_under_the_old_one(
         made.renames.rename(ROOT_INO, b"t", ROOT_INO, b"a", 0)
         store.put("p/@0/a", B, {}, once=True)
         if not here:
-            made.residency.evict(again(made, inode.ino))
+            made.ledger.removals.evict(again(made, inode.ino))
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
         assert counters(made)["conflicts"] == 1
@@ -678,7 +678,7 @@ def test_what_others_change_while_it_is_described_anew_follows_the_bucket(
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
         if not here:
-            made.residency.evict(again(made, inode.ino))
+            made.ledger.removals.evict(again(made, inode.ino))
         if what == "mode":
             made.attributes.change(inode.ino, mode=0o600)
         else:
@@ -727,7 +727,7 @@ def test_what_fails_stays_dirty_and_goes_up_later(
         faults(made, Fault("put", 1, error, late=late))  # type: ignore[arg-type]
         await made.upload(inode.ino)
         if not again(made, inode.ino).in_bucket:  # its own attempt is known by its token
-            assert inode.ino in made.residency.dirty
+            assert inode.ino in made.ledger.dirty
             own = isinstance(error, WrongBytesError)
             assert made.bucket.health.state == ("healthy" if own else "suspect")
         made.check()
@@ -767,7 +767,7 @@ def test_a_copy_with_other_bytes_is_not_uploaded_but_quarantined(
         spoil(Path(made.fast.path(inode.ino, inode.version)))
         await made.upload(inode.ino)
         assert contents(store) == {}
-        assert made.residency.holders(again(made, inode.ino)) == [made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.nvme]
         await made.upload_all()
         assert contents(store) == {"@0/a": A}
 
@@ -833,7 +833,7 @@ def test_a_restart_finds_what_is_dirty_and_what_is_to_be_deleted(
             await made.close(held, writable=True)
 
     async def after() -> None:
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         ino = made.find(b"a").ino
         assert ino in dirty, "before anything is loaded"
         assert made.find(b"c").ino not in dirty
@@ -872,16 +872,16 @@ def test_what_the_bucket_has_leaves_the_tiers_and_keeps_its_name(
         inode = await made.store(b"a", A, tier)
         await made.upload_all()
         assert made.room.reserve(tier, tier.capacity - made.room.headroom) or tier is made.ram
-        if made.residency.holders(again(made, inode.ino)):
-            made.residency.evict(again(made, inode.ino))
+        if made.ledger.tiers.holders(again(made, inode.ino)):
+            made.ledger.removals.evict(again(made, inode.ino))
         tier.reserved = 0
         found = made.find(b"a")
-        assert made.residency.holders(found) == []
+        assert made.ledger.tiers.holders(found) == []
         assert not made.gone
-        assert not made.residency.is_lost(found)
+        assert not made.ledger.records.is_lost(found)
         await made.dispatcher.trash.empty()
         made.check()
-        assert made.residency.spilled == 1
+        assert made.ledger.accounts.spilled == 1
         assert contents(store) == {"@0/a": A}
         made.tree.unlink(ROOT_INO, b"a")
         await made.upload_all()
@@ -899,8 +899,8 @@ def test_what_is_dirty_is_no_victim(made: World) -> None:
         await made.upload(made.find(b"b").ino)
         while made.room._reclaim(made.nvme):
             pass
-        assert made.residency.holders(made.find(b"a")) == [made.nvme]
-        assert made.residency.holders(made.find(b"b")) == []
+        assert made.ledger.tiers.holders(made.find(b"a")) == [made.nvme]
+        assert made.ledger.tiers.holders(made.find(b"b")) == []
 
     trio.run(case)
 
@@ -923,7 +923,7 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
 
         with pytest.raises(NoSpaceError):
             await fill()
-        assert (len(made.residency.dirty) == 1) == (full == "bound")
+        assert (len(made.ledger.dirty) == 1) == (full == "bound")
         assert counters(made)["waits"]
         made.bucket.wait = 30
         async with trio.open_nursery() as nursery:
@@ -958,9 +958,9 @@ def test_a_file_of_holes_stays_here_and_is_dirty(
         held = await made.create(b"a")
         made.write(held, b"x", 100 * MIB)
         await made.close(held, writable=True)
-        assert not len(made.residency.dirty)
+        assert not len(made.ledger.dirty)
         assert contents(store) == {}
-        inode = made.residency.inode(held.inode.ino)
+        inode = made.ledger.table.inode(held.inode.ino)
         assert inode is not None
         assert made.lifecycle.attribute(inode, b"user.kvfs.dirty") == b"1"
 
@@ -1064,7 +1064,7 @@ def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
         made.tree.unlink(ROOT_INO, b"a")
         await made.upload_all()
         assert contents(store) == {"@0/a": B}
-        assert not made.residency.dirty.superseded.deletes
+        assert not made.ledger.dirty.superseded.deletes
 
     trio.run(case)
 
@@ -1079,7 +1079,7 @@ def test_the_oldest_is_known_without_looking_at_all(
     chance = random.Random(seed)
 
     async def case() -> None:
-        dirty = made.residency.dirty
+        dirty = made.ledger.dirty
         inodes = [await made.make_file(b"%d" % number, A) for number in range(20)]
         for _ in range(2000):
             inode = chance.choice(inodes)

@@ -13,7 +13,7 @@ import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.download import streaming
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
 from kvfs.movement.movers import Moved
@@ -264,7 +264,7 @@ def made(tmp_path: Path, store: MemoryStore, gate: Gate) -> Iterator[World]:
     gated = Gated(store)
     gated.gate = gate
     with world(tmp_path, store=gated, ram=256 * MIB, nvme=256 * MIB) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         begin(found)
         yield found
         trio.run(found.check_at_rest)
@@ -285,7 +285,7 @@ def begin(made: World) -> None:
 async def spilled(made: World) -> Inode:
     inode = await made.store(b"a", CONTENT, made.ram)
     await made.upload_all()
-    made.residency.evict(again(made, inode.ino))
+    made.ledger.removals.evict(again(made, inode.ino))
     made.check()
     return again(made, inode.ino)
 
@@ -313,13 +313,13 @@ def test_it_is_open_before_it_is_here(made: World, gate: Gate) -> None:
         assert await read(made, held, 7) == CONTENT[7:107]
         assert made.dispatcher.hydration is not None
         assert made.dispatcher.hydration.streaming == 1
-        assert made.residency.holders(held.inode) == []
+        assert made.ledger.tiers.holders(held.inode) == []
         gate.let(lambda _: True)
         found = [await read(made, held, at, MIB) for at in range(0, len(CONTENT), MIB)]
         assert b"".join(found) == CONTENT
         await ended(made)
         made.check()
-        assert made.residency.holders(held.inode) == [made.ram]
+        assert made.ledger.tiers.holders(held.inode) == [made.ram]
         assert await read(made, held, len(CONTENT) - 3) == CONTENT[-3:]
         await close(made, held)
         assert await made.read(inode.ino) == CONTENT
@@ -395,7 +395,7 @@ def test_what_a_dead_mover_said_of_its_file_is_not_believed(made: World) -> None
         inode = await spilled(made)
         assert made.ram is not None
         found: list[Stream] = []
-        stored = made.residency.dirty.stored(inode.ino)
+        stored = made.ledger.dirty.stored(inode.ino)
         assert stored is not None
 
         def began(stream: Stream) -> None:
@@ -425,7 +425,7 @@ def test_what_is_below_the_bound_comes_as_a_whole(made: World) -> None:
             held = await made.objects.open(inode.ino, writable=False)
             assert not held.direct
             await close(made, held)
-            made.residency.evict(again(made, inode.ino))
+            made.ledger.removals.evict(again(made, inode.ino))
 
     trio.run(case)
 

@@ -10,7 +10,8 @@ import pytest
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
 from kvfs.catalog.journal import Changes
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names import tree as module
 from kvfs.core.names.attributes import ATIME_STEP, Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
@@ -52,7 +53,7 @@ class Clock:
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
     catalog = Catalog(tmp_path / "catalog")
-    made = Tree(Residency(catalog, None, None, session=1, gone=lambda *_: None), now=Clock())
+    made = Tree(Ledger(catalog, Tiers(None, None), session=1, gone=lambda *_: None), now=Clock())
     made.make_root(uid=7, gid=8)
     yield made
     check(made)
@@ -183,7 +184,7 @@ def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
     """Somebody may be inside: the walk over a dropped namespace removes what is open, too."""
     ino = mkdir(tree, b"a")
     tree.rmdir(ROOT_INO, b"a")
-    tree.residency.purge(ino)
+    tree.ledger.removals.purge(ino)
     with pytest.raises(StaleError):
         tree.inode(ino)
     for call in (
@@ -278,7 +279,7 @@ def test_attributes_go_with_their_owner(tree: Tree) -> None:
     Attributes(tree).set_xattr(ino, b"user.a", b"1")
     tree.rmdir(ROOT_INO, b"dir")
     assert Attributes(tree).xattrs(ino) == [b"user.a"]
-    tree.residency.purge(ino)
+    tree.ledger.removals.purge(ino)
     assert Attributes(tree).xattrs(ino) == []
 
 
@@ -340,7 +341,7 @@ def test_replacing(tree: Tree) -> None:
     assert tree.lookup(ROOT_INO, b"other").ino == pipe
     for gone in (other, empty):
         assert tree.inode(gone).nlink == 0
-        tree.residency.purge(gone)
+        tree.ledger.removals.purge(gone)
         with pytest.raises(StaleError):
             tree.inode(gone)
     assert sorted(names(tree)) == [b"empty", b"full", b"other"]

@@ -89,7 +89,7 @@ def run(tmp_path: Path) -> Callable[[Callable[[Mount], Awaitable[None]]], None]:
 
     async def served(made: World, case: Callable[[Mount], Awaitable[None]]) -> None:
         async with trio.open_nursery() as nursery:
-            made.residency.namespaces.share(Shares(nursery, SIZE))
+            made.ledger.namespaces.share(Shares(nursery, SIZE))
             await case(Mount(made))
             nursery.cancel_scope.cancel()
 
@@ -102,7 +102,7 @@ def run(tmp_path: Path) -> Callable[[Callable[[Mount], Awaitable[None]]], None]:
 
 def debt(mount: Mount) -> float:
     """Seconds that the next one waits."""
-    shares = mount.made.residency.namespaces.shares
+    shares = mount.made.ledger.namespaces.shares
     assert shares is not None
     return shares.total._paid_at - trio.current_time()
 
@@ -166,7 +166,7 @@ def test_an_open_ends_when_its_process_is_killed_and_is_not_charged(
                 await mount.open(b"a")
             assert raised.value.errno == errno.EINTR
 
-        shares = mount.made.residency.namespaces.shares
+        shares = mount.made.ledger.namespaces.shares
         assert shares is not None
         shares.total.rate = 1  # 950 s of debt
         async with trio.open_nursery() as nursery:

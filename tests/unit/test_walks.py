@@ -87,7 +87,7 @@ def test_a_walk_lets_others_in_after_each_step(tmp_path: Path) -> None:
         seen = [space.objects]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
-            while made.residency.namespaces.dropped:
+            while made.ledger.namespaces.dropped:
                 await trio.lowlevel.checkpoint()
                 seen.append(space.objects)
             nursery.cancel_scope.cancel()
@@ -108,8 +108,8 @@ def test_a_walk_waits_for_the_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
             await wait_all_tasks_blocked()
-            assert 20 < len(made.residency.trash) <= 20 + walks.STEP
-            while made.residency.namespaces.dropped:
+            assert 20 < len(made.ledger.trash.files) <= 20 + walks.STEP
+            while made.ledger.namespaces.dropped:
                 await made.dispatcher.trash.empty()
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
@@ -123,17 +123,17 @@ def test_what_is_being_opened_is_left_for_later(tmp_path: Path) -> None:
         made.namespace("a")
         inode = await made.make_file(b"a/x", BYTES)
         await made.make_file(b"a/y", BYTES)
-        await made.residency.lock(inode.ino)
+        await made.ledger.table.lock(inode.ino)
         made.drop("a")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
-            while made.residency.objects > 1:
+            while made.ledger.accounts.objects > 1:
                 await trio.lowlevel.checkpoint()
             for _ in range(10):
                 await trio.lowlevel.checkpoint()
             assert made.tree.inode(inode.ino).links
-            made.residency.unlock(inode.ino)
-            while made.residency.namespaces.dropped:
+            made.ledger.table.unlock(inode.ino)
+            while made.ledger.namespaces.dropped:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         await made.check_at_rest()
@@ -163,13 +163,13 @@ def test_a_step_that_is_refused_has_changed_nothing_and_is_done_again(
                 made.drop("b")
             with monkeypatch.context() as patch:
                 patch.setattr(made.catalog, "commit", refuse)
-                while made.residency.namespaces.unaccounted or made.residency.namespaces.dropped:
+                while made.ledger.namespaces.unaccounted or made.ledger.namespaces.dropped:
                     try:
                         await some_steps(made)
                     except CatalogError:
                         made.check()
         await made.close(held, writable=False)
-        assert made.residency.objects == 0
+        assert made.ledger.accounts.objects == 0
         await made.check_at_rest()
 
     run(case, tmp_path)
@@ -177,7 +177,7 @@ def test_a_step_that_is_refused_has_changed_nothing_and_is_done_again(
 
 async def some_steps(made: World) -> None:
     """As `run` walks, in this task."""
-    for ino in list(made.residency.namespaces.unaccounted):
+    for ino in list(made.ledger.namespaces.unaccounted):
         await made.walks._account_anew(ino)
-    for ino in list(made.residency.namespaces.dropped):
+    for ino in list(made.ledger.namespaces.dropped):
         await made.walks._clear(ino)

@@ -23,7 +23,7 @@ from tests.unit.world import MIB, World, world
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[World]:
     with world(tmp_path, store=FaultyStore(MemoryStore())) as found:
-        trio.run(found.residency.dirty.load)
+        trio.run(found.ledger.dirty.load)
         yield found
         trio.run(found.check_at_rest)
 
@@ -71,11 +71,11 @@ def test_what_is_compressed_on_nvme_comes_to_ram(made: World) -> None:
         content = b"1" * transfers.PACKED_LEAST
         inode = await made.store(b"a", content, made.ram)
         await made.demote(inode.ino)
-        made.residency.drop_copy(again(made, inode.ino), made.fast)
+        made.ledger.records.drop_copy(again(made, inode.ino), made.fast)
         assert again(made, inode.ino).packed is not None
         found = await warmed(made, inode.ino)
         assert found["done"] == 1
-        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.ram, made.nvme]
         assert await made.read(inode.ino) == content
         made.check()
 
@@ -86,7 +86,7 @@ def test_what_only_nvme_has_comes_to_ram(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.nvme)
         found = await warmed(made, inode.ino)
-        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.ram, made.nvme]
         assert found["done"] == 1
 
     run(case)
@@ -96,7 +96,7 @@ def test_without_a_bucket_it_is_from_nvme_to_ram(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", A, made.nvme)
         found = await warmed(made, ROOT_INO)
-        assert made.residency.holders(again(made, inode.ino)) == [made.ram, made.nvme]
+        assert made.ledger.tiers.holders(again(made, inode.ino)) == [made.ram, made.nvme]
         assert found["done"] == 1
 
     with world(tmp_path) as made:

@@ -19,7 +19,7 @@ from kvfs.core.capacity.placement import Placement
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.dispatcher import Dispatcher
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.moves.movement import Movement
 from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import Renames
@@ -243,31 +243,31 @@ class World:
             place = Place("memory", "p/")
             self.bucket = Bucket(place, Terms(part=5 * MIB), most=1 << 40, delay=0, wait=30)
             bind(self.catalog, self.bucket)
-        self.residency = begin_session(
+        self.ledger = begin_session(
             self.catalog,
             self.ram,
             self.nvme,
             bucket=self.bucket,
             takeover=False,
-            gone=lambda *_: None,  # no kernel knows yet
+            gone=self._gone,
         )
-        self.residency.gone = self._gone
-        self.residency.estimate()
-        self.room = Room(self.residency)
-        self.quota = Quota(self.residency, self.room.victims)
+        self.gone.clear()  # no kernel knows yet
+        self.ledger.accounts.estimate()
+        self.room = Room(self.ledger)
+        self.quota = Quota(self.ledger, self.room.victims)
         self.placement = Placement(self.room, self.quota)
-        self.tree = Tree(self.residency, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
+        self.tree = Tree(self.ledger, templates=lambda name: self.templates(name))  # noqa: PLW0108 (a test may change it)
         self.renames, self.attributes = Renames(self.tree), Attributes(self.tree)
         self.walks = Walks(self.tree, self.quota)
         self.movers = Inline()
-        self.movers.counters = self.residency.counters
+        self.movers.counters = self.ledger.counters
         self.remote: InlineRemote | None = None
         if self.bucket_store is not None and self.bucket is not None:
             self.remote = InlineRemote(self.movers, self.bucket, self.bucket_store)
         notes = self.tmp / "uploads"
         notes.mkdir(exist_ok=True)
         self.dispatcher = Dispatcher(
-            *(self.residency, self.room, self.quota, self.movers),
+            *(self.ledger, self.room, self.quota, self.movers),
             promote_after=2,
             reclaimable=25,
             remote=self.remote,
@@ -279,7 +279,7 @@ class World:
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.objects = self.kind(
-            self.residency,
+            self.ledger,
             self.placement,
             self.backings,
             self.dispatcher.settlement,
@@ -293,7 +293,7 @@ class World:
         self.gone.append((parent, name, ino))
 
     def stop(self) -> None:
-        for held in self.residency.open.values():
+        for held in self.ledger.table.open.values():
             if held.fd >= 0:
                 os.close(held.fd)
         self.catalog.close()
@@ -311,7 +311,7 @@ class World:
         """A new daemon on the same storage; the census is the caller's."""
         with self.catalog.batch() as batch:
             if not crash:
-                batch.set_fact("clean", str(self.residency.session))
+                batch.set_fact("clean", str(self.ledger.session))
             if reboot:
                 batch.set_fact("boot", "an earlier one")
         self.stop()
@@ -321,7 +321,7 @@ class World:
 
     @property
     def tiers(self) -> list[Tier]:
-        return self.residency.tiers
+        return self.ledger.tiers.local
 
     @property
     def fast(self) -> RamTier:
@@ -409,7 +409,7 @@ class World:
 
     async def walk(self) -> None:
         """Until nothing is dropped, or accounted to what it was in before, any more."""
-        namespaces = self.residency.namespaces
+        namespaces = self.ledger.namespaces
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.walks.run)
             while namespaces.dropped or namespaces.unaccounted:
@@ -418,7 +418,7 @@ class World:
 
     async def close_prefixes(self) -> None:
         """Until no block's directory is there without its block any more."""
-        going = self.residency.prefixes.going
+        going = self.ledger.prefixes.going
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.walks.close_prefixes)
             while going:
@@ -489,18 +489,18 @@ class World:
         """Every inode there is, as the core sees it."""
         known = {inode.ino for inode in self.catalog.inodes_after(0, 1 << 20)}
         for ino in sorted(known):
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
             assert inode is not None
             yield inode
-        assert set(self.residency.open) <= known
+        assert set(self.ledger.table.open) <= known
 
     def on_disk(self, tier: Tier) -> set[str]:
         return {path for _, _, path in tier.files()}
 
     def check_accounts(self) -> None:
         """What holds between any two awaits: used bytes, objects, lists."""
-        residency = self.residency
-        if not residency.census_done.is_set():
+        ledger = self.ledger
+        if not ledger.accounts.census_done.is_set():
             return  # what it has not reached is not in the accounts
         used, objects = Counter[str](), Counter[str]()
         clean = clean_objects = spilled = 0
@@ -511,16 +511,16 @@ class World:
             space: Blocks(lambda _: None) for space in self.spaces() if space.blocks is not None
         }
         for inode in self.inodes():
-            held = residency.open.get(inode.ino)
-            if not inode.is_file or inode.ino in residency.limbo:
+            held = ledger.table.open.get(inode.ino)
+            if not inode.is_file or inode.ino in ledger.orphans.rooms:
                 continue
             if not (inode.sealed if held is None else held.accounted):
                 assert held is not None, f"{inode} is neither open nor sealed"
                 continue
-            holders = residency.holders(inode)
+            holders = ledger.tiers.holders(inode)
             if held is None or not held.coming or inode.links:  # else its key is kept for it
                 assert holders or inode.in_bucket, f"{inode} is nowhere"
-            if (known := blocks.get(residency.namespaces.of(inode))) is not None:
+            if (known := blocks.get(ledger.namespaces.of(inode))) is not None:
                 tiers = [tier.name for tier in holders]
                 known.count(inode, [*tiers, "s3"] if inode.in_bucket else tiers, 1)
             if inode.in_bucket:
@@ -530,12 +530,12 @@ class World:
                 spilled += inode.in_bucket
                 continue
             for tier in holders:
-                used[tier.name] += residency.cost(inode, tier)
+                used[tier.name] += ledger.tiers.cost(inode, tier)
                 objects[tier.name] += 1
             if len(holders) > 1:
                 clean += Tier.cost(inode.blocks)
                 clean_objects += 1
-            space = residency.namespaces.of(inode)
+            space = ledger.namespaces.of(inode)
             spaces[space][0] += Tier.cost(inode.blocks)
             spaces[space][1] += 1
             for tier in holders:
@@ -554,21 +554,24 @@ class World:
         for space, known in blocks.items():
             assert space.blocks is not None
             assert space.blocks._of == known._of, f"namespace {space.ino}"
-        assert (residency.clean_bytes, residency.clean_objects) == (clean, clean_objects)
+        assert (ledger.accounts.clean_bytes, ledger.accounts.clean_objects) == (
+            clean,
+            clean_objects,
+        )
         # Those of NVMe may be there in vain, from the past.
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
         in_ram += self.listed("ram_spare")
         assert sorted(in_ram) == sorted(found[self.ram] if self.ram else ())
         local = len(set().union(*found.values()))
-        assert residency.spilled == spilled
-        assert residency.objects == local + spilled + len(residency.staging)
-        if residency.bucket is not None:
-            assert [residency.bucket.used, residency.bucket.objects] == stored
+        assert ledger.accounts.spilled == spilled
+        assert ledger.accounts.objects == local + spilled + len(ledger.table.staging)
+        if ledger.tiers.bucket is not None:
+            assert [ledger.tiers.bucket.used, ledger.tiers.bucket.objects] == stored
             self.check_dirty()
 
     def check_dirty(self) -> None:
         """What the marks say of the bucket is what is known in memory."""
-        dirty = self.residency.dirty
+        dirty = self.ledger.dirty
         if not dirty.loaded:
             return
         marked = {ino for ino, _ in self.catalog.marks(keys.UNSTORED)}
@@ -577,7 +580,7 @@ class World:
         assert set(dirty.contested) == contested
         assert not contested & marked
         for ino in contested:
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
             assert inode is not None
             assert inode.sealed
             assert inode.links
@@ -602,7 +605,7 @@ class World:
 
     def spaces(self) -> list[Namespace]:
         """All, also those that were dropped, and those of which only open files are left."""
-        namespaces = self.residency.namespaces
+        namespaces = self.ledger.namespaces
         left = (*namespaces.dropped.values(), *namespaces._ended.values())
         assert all(space.objects for space in namespaces._ended.values())
         return [*namespaces, *left]
@@ -610,11 +613,11 @@ class World:
     def check(self) -> None:
         """What holds between any two operations."""
         self.check_accounts()
-        residency = self.residency
-        assert not residency.busy
+        ledger = self.ledger
+        assert not ledger.table.busy
         reserved = Counter[str]()
         staging, unfinished = set(), set()
-        for ino, held in residency.open.items():
+        for ino, held in ledger.table.open.items():
             assert held.inode.ino == ino
             assert held.readers + held.writers > 0
             assert held.fd >= 0 or not held.writers
@@ -624,27 +627,27 @@ class World:
                 staging.add(ino)
             if not held.inode.links or (held.writers and not held.inode.sealed):
                 unfinished.add(ino)
-        for ino, room in residency.limbo.items():
+        for ino, room in ledger.orphans.rooms.items():
             inode = self.catalog.inode(ino)
             assert inode is not None
             assert not inode.links
             if room is None:
                 assert not inode.is_file
             else:
-                assert residency.holders(inode) == [room.tier]
+                assert ledger.tiers.holders(inode) == [room.tier]
                 reserved[room.tier.name] += room.size
             unfinished.add(ino)
-        assert not residency.limbo.keys() & residency.open.keys()
-        assert set(residency.staging) == staging
+        assert not ledger.orphans.rooms.keys() & ledger.table.open.keys()
+        assert set(ledger.table.staging) == staging
         written = Counter[Namespace]()
-        for held in residency.open.values():
+        for held in ledger.table.open.values():
             if held.space is not None:
                 written[held.space] += held.staged
         for space in self.spaces():
             assert space.staged == written[space]
             assert not space.ahead or written[space]
         if self.dispatcher.hydration is not None:
-            headers = sum(held.header is not None for held in residency.open.values())
+            headers = sum(held.header is not None for held in ledger.table.open.values())
             assert self.dispatcher.hydration.headers.kept == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
@@ -652,7 +655,7 @@ class World:
         assert set(self.catalog.unfinished()) == unfinished
         self.check_names()
         self.check_files()
-        ids = {held.backing_id for held in residency.open.values()} - {0}
+        ids = {held.backing_id for held in ledger.table.open.values()} - {0}
         assert ids == self.backings.taken
 
     def check_names(self) -> None:
@@ -671,7 +674,7 @@ class World:
             for entry in self.catalog.entries_after(directory.ino, 0, 1 << 20):
                 assert self.catalog.lookup(directory.ino, entry.name) == entry
                 entries.add((directory.ino, entry.cookie, entry.ino))
-                inode = self.residency.inode(entry.ino)
+                inode = self.ledger.table.inode(entry.ino)
                 assert inode is not None, f"{entry} leads nowhere"
                 subdirs += inode.is_dir
             assert directory.subdirs == subdirs
@@ -680,9 +683,9 @@ class World:
 
     def check_prefixes(self) -> None:
         """A block has its directory; what has lost its block is on its way."""
-        prefixes = self.residency.prefixes
+        prefixes = self.ledger.prefixes
         assert prefixes.going == {ino for ino, _ in self.catalog.marks(keys.GOING)}
-        for space in self.residency.namespaces:
+        for space in self.ledger.namespaces:
             if not space.settings.prefix:
                 continue
             entries = self.catalog.entries_after(space.ino, 0, 1 << 20)
@@ -690,13 +693,13 @@ class World:
             blocks = {
                 found.key.hex().encode(): prefix.number(bytes.fromhex(above.decode()))
                 for above, ino in directories.items()
-                if (inode := self.residency.inode(ino)) is not None and inode.is_dir
+                if (inode := self.ledger.table.inode(ino)) is not None and inode.is_dir
                 for entry in self.catalog.entries_after(ino, 0, 1 << 20)
                 if (found := prefix_paths.parse(os.fsdecode(entry.name))) and not found.temporary
             }
             assert not blocks.keys() - directories, "a block has no directory"
             for name, ino in directories.items():
-                inode = self.residency.inode(ino)
+                inode = self.ledger.table.inode(ino)
                 assert inode is not None
                 if inode.key and ino not in prefixes.going:
                     number = prefix.number(bytes.fromhex(name.decode()))
@@ -710,11 +713,11 @@ class World:
             named = {
                 tier.path(inode.ino, inode.version)
                 for inode in self.inodes()
-                if inode.is_file and tier in self.residency.holders(inode)
+                if inode.is_file and tier in self.ledger.tiers.holders(inode)
             }
             trash = {
                 tier.path(trash.ino, trash.version)
-                for trash in self.residency.trash
+                for trash in self.ledger.trash.files
                 if trash.tier is tier
             }
             found = self.on_disk(tier)
@@ -726,9 +729,9 @@ class World:
 
     async def check_at_rest(self) -> None:
         """Nothing is open: no room is reserved, nothing is thrown away but not unlinked."""
-        assert not self.residency.open
-        for ino in list(self.residency.limbo):
-            self.residency.purge(ino)  # the kernel forgets what was unlinked
+        assert not self.ledger.table.open
+        for ino in list(self.ledger.orphans.rooms):
+            self.ledger.removals.purge(ino)  # the kernel forgets what was unlinked
         await self.dispatcher.trash.empty()
         self.check()
         assert all(tier.reserved == 0 for tier in self.tiers)

@@ -40,8 +40,8 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         return {
             "name": name,
             "own": own,
-            "problem": found.homeless(lifecycle.residency.tiers),
-            "note": found.note(lifecycle.residency.tiers),
+            "problem": found.homeless(lifecycle.ledger.tiers.local),
+            "note": found.note(lifecycle.ledger.tiers.local),
             **found.describe(),
             "models": lifecycle.namespaces.describe_models([found]),
         }
@@ -75,7 +75,7 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
         "namespaces": [
             {
                 "name": namespaces.name(one.ino),
-                "problem": one.homeless(lifecycle.residency.tiers),
+                "problem": one.homeless(lifecycle.ledger.tiers.local),
                 **one.describe(),
             }
             for one in sorted(namespaces, key=lambda one: one.ino != ROOT_INO)

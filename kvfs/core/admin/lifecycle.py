@@ -3,7 +3,7 @@
 Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds.
 A switch or a drop takes the top-level directory's name away from its inode: what was below is not
 found any more, by path at once, by whoever is still inside because it is accounted to something
-that was dropped (`Residency.is_gone`). Settings are validated here against the tiers of the mount.
+that was dropped (`Ledger.is_gone`). Settings are validated here against the tiers of the mount.
 All methods are synchronous. Not for the space that follows: `Walks`.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
 from kvfs.core.admin import pins
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.names.tree import RESERVED, Tree
 from kvfs.core.namespaces.namespace import Namespace, takes
 from kvfs.core.namespaces.namespaces import MOUNT
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 PREFIX = b"user.kvfs."  # attributes of a namespace's directory
 
 
-def _where(residency: Residency, inode: Inode) -> str:
-    names = [tier.name for tier in residency.holders(inode)]
+def _where(ledger: Ledger, inode: Inode) -> str:
+    names = [tier.name for tier in ledger.tiers.holders(inode)]
     return "+".join([*names, "s3"] if inode.in_bucket else names)
 
 
-def _is_dirty(residency: Residency, inode: Inode) -> str:
-    dirty = residency.dirty
+def _is_dirty(ledger: Ledger, inode: Inode) -> str:
+    dirty = ledger.dirty
     if inode.ino in dirty:
         return "1"
     if inode.in_bucket or not dirty.meant(inode):
@@ -53,12 +53,12 @@ class Warmer(Protocol):
     def is_wanted(self, inode: Inode) -> bool: ...
 
 
-def _is_pinned(residency: Residency, inode: Inode) -> str:
-    pinned = residency.namespaces.of(inode).settings.pin or pins.is_pinned(residency, inode)
+def _is_pinned(ledger: Ledger, inode: Inode) -> str:
+    pinned = ledger.namespaces.of(inode).settings.pin or pins.is_pinned(ledger, inode)
     return "on" if pinned else "off"
 
 
-_OF_FILES: dict[bytes, Callable[[Residency, Inode], str]] = {
+_OF_FILES: dict[bytes, Callable[[Ledger, Inode], str]] = {
     b"user.kvfs.tier": _where,
     b"user.kvfs.dirty": _is_dirty,
     PIN: _is_pinned,
@@ -82,7 +82,7 @@ class Lifecycle:
     ) -> None:
         self.tree = tree
         self.warmer = warmer
-        self.residency: Residency = tree.residency
+        self.ledger: Ledger = tree.ledger
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
         self.gone = gone
@@ -174,7 +174,7 @@ class Lifecycle:
         return self._set(directory, settings)
 
     def _valid(self, settings: Settings) -> Settings:
-        settings.check_media(self.residency.media)
+        settings.check_media(self.ledger.tiers.media)
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
@@ -188,13 +188,13 @@ class Lifecycle:
             elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
-            bucket = self.residency.bucket
+            bucket = self.ledger.tiers.bucket
             if bucket is not None and takes(settings, bucket) and not takes(before, bucket):
-                self.residency.dirty.look_back(batch)
+                self.ledger.dirty.look_back(batch)
             batch.answers()
-        self.residency.wake()
+        self.ledger.work.wake()
         found = self.namespaces.of(directory)
-        note = found.note(self.residency.tiers)
+        note = found.note(self.ledger.tiers.local)
         if note and before.compression != settings.compression:
             log.info("namespace %s: %s", self.namespaces.name(ino), note)
         return found
@@ -266,14 +266,14 @@ class Lifecycle:
         batch.unlink(ROOT_INO, name)
         batch.put(directory)
         self.namespaces.drop(directory.ino, name.name, batch)
-        batch.then(self.residency.wake)
+        batch.then(self.ledger.work.wake)
 
     # Attributes
 
     def attribute(self, directory: Inode, name: bytes) -> bytes | None:
         """A setting as `user.kvfs.NAME` has it, or where a file is; None if it is none."""
         if directory.is_file and name in _OF_FILES:
-            return _OF_FILES[name](self.residency, directory).encode()
+            return _OF_FILES[name](self.ledger, directory).encode()
         if name == WARM and (directory.is_file or directory.is_dir):
             return b"1" if self.warmer.is_wanted(directory) else b"0"
         texts = self.settings(directory).to_text()
@@ -322,12 +322,12 @@ class Lifecycle:
                 f"attribute {PIN.decode()}={os.fsdecode(value)!r} of inode {inode.ino}: "
                 "expected on or off"
             )
-        pins.pin(self.residency, inode, on=value == b"on")
+        pins.pin(self.ledger, inode, on=value == b"on")
 
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""
         if name == PIN and inode.is_file:
-            if not pins.is_pinned(self.residency, inode):
+            if not pins.is_pinned(self.ledger, inode):
                 raise NoAttributeError(f"inode {inode.ino} is not pinned")
             self._pin(inode, b"off")
             return

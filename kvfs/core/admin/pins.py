@@ -12,49 +12,49 @@ from functools import partial
 from typing import Any
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.places import PIN
 from kvfs.errors import InvalidError
 
 
-def is_pinned(residency: Residency, inode: Inode) -> bool:
+def is_pinned(ledger: Ledger, inode: Inode) -> bool:
     """Whether somebody has pinned this file itself."""
-    return residency.namespaces.places.is_pinned(inode)
+    return ledger.namespaces.places.is_pinned(inode)
 
 
-def pin(residency: Residency, inode: Inode, *, on: bool) -> bool:
+def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
     """Whether that changed anything. Raises InvalidError for what is no file, CatalogError."""
     if not inode.is_file:
         raise InvalidError(f"inode {inode.ino} is no file: files are pinned, and namespaces")
-    if is_pinned(residency, inode) == on:
+    if is_pinned(ledger, inode) == on:
         return False
     before = inode.copy()
-    inode.kept = on or residency.namespaces.places.keeps(inode)
-    with residency.catalog.batch() as batch:
+    inode.kept = on or ledger.namespaces.places.keeps(inode)
+    with ledger.catalog.batch() as batch:
         if on:
             batch.set_xattr(inode.ino, PIN, b"on")
         else:
             batch.remove_xattr(inode.ino, PIN)
         batch.put(inode)
         batch.answers()
-        if inode.kept != before.kept and residency.accounted(inode):
-            batch.then(partial(residency.dismiss, before))
-            batch.then(partial(residency.count_anew, inode))
+        if inode.kept != before.kept and ledger.accounts.accounted(inode):
+            batch.then(partial(ledger.accounts.dismiss, before))
+            batch.then(partial(ledger.accounts.count_anew, inode))
     return True
 
 
 class Pins:
     """The visitor of a tree."""
 
-    def __init__(self, residency: Residency, *, on: bool) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger, *, on: bool) -> None:
+        self.ledger = ledger
         self.on = on
         self.changed = self.refused = 0
         self.why: dict[str, int] = {}
 
     def visit(self, inode: Inode) -> None:
-        if not self.residency.is_gone(inode):
-            self.changed += pin(self.residency, inode, on=self.on)
+        if not self.ledger.removals.is_gone(inode):
+            self.changed += pin(self.ledger, inode, on=self.on)
 
     def failed(self, inode: Inode, error: Exception) -> None:  # noqa: ARG002 (a visitor's)
         self.refused += 1

@@ -34,7 +34,7 @@ class Ranking:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
-        self.residency = lifecycle.residency
+        self.ledger = lifecycle.ledger
         self._wanted = trio.Event()
         self._found = trio.Event()
         self._largest: list[tuple[int, int]] = []  # size, inode; the largest first
@@ -52,7 +52,7 @@ class Ranking:
             raise ConfigError(f"count={count!r}: expected 1 to {MOST}")
         age: float | None = 0.0
         if order == "hot":
-            inos = [hot.key for hot in self.residency.namespaces.hot.top(count)]
+            inos = [hot.key for hot in self.ledger.namespaces.hot.top(count)]
         else:
             await self._look()
             inos = [ino for _, ino in self._largest[:count]]
@@ -87,7 +87,7 @@ class Ranking:
         at, spent = 0, 0.0
         while True:
             began = time.perf_counter()
-            inodes = self.residency.catalog.inodes_after(at, STEP)
+            inodes = self.ledger.catalog.inodes_after(at, STEP)
             for inode in inodes:
                 if not inode.is_file or not inode.links:
                     continue
@@ -109,7 +109,7 @@ class Ranking:
         for number, ino in enumerate(inos):
             if number % DESCRIBED == DESCRIBED - 1:
                 await trio.lowlevel.checkpoint()
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
             if inode is None or self._is_past(inode):
                 continue
             if path := path_of(self.lifecycle, ino):
@@ -117,20 +117,20 @@ class Ranking:
         return found
 
     def _is_past(self, inode: Inode) -> bool:
-        """As `Residency.is_gone`, but a question drops nothing."""
-        namespaces = self.residency.namespaces
+        """As `Ledger.is_gone`, but a question drops nothing."""
+        namespaces = self.ledger.namespaces
         return namespaces.is_dropped(inode) or namespaces.of(inode).expired(inode)
 
     def _one(self, inode: Inode, path: str) -> dict[str, Any]:
-        residency, namespaces = self.residency, self.residency.namespaces
+        ledger, namespaces = self.ledger, self.ledger.namespaces
         return {
             "path": path,
             "namespace": namespaces.name(namespaces.of(inode).ino),
             "size": inode.size,
             "tiers": [
-                *(tier.name for tier in residency.holders(inode)),
+                *(tier.name for tier in ledger.tiers.holders(inode)),
                 *(["s3"] if inode.in_bucket else []),
             ],
-            "dirty": residency.bucket is not None and inode.ino in residency.dirty,
+            "dirty": ledger.tiers.bucket is not None and inode.ino in ledger.dirty,
             "opens": namespaces.hot.opens(inode.ino),
         }

@@ -2,13 +2,13 @@
 
 Contract: each file is counted once, as it is when it is visited, though it has several names.
 Bytes are physical: what a copy takes in its tier. Nothing is changed and nothing waits. Not for
-whole namespaces and mounts, which are counted as they change (`Namespace`, `Residency`).
+whole namespaces and mounts, which are counted as they change (`Namespace`, `Ledger`).
 """
 
 from typing import Any
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.tiers import Tier
 
 Counts = dict[str, int]
@@ -21,8 +21,8 @@ def _nothing() -> Counts:
 class Usage:
     """Of all that was visited."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.size = 0
         self.by: dict[str, dict[str, Counts]] = {"tier": {}, "namespace": {}, "model": {}}
         self.total = _nothing()
@@ -48,33 +48,33 @@ class Usage:
         self.unreadable += 1
 
     def visit(self, inode: Inode) -> None:
-        residency = self.residency
-        if residency.namespaces.is_dropped(inode) or (len(inode.links) > 1 and self._seen(inode)):
+        ledger = self.ledger
+        if ledger.namespaces.is_dropped(inode) or (len(inode.links) > 1 and self._seen(inode)):
             return
-        held = residency.open.get(inode.ino)
+        held = ledger.table.open.get(inode.ino)
         cost = Tier.cost(inode.blocks if held is None else max(inode.blocks, held.taken // 512))
-        holders = residency.holders(inode)
+        holders = ledger.tiers.holders(inode)
         self.size += inode.size
         _add(self.total, cost if holders else 0)
         for tier in holders:
-            packed = residency.is_packed_in(inode, tier)
-            taken = residency.cost(inode, tier) if packed else cost
+            packed = ledger.tiers.is_packed_in(inode, tier)
+            taken = ledger.tiers.cost(inode, tier) if packed else cost
             _add(self.by["tier"].setdefault(tier.name, _nothing()), taken)
             if packed:
                 self.packed["size"] += inode.size
                 _add(self.packed, taken)
         if inode.in_bucket:
-            stored = residency.dirty.stored(inode.ino)
+            stored = ledger.dirty.stored(inode.ino)
             taken = inode.size if stored is None else stored.size
             _add(self.by["tier"].setdefault("s3", _nothing()), taken)
-        if inode.ino in residency.dirty and not inode.in_bucket:
+        if inode.ino in ledger.dirty and not inode.in_bucket:
             _add(self.dirty, inode.size)
-        if holders == [residency.ram] and not inode.in_bucket:
+        if holders == [ledger.tiers.ram] and not inode.in_bucket:
             _add(self.memory_only, cost)
         self._whose(inode, cost if holders else 0)
 
     def _whose(self, inode: Inode, cost: int) -> None:
-        namespaces = self.residency.namespaces
+        namespaces = self.ledger.namespaces
         name = namespaces.name(namespaces.of(inode).ino)
         _add(self.by["namespace"].setdefault(name, _nothing()), cost)
         if inode.model:

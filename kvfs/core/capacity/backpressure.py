@@ -11,7 +11,7 @@ import logging
 
 import trio
 
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import NoSpaceError
 from kvfs.tiers import Bucket
 
@@ -24,9 +24,9 @@ _NEVER = (-1, 0.0)
 class Backpressure:
     """Deadlines are of trio's clock."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.bucket = residency.bucket
-        self.dirty = residency.dirty
+    def __init__(self, ledger: Ledger) -> None:
+        self.bucket = ledger.tiers.bucket
+        self.dirty = ledger.dirty
         self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
         self._said: set[str] = set()
 

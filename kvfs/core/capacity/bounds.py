@@ -30,7 +30,8 @@ import trio
 from kvfs import failpoints
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
-from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import CatalogError, KvfsError, NoSpaceError, QuotaError
 from kvfs.tiers import Tier
@@ -46,12 +47,12 @@ class Bounds:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         room: Room,
         quota: Quota,
         cut_off: Callable[[OpenObject, KvfsError], None],
     ) -> None:
-        self.residency = residency
+        self.ledger = ledger
         self.room = room
         self.quota = quota
         self._cut_off = cut_off
@@ -60,10 +61,10 @@ class Bounds:
 
     async def watch(self) -> None:
         """Look again and again while anybody writes."""
-        residency = self.residency
+        ledger = self.ledger
         async with trio.open_nursery() as nursery:
             while True:
-                await residency.writing.wait()
+                await ledger.table.writing.wait()
                 try:
                     self.look()
                     self._failing = False
@@ -71,18 +72,18 @@ class Bounds:
                     if not self._failing:
                         log.error("no room is made for what is written: %s", error)
                     self._failing = True
-                for held in residency.staging.values():
+                for held in ledger.table.staging.values():
                     if held.leaving and held not in self._emptying:
                         self._emptying.add(held)
                         nursery.start_soon(self._empty, held, os.dup(held.fd))
-                if not residency.staging:
-                    residency.writing = trio.Event()
+                if not ledger.table.staging:
+                    ledger.table.writing = trio.Event()
                 else:
                     await trio.sleep(PERIOD)
 
     def look(self) -> None:
         """See what has come, make room for it, and cut off what has none. Raises CatalogError."""
-        staging = list(self.residency.staging.values())
+        staging = list(self.ledger.table.staging.values())
         for held in staging:
             self._see(held)
         for space in {held.space for held in staging if held.space is not None}:
@@ -99,7 +100,7 @@ class Bounds:
             held.leaving = taken
             return
         held.grows = taken > held.staged
-        self.residency.weigh(held, taken)
+        self.ledger.table.weigh(held, taken)
         if taken > held.reserved:
             held.reserve(taken + held.ahead)
         if (why := _too_much(held, taken)) is not None:  # also where its quota became less
@@ -154,11 +155,11 @@ class Bounds:
         why = _too_much(held, wanted)
         if why is not None:
             raise why
-        self.residency.weigh(held, wanted)
+        self.ledger.table.weigh(held, wanted)
         try:
             self._make_way(held, wanted)
         except BaseException:
-            self.residency.weigh(held, taken)
+            self.ledger.table.weigh(held, taken)
             raise
         held.promised = wanted
 

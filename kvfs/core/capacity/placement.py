@@ -29,11 +29,11 @@ class Placement:
     """It is to be told how large files have become (`learn`)."""
 
     def __init__(self, room: Room, quota: Quota) -> None:
-        self.residency = room.residency
+        self.ledger = room.ledger
         self.ram = room.ram
         self.room = room
         self.quota = quota
-        self.backpressure = Backpressure(room.residency)
+        self.backpressure = Backpressure(room.ledger)
         self.sizes = ExpectedSizes()
         self._said: set[str] = set()
 
@@ -58,25 +58,25 @@ class Placement:
         try:
             return await self._choose(namespace, expected, replaces)
         except (QuotaError, NoSpaceError):
-            if not await self.residency.closed():
+            if not await self.ledger.table.closed():
                 raise
             return await self._choose(namespace, expected, replaces)
 
     async def _choose(
         self, namespace: Namespace, expected: int | None, replaces: int
     ) -> Reservation:
-        residency = self.residency
+        ledger = self.ledger
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0
-        deadline = trio.current_time() + (residency.bucket.wait if residency.bucket else 0)
+        deadline = trio.current_time() + (ledger.tiers.bucket.wait if ledger.tiers.bucket else 0)
         await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
-        tiers = [tier for tier in residency.tiers if namespace.takes(tier)]
+        tiers = [tier for tier in ledger.tiers.local if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        if residency.bucket and namespace.takes(residency.bucket):
-            await self.backpressure.until_not_full(residency.bucket, deadline)
+        if ledger.tiers.bucket and namespace.takes(ledger.tiers.bucket):
+            await self.backpressure.until_not_full(ledger.tiers.bucket, deadline)
         while True:
             last = not self.backpressure.helps(deadline)
             known = expected is not None
@@ -97,10 +97,10 @@ class Placement:
         Half of RAM at most is set aside then: such files are made before they are needed, and what
         is set aside for them is missing to who writes now.
         """
-        ram, bucket = self.ram, self.residency.bucket
+        ram, bucket = self.ram, self.ledger.tiers.bucket
         if ram is None or ram.health.down or not namespace.takes(ram):
             return None
-        if bucket and namespace.takes(bucket) and self.residency.dirty.full:
+        if bucket and namespace.takes(bucket) and self.ledger.dirty.full:
             return None
         try:
             if not self.quota.keep(namespace, Tier.cost(0), objects=1, expected=size):
@@ -108,7 +108,7 @@ class Placement:
         except QuotaError:
             return None
         wanted = Tier.cost(-(-size // 4096) * 8)
-        aside = max(ram.reserved, sum(held.expected for held in self.residency.staging.values()))
+        aside = max(ram.reserved, sum(held.expected for held in self.ledger.table.staging.values()))
         if aside + wanted > ram.capacity // 2:
             return None
         return self.room.begin(ram, wanted, namespace)
@@ -137,7 +137,7 @@ class Placement:
 
         last: nothing will be different later, so that less than wanted has to do.
         """
-        residency = self.residency
+        ledger = self.ledger
         ram = self.ram if self.ram in tiers else None
         while True:
             order = tiers if known else tiers[::-1]
@@ -150,9 +150,11 @@ class Placement:
                 least = wanted if known else min(wanted, tier.capacity // 4)
                 if (found := self.room.begin(tier, least, space)) is not None:
                     return found
-            if residency.census_done.is_set():
+            if ledger.accounts.census_done.is_set():
                 break
-            await residency.census_step.wait()  # the estimate leaves no room, what is counted may
+            await (
+                ledger.accounts.census_step.wait()
+            )  # the estimate leaves no room, what is counted may
         if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
             return found
         if not last:
@@ -162,7 +164,7 @@ class Placement:
                 return found
         if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
             return found
-        bucket = residency.bucket
+        bucket = ledger.tiers.bucket
         if bucket is None or not bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
@@ -174,7 +176,7 @@ class Placement:
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
         """Why an object that was written cannot stay, whatever makes room for it."""
         cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
-        tiers = [tier for tier in self.residency.tiers if namespace.takes(tier)]
+        tiers = [tier for tier in self.ledger.tiers.local if namespace.takes(tier)]
         if tiers and all(cost > tier.configured for tier in tiers):
             sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
             return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
@@ -184,8 +186,8 @@ class Placement:
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
         """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
-        why = namespace.homeless(self.residency.tiers)
-        name = self.residency.namespaces.name(namespace.ino)
+        why = namespace.homeless(self.ledger.tiers.local)
+        name = self.ledger.namespaces.name(namespace.ino)
         what = f"namespace {name} takes no new file: {why}"
         if what not in self._said:
             self._said.add(what)

@@ -16,7 +16,7 @@ from itertools import chain
 import trio
 
 from kvfs.core.capacity.victims import Victims, on_nvme, ram_only, ram_spare, whole
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import CatalogError, QuotaError
 
@@ -29,8 +29,8 @@ FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 
 class Quota:
     """Of all namespaces."""
 
-    def __init__(self, residency: Residency, victims: Victims) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger, victims: Victims) -> None:
+        self.ledger = ledger
         self.victims = victims
 
     def keep(
@@ -62,9 +62,9 @@ class Quota:
                 f"{settings.quota_objects}"
             )
         coming = count = 0
-        for held in self.residency.staging.values():
-            if self.residency.namespaces.of(held.inode) is namespace and held.doom is None:
-                self.residency.weigh(held, held.taken)
+        for held in self.ledger.table.staging.values():
+            if self.ledger.namespaces.of(held.inode) is namespace and held.doom is None:
+                self.ledger.table.weigh(held, held.taken)
                 count += 1
                 if held.expected <= settings.quota_hard:
                     coming += max(0, held.expected - held.staged)
@@ -123,12 +123,12 @@ class Quota:
 
     async def _fill_whole(self, namespace: Namespace) -> None:
         """A quota is new, but not what it is about: what is next to go comes in first."""
-        residency = self.residency
+        ledger = self.ledger
         orders = (namespace.on_nvme, namespace.ram_clean, namespace.ram_spare, namespace.ram_only)
         for at, ino in enumerate(list(chain.from_iterable(orders))):
-            inode = residency.inode(ino)
-            if inode is not None and residency.accounted(inode):
-                residency.enter_whole(inode)
+            inode = ledger.table.inode(ino)
+            if inode is not None and ledger.accounts.accounted(inode):
+                ledger.accounts.enter_whole(inode)
             if not at % FILLED_AT_ONCE:
                 await trio.lowlevel.checkpoint()
         namespace.whole_filled = True
@@ -152,7 +152,7 @@ class Quota:
 
     def _may_give(self, namespace: Namespace) -> bool:
         """Whether `_give_one` would do something."""
-        nvme, ram = self.residency.nvme, self.residency.ram
+        nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
         may = self.victims.may_go
         if namespace.whole is not None and namespace.whole_filled:
             return may(namespace.whole, None, "lose")
@@ -163,7 +163,7 @@ class Quota:
 
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace; from the lowest tier if nothing better is known."""
-        nvme, ram = self.residency.nvme, self.residency.ram
+        nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
         if namespace.whole is not None and namespace.whole_filled:
             return self.victims.evict_of(namespace, whole, None, "lose")
         return (nvme is not None and self.victims.evict_of(namespace, on_nvme, nvme, "lose")) or (
@@ -175,4 +175,4 @@ class Quota:
         )
 
     def _name(self, namespace: Namespace) -> str:
-        return self.residency.namespaces.name(namespace.ino)
+        return self.ledger.namespaces.name(namespace.ino)

@@ -24,7 +24,8 @@ from kvfs.core.capacity.victims import (
     ram_only,
     ram_spare,
 )
-from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
 
@@ -35,11 +36,11 @@ HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their re
 class Room:
     """Of the local tiers."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
-        self.ram = residency.ram
-        self.nvme = residency.nvme
-        self.victims = Victims(residency)
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.ram = ledger.tiers.ram
+        self.nvme = ledger.tiers.nvme
+        self.victims = Victims(ledger)
         self._nvme_is_full = (
             False  # a file had to begin in RAM, where others were to be lost for it
         )
@@ -112,10 +113,10 @@ class Room:
         copies = self.nvme is not None and not self.nvme.health.down
         if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
             return True
-        bucket = self.residency.bucket
+        bucket = self.ledger.tiers.bucket
         if bucket is None:
             return False
-        among = [space for space in self.residency.namespaces if space.takes(bucket)]
+        among = [space for space in self.ledger.namespaces if space.takes(bucket)]
         with self.victims.keeping_names():
             if tier is not self.ram:
                 return self.victims.evict(on_nvme, tier, "spare", among)
@@ -146,14 +147,14 @@ class Room:
             and held.space is not None
             and held.staged > Tier.cost(0)
             and self.victims.urgency(held.space) > least
-            for held in self.residency.staging.values()
+            for held in self.ledger.table.staging.values()
         )
 
     def _awaited(self, tier: Tier) -> int:
         """Bytes that files are expected to take beyond what is set aside for them."""
         return sum(
             max(0, held.expected - held.reserved)
-            for held in self.residency.staging.values()
+            for held in self.ledger.table.staging.values()
             if held.tier is tier and held.doom is None
         )
 
@@ -161,7 +162,7 @@ class Room:
         """Bytes set aside for files that are not about to come: nothing is dropped for them."""
         return sum(
             max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
-            for held in self.residency.staging.values()
+            for held in self.ledger.table.staging.values()
             if held.tier is tier
         )
 
@@ -188,10 +189,10 @@ class Room:
 
     def written(self, tier: Tier) -> int:
         """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
-        residency = self.residency
-        return residency.orphaned(tier) + sum(
+        ledger = self.ledger
+        return ledger.orphans.bytes_in(tier) + sum(
             held.taken if held.doom is not None else min(held.reserved, held.taken)
-            for held in residency.staging.values()
+            for held in ledger.table.staging.values()
             if held.tier is tier
         )
 
@@ -231,7 +232,7 @@ class Room:
         with self.victims.on_behalf(growing) if growing else nullcontext():
             while ram.free + idle < least and self._reclaim(ram):
                 pass
-        held = [held for held in self.residency.staging.values() if held.tier is ram]
+        held = [held for held in self.ledger.table.staging.values() if held.tier is ram]
         largest = max(held, key=lambda one: one.reserved, default=None)
         while self._left(ram) < least:
             if self.victims.evict(ram_clean, ram, "uncopy"):
@@ -245,19 +246,21 @@ class Room:
 
     def _left(self, ram: RamTier) -> int:
         """Bytes that the kernel has left for it, and what goes of files that are cut off."""
-        staging = self.residency.staging.values()
+        staging = self.ledger.table.staging.values()
         return ram.left() + sum(held.leaving for held in staging if held.tier is ram)
 
     def _has_too_much(self, tier: Tier) -> bool:
         """Whether there are more bytes in it than it may have: what is set aside is no matter."""
-        staged = sum(held.staged for held in self.residency.staging.values() if held.tier is tier)
-        return tier.used + self.residency.orphaned(tier) + staged > tier.capacity
+        staged = sum(
+            held.staged for held in self.ledger.table.staging.values() if held.tier is tier
+        )
+        return tier.used + self.ledger.orphans.bytes_in(tier) + staged > tier.capacity
 
     def _growing(self, tier: Tier) -> Namespace | None:
         """Of those whose files grow in a tier the one that has least beyond its share."""
         growing = [
             held.space
-            for held in self.residency.staging.values()
+            for held in self.ledger.table.staging.values()
             if held.tier is tier and held.grows and held.doom is None and held.space is not None
         ]
         return min(growing, key=self.victims.urgency, default=None)
@@ -271,12 +274,12 @@ class Room:
         if self._purge_one(tier):
             return True
         writers: dict[Namespace, list[OpenObject]] = {}
-        for held in self.residency.staging.values():
+        for held in self.ledger.table.staging.values():
             if held.tier is tier and held.staged and held.doom is None and held.space is not None:
                 writers.setdefault(held.space, []).append(held)
         spaces = self.victims.by_urgency()
         spaces += [space for space in writers if space not in spaces]  # their directories are gone
-        bucket = self.residency.bucket
+        bucket = self.ledger.tiers.bucket
         lost = bucket is not None and bucket.health.down
         for space in spaces:
             if self._give_of(space, tier):
@@ -318,15 +321,15 @@ class Room:
 
     def _stuck(self) -> list[Namespace]:
         """Those of which NVMe takes nothing."""
-        nvme, spaces = self.nvme, self.residency.namespaces
+        nvme, spaces = self.nvme, self.ledger.namespaces
         homeless = (one for one in spaces if nvme is None or not one.takes(nvme))
         return [*spaces.dropped.values(), *homeless]
 
     def _purge_one(self, tier: Tier) -> bool:
         """Give up what is unlinked, though the kernel has not forgotten it."""
-        residency = self.residency
-        for ino, room in residency.limbo.items():
-            if room is not None and room.tier is tier and residency.purge(ino):
+        ledger = self.ledger
+        for ino, room in ledger.orphans.rooms.items():
+            if room is not None and room.tier is tier and ledger.removals.purge(ino):
                 return True
         return False
 
@@ -361,5 +364,5 @@ class Room:
             else space.clean_bytes + sum(space.spare.values())
             if space.takes(self.nvme)
             else space.held[self.ram.name]
-            for space in self.residency.namespaces
+            for space in self.ledger.namespaces
         )

@@ -1,7 +1,7 @@
 """Which objects go first when room is needed, and their going.
 
 Contract: a search of an order ends with a group all of which may go, or with none; what it passed
-by keeps its place. What is taken goes by `Residency`, record first, with its names told to the
+by keeps its place. What is taken goes by `Ledger`, record first, with its names told to the
 kernel; what the catalog refuses to let go is put back.
 
 Invariants, none of which an await can break, since all of it is synchronous:
@@ -28,7 +28,7 @@ from operator import attrgetter
 from typing import Literal
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import Order, Victim, key_of
 from kvfs.errors import CatalogError
@@ -53,8 +53,8 @@ on_nvme: Which = attrgetter("on_nvme")
 class Victims:
     """Of all namespaces. `twins`, everywhere, is as `Room.reserve` says."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._lose_dirty = False
         self._gentle = False
         self._keep_names = False
@@ -107,8 +107,8 @@ class Victims:
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
         """All namespaces, or these, in the order in which they give."""
         if among is None:  # what was dropped goes anyway
-            dropped = self.residency.namespaces.dropped
-            among = chain(dropped.values(), self.residency.namespaces)
+            dropped = self.ledger.namespaces.dropped
+            among = chain(dropped.values(), self.ledger.namespaces)
         if self._behalf is not None:
             least = self.urgency(self._behalf)
             among = (one for one in among if self.urgency(one) >= least)
@@ -116,7 +116,7 @@ class Victims:
 
     def urgency(self, space: Namespace) -> tuple[bool, bool, float]:
         """By which namespaces give, the greatest first."""
-        return space.ino in self.residency.namespaces.dropped, *space.urgency
+        return space.ino in self.ledger.namespaces.dropped, *space.urgency
 
     @property
     def least_urgency(self) -> tuple[bool, bool, float]:
@@ -165,10 +165,10 @@ class Victims:
             return False
         for at, inode in enumerate(found[1]):
             try:
-                if tier and len(self.residency.holders(inode)) > 1 and twins == "uncopy":
-                    self.residency.drop_copy(inode, tier)
-                elif self.residency.catalog.inode(inode.ino) is not None:  # not with its group
-                    self.residency.evict(inode)
+                if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "uncopy":
+                    self.ledger.records.drop_copy(inode, tier)
+                elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
+                    self.ledger.removals.evict(inode)
             except CatalogError:
                 for left in found[1][at:]:
                     order.touch(left)  # it stays; who is tried next is another one
@@ -214,37 +214,37 @@ class Victims:
 
     def _may_go(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether nothing goes that has to stay: what another tier holds, what the bucket lacks."""
-        residency = self.residency
-        twin = any(len(residency.holders(inode)) > 1 for inode in inodes)
+        ledger = self.ledger
+        twin = any(len(ledger.tiers.holders(inode)) > 1 for inode in inodes)
         if twin and twins == "spare":
             return False
         if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
             return False
-        if residency.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
+        if ledger.tiers.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
             return True
-        return not any(inode.ino in residency.dirty and not inode.in_bucket for inode in inodes)
+        return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 
     def _goes(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
         """Whether it would be dropped with its names."""
         if inode.in_bucket:
             return False
-        return not (tier and twins == "uncopy" and len(self.residency.holders(inode)) > 1)
+        return not (tier and twins == "uncopy" and len(self.ledger.tiers.holders(inode)) > 1)
 
     def _is_followed(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether a block would go that others follow, which are sealed."""
-        blocks = self.residency.namespaces.of(inodes[0]).blocks
+        blocks = self.ledger.namespaces.of(inodes[0]).blocks
         if blocks is None or not any(self._goes(inode, tier, twins) for inode in inodes):
             return False
         return blocks.children(key_of(inodes[0])) > 0
 
     def _has_entries(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether there is anything else in the directory of a block that would go."""
-        inode, residency = inodes[0], self.residency
-        if residency.namespaces.of(inode).blocks is None:
+        inode, ledger = inodes[0], self.ledger
+        if ledger.namespaces.of(inode).blocks is None:
             return False
         if not any(self._goes(one, tier, twins) for one in inodes):
             return False
-        return residency.prefixes.has_entries(inode)
+        return ledger.prefixes.has_entries(inode)
 
     @staticmethod
     def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:
@@ -258,11 +258,11 @@ class Victims:
 
     def _resident(self, ino: int, order: Order, tier: Tier | None) -> Inode | None:
         """An object if it is still in this order, of copies in one tier or of what is in any."""
-        residency = self.residency
-        inode = residency.inode(ino)
-        if inode is None or not inode.sealed or ino in residency.staging:
+        ledger = self.ledger
+        inode = ledger.table.inode(ino)
+        if inode is None or not inode.sealed or ino in ledger.table.staging:
             return None
-        holders, namespace = residency.holders(inode), residency.namespaces.of(inode)
+        holders, namespace = ledger.tiers.holders(inode), ledger.namespaces.of(inode)
         if tier is None:
             return inode if holders and namespace.whole is order and not inode.kept else None
         if tier not in holders:
@@ -270,7 +270,7 @@ class Victims:
         return inode if namespace.order(inode, tier, holders) is order else None
 
     def _in_use(self, inode: Inode) -> bool:
-        return inode.ino in self.residency.open or inode.ino in self.residency.busy
+        return inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy
 
     def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether they may go for what nobody waits for."""
@@ -280,7 +280,7 @@ class Victims:
             and self._brought.get(inode.ino, 0.0) < moment
             and (
                 inode.in_bucket
-                or (tier is self.residency.ram and twins == "uncopy" and inode.on_nvme)
+                or (tier is self.ledger.tiers.ram and twins == "uncopy" and inode.on_nvme)
             )
             for inode in inodes
         )

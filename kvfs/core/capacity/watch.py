@@ -12,7 +12,7 @@ import trio
 
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import TierError
 from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
@@ -26,13 +26,13 @@ class Watch:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         room: Room,
         quota: Quota,
         spent: Callable[[], tuple[int, int]],
     ) -> None:
         """`spent`: the day, and what was written to NVMe on it."""
-        self.residency = residency
+        self.ledger = ledger
         self.room = room
         self.quota = quota
         self.spent = spent
@@ -40,21 +40,21 @@ class Watch:
 
     async def space(self) -> None:
         """Others may fill the file system that the NVMe tier is on: take less, then."""
-        residency, nvme = self.residency, self.residency.nvme
+        ledger, nvme = self.ledger, self.ledger.tiers.nvme
         unlinked: set[int] = set()
         while True:
-            for at, ino in enumerate(unlinked & residency.limbo.keys(), 1):
-                residency.purge(ino)  # the kernel never said that it forgot it
+            for at, ino in enumerate(unlinked & ledger.orphans.rooms.keys(), 1):
+                ledger.removals.purge(ino)  # the kernel never said that it forgot it
                 if not at % PURGED_AT_ONCE:
                     await trio.lowlevel.checkpoint()
-            unlinked = set(filter(self._may_be_unknown, residency.limbo))
-            await residency.retry()
+            unlinked = set(filter(self._may_be_unknown, ledger.orphans.rooms))
+            await ledger.retries.run()
             if nvme is not None:
                 await self._measure_space(nvme)
-            residency.note_used(self.spent())
-            for namespace in list(residency.namespaces):
-                namespace.fit(residency.tiers)
-            residency.wake()
+            ledger.accounts.note_used(self.spent())
+            for namespace in list(ledger.namespaces):
+                namespace.fit(ledger.tiers.local)
+            ledger.work.wake()
             await trio.sleep(SPACE_PERIOD)
 
     def _may_be_unknown(self, ino: int) -> bool:
@@ -62,19 +62,19 @@ class Watch:
 
         It has any directory that rmdir removed: that waits, as somebody may have it open.
         """
-        inode = self.residency.inode(ino)
+        inode = self.ledger.table.inode(ino)
         return inode is not None and (inode.is_file or inode.key != 0)
 
     async def cool(self) -> None:
         """What was hot long ago is not what is hot now."""
         while True:
             await trio.sleep(HALF_LIFE)
-            self.residency.namespaces.hot.decay()
+            self.ledger.namespaces.hot.decay()
 
     async def quotas(self) -> None:
         """Bring namespaces within their hard quotas when those have changed."""
-        namespaces = self.residency.namespaces
-        await self.residency.census_done.wait()
+        namespaces = self.ledger.namespaces
+        await self.ledger.accounts.census_done.wait()
         while True:
             changed = namespaces.changed
             for namespace in list(namespaces):
@@ -83,12 +83,12 @@ class Watch:
 
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
-        nvme = self.residency.nvme
+        nvme = self.ledger.tiers.nvme
         while nvme is not None:
             was = nvme.health.state
             await nvme.calls.probe(nvme.probe)
             if nvme.health.state != was:
-                self.residency.wake()
+                self.ledger.work.wake()
             await trio.sleep(calls.PROBE_PERIOD)
 
     async def _measure_space(self, nvme: NvmeTier) -> None:
@@ -97,11 +97,11 @@ class Watch:
         try:
             await nvme.calls.call(Job("statfs", partial(nvme.measure, self.room.written(nvme))))
             if nvme.free > 0 and not nvme.shortage:
-                await nvme.calls.call(Job("fallocate", self.residency.catalog.set_ballast))
+                await nvme.calls.call(Job("fallocate", self.ledger.catalog.set_ballast))
         except OSError as error:
             nvme.failed("statfs", 0, error)
             return
         except TierError:
             return  # said by the tier
-        if self.residency.census_done.is_set():
+        if self.ledger.accounts.census_done.is_set():
             self.room.make_room(nvme)

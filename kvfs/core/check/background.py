@@ -13,7 +13,7 @@ import trio
 
 from kvfs.core.check.check import check
 from kvfs.core.check.survey import Finding, Survey
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
@@ -28,9 +28,9 @@ class Background:
     """Run `run()` as long as the mount lives."""
 
     def __init__(
-        self, residency: Residency, movers: Movers, jobs: set[int], remote: Remote | None = None
+        self, ledger: Ledger, movers: Movers, jobs: set[int], remote: Remote | None = None
     ) -> None:
-        self._residency = residency
+        self._ledger = ledger
         self._movers = movers
         self._jobs = jobs
         self._remote = remote
@@ -90,7 +90,7 @@ class Background:
                 f"{PATIENCE:.0f} s"
             )
         self._survey = Survey(
-            self._residency,
+            self._ledger,
             self._movers,
             self._jobs,
             self._tell,

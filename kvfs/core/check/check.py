@@ -18,7 +18,7 @@ from kvfs.core.check.survey import Survey
 async def check(survey: Survey) -> None:
     """Look at everything once. Raises KvfsError, OSError if something cannot be looked at."""
     if survey.live:
-        await survey.residency.census_done.wait()
+        await survey.ledger.accounts.census_done.wait()
     whole = changes.look(survey)
     await survey.step(0)
     if not whole:

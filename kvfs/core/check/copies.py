@@ -54,7 +54,7 @@ class Copies:
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.catalog = survey.catalog
-        self.residency = survey.residency
+        self.ledger = survey.ledger
         self.lost: set[Tier] = set()
         beside = max(1, survey.movers.workers // 2)  # writers come first
         self._hashing = trio.CapacityLimiter(beside if survey.live else survey.movers.workers)
@@ -62,7 +62,7 @@ class Copies:
     async def look_for_tiers(self) -> None:
         """Report those that are gone as a whole, which is no damage of what was in them."""
         survey = self.survey
-        for tier in self.residency.tiers:
+        for tier in self.ledger.tiers.local:
             if tier not in self.lost and not await survey.io(partial(_there, tier)):
                 self.lost.add(tier)
                 what = f"the {tier.name} tier's directory {tier.root} is not what it was"
@@ -86,13 +86,13 @@ class Copies:
         inode = self.survey.inode(ino)
         if inode is None or not inode.is_file or not inode.sealed or not inode.links:
             return None
-        held = self.residency.open.get(ino)
+        held = self.ledger.table.open.get(ino)
         if held is not None and held.writers:
             return None
         return inode if version in {None, inode.version} else None
 
     def _holders(self, inode: Inode) -> list[Tier]:
-        return [tier for tier in self.residency.holders(inode) if tier not in self.lost]
+        return [tier for tier in self.ledger.tiers.holders(inode) if tier not in self.lost]
 
     async def _look(self, inodes: list[Inode]) -> None:
         survey = self.survey
@@ -107,7 +107,7 @@ class Copies:
             else:
                 sound.append((inode, tier))
                 self._note(inode, tier)
-        nowhere = [one for one in inodes if not (one.in_bucket or self.residency.holders(one))]
+        nowhere = [one for one in inodes if not (one.in_bucket or self.ledger.tiers.holders(one))]
         suspects |= {inode.ino: None for inode in nowhere}
         if survey.hashes:
             async with trio.open_nursery() as nursery:
@@ -118,8 +118,8 @@ class Copies:
             await self._judge(ino)
             await survey.step(0)
         if suspects and survey.hashes:
-            doubted = doubts.listed(self.residency)
-            await survey.io(partial(doubts.save, self.residency, doubted))
+            doubted = doubts.listed(self.ledger)
+            await survey.io(partial(doubts.save, self.ledger, doubted))
 
     def _note(self, inode: Inode, tier: Tier) -> None:
         notes = self.survey.notes
@@ -139,7 +139,7 @@ class Copies:
         current = self._fit(inode.ino, inode.version)
         if current is not None and current.sparse != sparse:
             hashed = None  # it got a digest of the other kind meanwhile
-        if current is not None and tier in self.residency.holders(current):
+        if current is not None and tier in self.ledger.tiers.holders(current):
             if self._verdict(current, tier, status, hashed):
                 suspects[inode.ino] = None
             elif isinstance(hashed, bytes):
@@ -150,7 +150,7 @@ class Copies:
         """plain: it is, whatever the record says."""
         path = tier.path(inode.ino, inode.version)
         try:
-            if inode.packed is not None and tier is self.residency.nvme and not plain:
+            if inode.packed is not None and tier is self.ledger.tiers.nvme and not plain:
                 movers = self.survey.movers
                 return await movers.unpacked_digest(path, inode.packed, inode.size)
             found = await self.survey.movers.read_through(
@@ -168,13 +168,13 @@ class Copies:
         survey = self.survey
         verified = bool(inode.digest)
         survey.notes["verified" if verified else "without_digest"] += 1
-        if verified and tier is self.residency.nvme:
-            self.residency.verified.note(inode.ino)
+        if verified and tier is self.ledger.tiers.nvme:
+            self.ledger.verified.note(inode.ino)
         trusted = verified and survey.live and self._suspect(inode, tier)
         if survey.repair and (trusted or not verified):
             inode.digest = digest
             if trusted:
-                inode.session = self.residency.session
+                inode.session = self.ledger.session
             with self.catalog.batch() as batch:
                 batch.put(inode)
 
@@ -182,11 +182,11 @@ class Copies:
 
     def _suspect(self, inode: Inode, tier: Tier) -> bool:
         """Whether a power loss may have come between the bytes and the disk."""
-        return tier is self.residency.nvme and inode.session in self.residency.suspect
+        return tier is self.ledger.tiers.nvme and inode.session in self.ledger.suspect
 
     def _blocks(self, inode: Inode, tier: Tier) -> int:
         """That are accounted for its copy in a tier."""
-        packed = inode.packed if tier is self.residency.nvme else None
+        packed = inode.packed if tier is self.ledger.tiers.nvme else None
         return inode.blocks if packed is None else packed.blocks
 
     def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
@@ -196,7 +196,7 @@ class Copies:
             return Verdict("unread", f"nothing can be said of it: {found}", "")
         if not stat.S_ISREG(found.st_mode):
             return Verdict("damaged", "it is no regular file", "lose")
-        packed = inode.packed if tier is self.residency.nvme else None
+        packed = inode.packed if tier is self.ledger.tiers.nvme else None
         size, blocks = (inode if packed is None else packed).size, self._blocks(inode, tier)
         plain = packed is not None and found.st_size == inode.size
         if found.st_size != size and not plain:
@@ -229,13 +229,13 @@ class Copies:
 
     async def _judge(self, ino: int) -> None:
         """Look at all copies of a suspicious object again, with nobody to interfere."""
-        survey, residency = self.survey, self.residency
+        survey, ledger = self.survey, self.ledger
         async with survey.hold(ino):
             inode = self._fit(ino)
             if inode is None or survey.to_be_recovered(ino):
                 return
             version = inode.version
-            if not residency.holders(inode):
+            if not ledger.tiers.holders(inode):
                 if not inode.in_bucket:
                     self._nowhere(inode)
                 return
@@ -257,7 +257,7 @@ class Copies:
             if current is None or self._holders(current) != holders:
                 return  # unlinked meanwhile
             doomed = [tier for tier, _, verdict in verdicts if verdict.remedy == "lose"]
-            lost = doomed == residency.holders(current) and not current.in_bucket
+            lost = doomed == ledger.tiers.holders(current) and not current.in_bucket
             for tier, status, verdict in verdicts:
                 last = lost and tier is doomed[-1]
                 await self._report(current, tier, status, verdict, last=last)
@@ -274,8 +274,8 @@ class Copies:
             "it is sealed, but no tier holds a copy",
             "drop it with its names",
             None
-            if inode.ino in self.residency.open
-            else lambda: self.residency.drop(inode, "lost"),
+            if inode.ino in self.ledger.table.open
+            else lambda: self.ledger.removals.drop(inode, "lost"),
         )
 
     # Repair
@@ -298,7 +298,7 @@ class Copies:
         if last:
             cure += " and drop the object with its names"
         mend: Callable[[], object] | None = None
-        if verdict.remedy == "lose" and there is None and ino in self.residency.open:
+        if verdict.remedy == "lose" and there is None and ino in self.ledger.table.open:
             cure = "none while it is open"
         elif verdict.remedy:
             mend = partial(self._mend, ino, version, tier, there, verdict.remedy)
@@ -307,30 +307,30 @@ class Copies:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
             await survey.io(partial(_set_times, path, times))
         if verdict.kind == "damaged" and not survey.repair and (now := self._fit(ino, version)):
-            self.residency.distrust(now, tier)
+            self.ledger.records.distrust(now, tier)
         survey.report(verdict.kind, ino, names, what, cure, mend)
 
     def _mend(
         self, ino: int, version: int, tier: Tier, there: os.stat_result | None, remedy: str
     ) -> None:
-        residency, inode = self.residency, self._fit(ino, version)
+        ledger, inode = self.ledger, self._fit(ino, version)
         if inode is None:
             return  # its last name went with another copy, or meanwhile
         if remedy == "lose":
-            residency.counters["missing"] += there is None
-            residency.lose(inode, tier, quarantine=there is not None)
+            ledger.counters["missing"] += there is None
+            ledger.removals.lose(inode, tier, quarantine=there is not None)
         elif remedy in {"recount", "plain"} and there is not None:
             before = inode.copy()
             if remedy == "plain":
                 inode.packed = None
-            if inode.packed is not None and tier is residency.nvme:
+            if inode.packed is not None and tier is ledger.tiers.nvme:
                 inode.packed = inode.packed._replace(blocks=there.st_blocks)
             else:
                 inode.blocks = there.st_blocks
             with self.catalog.batch() as batch:
                 batch.put(inode)
-                batch.then(partial(residency.dismiss, before))
-                batch.then(partial(residency.admit, inode))
+                batch.then(partial(ledger.accounts.dismiss, before))
+                batch.then(partial(ledger.accounts.admit, inode))
 
 
 def _stat_all(paths: Iterable[str]) -> list[Stat]:

@@ -27,12 +27,12 @@ class Files:
 
     def __init__(self, survey: Survey, lost: set[Tier]) -> None:
         self.survey = survey
-        self.residency = survey.residency
+        self.ledger = survey.ledger
         self.lost = lost
 
     async def run(self) -> None:
         survey = self.survey
-        tiers = [tier for tier in self.residency.tiers if tier not in self.lost]
+        tiers = [tier for tier in self.ledger.tiers.local if tier not in self.lost]
         survey.begin("files", sum(len(tier.folders) for tier in tiers))
         for tier in tiers:
             for first in range(0, len(tier.folders), FOLDERS):
@@ -63,7 +63,7 @@ class Files:
     def _meaning(self, tier: Tier, folder: str, name: str) -> tuple[str, str] | None:
         """(kind, what is wrong), or None if it is as it should be, or about to be."""
         ino, version = _parse(name)
-        if ino and (ino in self.survey.jobs or ino in self.residency.busy):
+        if ino and (ino in self.survey.jobs or ino in self.ledger.table.busy):
             return None
         return self._wrong(tier, folder, name, ino, version)
 
@@ -74,12 +74,12 @@ class Files:
             return "part", "a copy that was never finished"
         if not ino:
             return "foreign", "no file of kvfs is called so"
-        if any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
+        if any(trash[:3] == (tier, ino, version) for trash in self.ledger.trash.files):
             return None
         inode = self.survey.inode(ino)
         if inode is not None and self.survey.to_be_recovered(ino):
             return None  # it may lie under the name of its next version
-        holds = inode is not None and inode.is_file and tier in self.residency.holders(inode)
+        holds = inode is not None and inode.is_file and tier in self.ledger.tiers.holders(inode)
         meant = holds and inode is not None and inode.version == version
         if tier.path(ino, version) != folder + name:
             return ("misplaced" if meant else "leftover"), "it lies in the wrong folder"
@@ -102,7 +102,7 @@ class Files:
             kind, what = wrong
             inode = survey.inode(ino) if ino else None
             young = survey.live and changed > survey.started - CREATE_PATIENCE
-            if young and ino >= self.residency.first_new and inode is None:
+            if young and ino >= self.ledger.accounts.first_new and inode is None:
                 return  # a create may be about to say what it is
             proper = tier.path(ino, version)
             act, cure = partial(os.unlink, path), "remove it"
@@ -119,7 +119,7 @@ class Files:
             done: Callable[[], object] | None = nothing
             if survey.repair:
                 error = await survey.io(partial(_try, act))
-                self.residency.counters["swept"] += error is None and not free
+                self.ledger.counters["swept"] += error is None and not free
                 if error is not None:
                     done, cure = None, f"none: {error}"
             names = "" if inode is None else survey.path(inode)

@@ -23,7 +23,7 @@ class Inodes:
     def __init__(self, survey: Survey, names: Names) -> None:
         self.survey = survey
         self.catalog = survey.catalog
-        self.residency = survey.residency
+        self.ledger = survey.ledger
         self.names = names
         self.namespaces = Namespaces(survey, names.parents)
         self.stored = Stored(survey)
@@ -39,7 +39,7 @@ class Inodes:
                 self._unreadable(key)
             else:
                 survey.inodes += 1
-                survey.bytes += inode.data * len(self.residency.holders(inode))
+                survey.bytes += inode.data * len(self.ledger.tiers.holders(inode))
                 self._session = max(self._session, inode.session)
                 self._epoch = max(self._epoch, inode.ram_epoch)
                 largest = max(largest, inode.ino, *(cookie for _, cookie in inode.links))
@@ -139,7 +139,7 @@ class Inodes:
 
             def forget() -> None:
                 with self.catalog.batch() as batch:
-                    self.residency.forget(inode, batch, accounted=False)
+                    self.ledger.removals.forget(inode, batch, accounted=False)
 
             what = "it was unlinked or never sealed, and nobody has it open"
             survey.said.add((ino, "marked"))
@@ -165,7 +165,7 @@ class Inodes:
             survey.path(inode),
             "it was never sealed, and nobody writes it",
             "drop it with its names",
-            lambda: self.residency.drop(inode, "unfinished"),
+            lambda: self.ledger.removals.drop(inode, "unfinished"),
         )
 
     # Directories
@@ -225,7 +225,7 @@ class Inodes:
         if entry is not None:
             with self.catalog.batch() as batch:
                 batch.unlink(parent, entry)
-            self.residency.gone(parent, entry.name, inode.ino)
+            self.ledger.gone(parent, entry.name, inode.ino)
         self.names.to_lost_found(inode)
 
     # What hangs on inodes

@@ -31,8 +31,8 @@ class Listed:
         self.survey = survey
         self.remote = remote
         self.catalog = survey.catalog
-        self.residency = survey.residency
-        self.dirty = survey.residency.dirty
+        self.ledger = survey.ledger
+        self.dirty = survey.ledger.dirty
         # By the hash of a key: a million keys would take memory. Two with one hash are suspects.
         self._expected: dict[int, int] = {}
         self._deletes: dict[int, list[int]] = {}
@@ -173,18 +173,18 @@ class Listed:
 
     def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
         """The bucket cannot give it back; `ours`: what is there is to go."""
-        residency, path = self.residency, self.survey.path(inode)
+        ledger, path = self.ledger, self.survey.path(inode)
         # What is to have another name there was renamed here since: this node means it.
         marked = self.catalog.mark(keys.UNSTORED, inode.ino) is not None
         others = self.remote.bucket.shared and not ours and not marked
-        if residency.holders(inode) and not others:
-            mend = partial(residency.take_from_bucket, inode, dirty=True, delete=ours)
+        if ledger.tiers.holders(inode) and not others:
+            mend = partial(ledger.records.take_from_bucket, inode, dirty=True, delete=ours)
             self.survey.report(kind, inode.ino, path, what, "upload it again", mend)
-        elif inode.ino in residency.open:
+        elif inode.ino in ledger.table.open:
             self.survey.report(kind, inode.ino, path, what, "somebody has it open", None)
         else:
-            drop = partial(residency.drop, inode, "lost", stored=ours)
-            mend = partial(residency.let_go, inode) if others else drop
+            drop = partial(ledger.removals.drop, inode, "lost", stored=ours)
+            mend = partial(ledger.removals.let_go, inode) if others else drop
             self.survey.report(kind, inode.ino, path, what, "drop it with its names", mend)
 
     def _take_etag(self, inode: Inode, stored: Stored) -> None:

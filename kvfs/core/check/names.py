@@ -23,7 +23,7 @@ class Names:
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.catalog = survey.catalog
-        self.tree = Tree(survey.residency)
+        self.tree = Tree(survey.ledger)
         self.parents: dict[int, int] = {}
 
     async def run(self) -> None:
@@ -166,7 +166,7 @@ class Names:
                 batch.erase(audit.COOKIES, audit.cookie_key(parent, entry.cookie))
                 if self._named(parent, entry.name) == entry:
                     batch.erase(audit.NAMES, audit.name_key(parent, entry.name))
-            survey.residency.gone(parent, entry.name, entry.ino)
+            survey.ledger.gone(parent, entry.name, entry.ino)
             if inode is not None and only:
                 self.to_lost_found(inode)
             elif inode is not None:
@@ -188,7 +188,7 @@ class Names:
         def remove() -> None:
             with self.catalog.batch() as batch:
                 batch.unlink(parent, entry)
-            survey.residency.gone(parent, entry.name, entry.ino)
+            survey.ledger.gone(parent, entry.name, entry.ino)
 
         if inode is None:
             if next(self._entries(entry.ino), None):
@@ -288,7 +288,7 @@ class Names:
         def remove() -> None:
             with self.catalog.batch() as batch:
                 batch.erase(audit.NAMES, key)
-            survey.residency.gone(parent, entry.name, entry.ino)
+            survey.ledger.gone(parent, entry.name, entry.ino)
 
         path = survey.entry_path(parent, entry.name)
         what = f"it can be looked up, but is not listed as inode {entry.ino}"
@@ -341,20 +341,20 @@ class Names:
             if parent is not None and parent.is_dir:
                 parent.subdirs -= 1
                 self._put(parent)
-        accounted, before = self.survey.residency.accounted(inode), inode.copy()
+        accounted, before = self.survey.ledger.accounts.accounted(inode), inode.copy()
         inode.links = ((directory.ino, entry.cookie),)
         with self.catalog.batch() as batch:
             batch.link(directory.ino, entry)
             if self._leaves(inode, directory, batch) and accounted:
-                batch.then(partial(self.survey.residency.dismiss, before))
-                batch.then(partial(self.survey.residency.count_anew, inode))
+                batch.then(partial(self.survey.ledger.accounts.dismiss, before))
+                batch.then(partial(self.survey.ledger.accounts.count_anew, inode))
             batch.unmark(audit.UNPUBLISHED, inode.ino)
             batch.put(inode)
             batch.put(directory)
 
     def _leaves(self, inode: Inode, directory: Inode, batch: Batch) -> bool:
         """Account it to its new directory's namespace; one that is a namespace keeps that."""
-        namespaces = self.survey.residency.namespaces
+        namespaces = self.survey.ledger.namespaces
         if namespaces.own(inode.ino) or inode.namespace == directory.namespace:
             return False
         inode.namespace = directory.namespace

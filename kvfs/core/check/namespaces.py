@@ -26,7 +26,7 @@ def home(survey: Survey, inode: Inode, known: dict[int, int | None] | None = Non
     of n directories is no longer than to the first that is known, however deep they are.
     """
     known = {} if known is None else known
-    namespaces, at, way = survey.residency.namespaces, inode, dict[int, None]()
+    namespaces, at, way = survey.ledger.namespaces, inode, dict[int, None]()
     found = None
     while at.ino not in way:
         if at.ino in known:
@@ -70,9 +70,9 @@ class Namespaces:
         self.survey = survey
         self._rebuilt = rebuilt
         self.catalog = survey.catalog
-        self.residency = survey.residency
-        self.namespaces = survey.residency.namespaces
-        self.prefixes = survey.residency.prefixes
+        self.ledger = survey.ledger
+        self.namespaces = survey.ledger.namespaces
+        self.prefixes = survey.ledger.prefixes
         # Of directories, as far as asked for. Beside a mount they may have moved since: what seems
         # wrong by this is looked at anew.
         self._homes: dict[int, int | None] = {}
@@ -172,15 +172,15 @@ class Namespaces:
             )
 
     def _change(self, inode: Inode, **changes: int) -> None:
-        residency, before = self.residency, inode.copy()
+        ledger, before = self.ledger, inode.copy()
         for name, value in changes.items():
             setattr(inode, name, value)
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.then(self.namespaces.places.forget_paths)
-            if residency.accounted(inode):
-                batch.then(partial(residency.dismiss, before))
-                batch.then(partial(residency.count_anew, inode))
+            if ledger.accounts.accounted(inode):
+                batch.then(partial(ledger.accounts.dismiss, before))
+                batch.then(partial(ledger.accounts.count_anew, inode))
 
     # Marks
 
@@ -264,7 +264,7 @@ class Namespaces:
             if entry is not None:
                 batch.unlink(parent, entry)
         if entry is not None:
-            self.residency.gone(parent, entry.name, inode.ino)
+            self.ledger.gone(parent, entry.name, inode.ino)
 
     def _check_unaccounted(self, key: bytes, _: bytes) -> None:
         inode = self._marked(key)[1]

@@ -17,14 +17,14 @@ class Stored:
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.catalog = survey.catalog
-        self.residency = survey.residency
+        self.ledger = survey.ledger
 
     def check_inode(self, inode: Inode) -> None:
         """Whether something says where in the bucket it is."""
         if not inode.in_bucket or self._good(inode.ino):
             return
-        here = bool(self.residency.holders(inode))
-        if inode.ino in self.residency.open or inode.ino in self.residency.busy:
+        here = bool(self.ledger.tiers.holders(inode))
+        if inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy:
             return  # a look at another time
         self.survey.report(
             "stored",
@@ -43,9 +43,9 @@ class Stored:
         with self.catalog.batch() as batch:
             batch.erase(audit.STORED, audit.number_key(inode.ino))
         if here:
-            self.residency.take_from_bucket(inode)
+            self.ledger.records.take_from_bucket(inode)
         else:
-            self.residency.drop(inode, "lost")
+            self.ledger.removals.drop(inode, "lost")
 
     async def run(self) -> None:
         """All marks. A key that is to be deleted may be any text: it is only ever deleted."""
@@ -88,4 +88,4 @@ class Stored:
 
     def _gone(self, ino: int) -> None:
         with self.catalog.batch() as batch:
-            self.residency.dirty.gone(ino, batch)
+            self.ledger.dirty.gone(ino, batch)

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode, audit
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.tiers import Job
@@ -46,7 +46,7 @@ class Survey:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         movers: Movers,
         jobs: set[int],
         tell: Callable[[Finding], Awaitable[None]],
@@ -57,8 +57,8 @@ class Survey:
         remote: Remote | None = None,
     ) -> None:
         """remote: calls of the bucket, if that is to be looked at as well."""
-        self.residency = residency
-        self.catalog = residency.catalog
+        self.ledger = ledger
+        self.catalog = ledger.catalog
         self.movers = movers
         self.jobs = jobs  # inodes that movers work on
         self.repair = repair
@@ -128,22 +128,22 @@ class Survey:
 
         An inode may be held meanwhile, so that others would wait for that disk, too.
         """
-        slowest = self.residency.tiers[-1]
+        slowest = self.ledger.tiers.local[-1]
         return await slowest.calls.call(Job("a look at its files", do))
 
     # What there is
 
     def inode(self, ino: int) -> Inode | None:
         """The inode, as the core sees it; None also if its record makes no sense."""
-        held = self.residency.open.get(ino)
+        held = self.ledger.table.open.get(ino)
         if held is not None:
             return held.inode
         return None if ino in self.unreadable else self.catalog.inode(ino)
 
     def in_use(self, ino: int) -> bool:
         """Whether somebody has it open, or may be about to have."""
-        residency = self.residency
-        return ino in residency.open or ino in residency.limbo or ino in residency.busy
+        ledger = self.ledger
+        return ino in ledger.table.open or ino in ledger.orphans.rooms or ino in ledger.table.busy
 
     def to_be_recovered(self, ino: int) -> bool:
         """Whether the next mount has to see to it first, since a daemon died over it."""
@@ -154,7 +154,7 @@ class Survey:
 
     def dropped(self, ino: int) -> bool:
         """Whether it is the top of a tree that a walk is to remove."""
-        return ino in self.residency.namespaces.dropped
+        return ino in self.ledger.namespaces.dropped
 
     def path(self, inode: Inode) -> str:
         """One of its names, from the root, as far as the way there can be found."""
@@ -188,17 +188,17 @@ class Survey:
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:
         """Meanwhile nobody opens, moves or evicts it; it may be renamed or unlinked."""
-        residency = self.residency
+        ledger = self.ledger
         while True:
-            await residency.lock(ino)
+            await ledger.table.lock(ino)
             if ino not in self.jobs:
                 break
-            residency.unlock(ino)
+            ledger.table.unlock(ino)
             await trio.sleep(JOB_PERIOD)
         self.jobs.add(ino)
         try:
             yield
         finally:
             self.jobs.discard(ino)
-            residency.unlock(ino)
-            residency.wake()
+            ledger.table.unlock(ino)
+            ledger.work.wake()

@@ -43,7 +43,7 @@ class Evict:
 
         Raises ConfigError.
         """
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self._jobs = jobs
@@ -57,19 +57,19 @@ class Evict:
     def _default(self, *, drop: bool) -> str:
         if drop:
             return "s3"
-        if self.residency.nvme is None and self.residency.bucket is None:
+        if self.ledger.tiers.nvme is None and self.ledger.tiers.bucket is None:
             raise ConfigError("the mount has neither nvme= nor s3=: drop loses what only is here")
-        return "s3" if self.residency.nvme is None else "nvme"
+        return "s3" if self.ledger.tiers.nvme is None else "nvme"
 
     def _check(self) -> None:
-        residency = self.residency
+        ledger = self.ledger
         if self.to not in {"nvme", "s3"}:
             raise ConfigError(f"to={self.to}: expected nvme or s3")
-        if self.to == "nvme" and (residency.nvme is None or residency.ram is None):
+        if self.to == "nvme" and (ledger.tiers.nvme is None or ledger.tiers.ram is None):
             raise ConfigError("to=nvme: expected a mount with ram= and nvme=; use s3, or drop")
         if self.to == "nvme" and self.drop:
             raise ConfigError("to=nvme loses nothing: drop goes with to=s3, or alone")
-        if self.to == "s3" and residency.bucket is None and not self.drop:
+        if self.to == "s3" and ledger.tiers.bucket is None and not self.drop:
             raise ConfigError("to=s3: the mount has no bucket; drop loses what only is here")
 
     def describe(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class Evict:
 
     def _is_gone(self, ino: int) -> bool:
         """It was unlinked or dropped: nothing of it stays."""
-        inode = self.residency.inode(ino)
-        return inode is None or not inode.links or self.residency.is_gone(inode)
+        inode = self.ledger.table.inode(ino)
+        return inode is None or not inode.links or self.ledger.removals.is_gone(inode)
 
     def _refuse(self, why: str) -> None:
         self.counts["refused"] += 1
@@ -93,11 +93,11 @@ class Evict:
 
     def visit(self, inode: Inode) -> Errand | None:
         """Raises CatalogError."""
-        residency = self.residency
-        leaves = residency.holders(inode)
+        ledger = self.ledger
+        leaves = ledger.tiers.holders(inode)
         if self.to == "nvme":
-            leaves = [tier for tier in leaves if tier is residency.ram]
-        if not leaves or residency.is_gone(inode):
+            leaves = [tier for tier in leaves if tier is ledger.tiers.ram]
+        if not leaves or ledger.removals.is_gone(inode):
             self.counts["already"] += 1
             return None
         if why := self._stays(inode):
@@ -110,50 +110,50 @@ class Evict:
 
     def _stays(self, inode: Inode) -> str:
         """Why it may not go, whatever else holds it; "" if it may."""
-        residency, space = self.residency, self.residency.namespaces.of(inode)
-        if not inode.sealed or inode.ino in residency.staging:
+        ledger, space = self.ledger, self.ledger.namespaces.of(inode)
+        if not inode.sealed or inode.ino in ledger.table.staging:
             return "being written"
-        if inode.ino in residency.open:
+        if inode.ino in ledger.table.open:
             return "open"
-        if inode.ino in residency.busy:
+        if inode.ino in ledger.table.busy:
             return "being opened or moved"
         if space.settings.pin:
-            return f"pinned: namespace {residency.namespaces.name(space.ino)} has pin=on"
+            return f"pinned: namespace {ledger.namespaces.name(space.ino)} has pin=on"
         if self.to == "s3" and (inode.kept or space.settings.eviction == "never"):
             return "never dropped: kvfs pin, its connector or eviction=never keeps it here"
         return ""
 
     def _leave_all(self, inode: Inode, leaves: list[Tier]) -> None:
-        residency, bucket = self.residency, self.residency.bucket
+        ledger, bucket = self.ledger, self.ledger.tiers.bucket
         if inode.in_bucket and bucket is not None:
             if bucket.health.down:
                 self._refuse(f"{bucket.place} is down")
             else:
-                self._done("evicted", inode, leaves, partial(residency.evict, inode))
+                self._done("evicted", inode, leaves, partial(ledger.removals.evict, inode))
         elif self.drop:
-            self._done("dropped", inode, leaves, partial(residency.drop, inode, "evicted"))
-        elif inode.ino in residency.dirty:
+            self._done("dropped", inode, leaves, partial(ledger.removals.drop, inode, "evicted"))
+        elif inode.ino in ledger.dirty:
             self._refuse("s3 lacks it yet: kvfs flush --wait uploads it")
-        elif inode.ino in residency.dirty.contested:
+        elif inode.ino in ledger.dirty.contested:
             self._refuse("it is only here, since another file has its name in s3: --drop loses it")
         else:
             self._refuse("it is only here, and s3 is not to have it: --drop loses it")
 
     def _leave_ram(self, inode: Inode) -> Errand | None:
-        residency, nvme, ram = self.residency, self.residency.nvme, self.residency.ram
+        ledger, nvme, ram = self.ledger, self.ledger.tiers.nvme, self.ledger.tiers.ram
         assert nvme is not None
         assert ram is not None
-        bucket = residency.bucket
+        bucket = ledger.tiers.bucket
         if nvme.health.down:
             self._refuse("nvme is down")
         elif inode.on_nvme:
-            self._done("evicted", inode, [ram], partial(residency.drop_copy, inode, ram))
-        elif residency.namespaces.of(inode).takes(nvme):
+            self._done("evicted", inode, [ram], partial(ledger.records.drop_copy, inode, ram))
+        elif ledger.namespaces.of(inode).takes(nvme):
             if not self.dry:
                 return partial(self._copy, inode.ino)
             self._done("evicted", inode, [ram])
         elif inode.in_bucket and bucket is not None and not bucket.health.down:
-            self._done("evicted", inode, [ram], partial(residency.evict, inode))
+            self._done("evicted", inode, [ram], partial(ledger.removals.evict, inode))
         else:
             self._refuse("its namespace keeps it out of nvme (media=), and nothing else has it")
         return None
@@ -162,7 +162,7 @@ class Evict:
         self, what: str, inode: Inode, leaves: list[Tier], do: Callable[[], None] | None = None
     ) -> None:
         """It leaves these tiers, now."""
-        size = sum(self.residency.cost(inode, tier) for tier in leaves)
+        size = sum(self.ledger.tiers.cost(inode, tier) for tier in leaves)
         if do is not None and not self.dry:
             do()
         self.counts[what] += 1
@@ -170,13 +170,13 @@ class Evict:
 
     async def _copy(self, ino: int) -> None:
         """To NVMe, and then RAM is left."""
-        ram, nvme = self.residency.ram, self.residency.nvme
+        ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
         assert ram is not None
         assert nvme is not None
         while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; nothing tells of its end)
             await trio.sleep(PERIOD)
         inode = self.transfers.fit(ino)
-        if inode is not None and not inode.on_nvme and ram in self.residency.holders(inode):
+        if inode is not None and not inode.on_nvme and ram in self.ledger.tiers.holders(inode):
             room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
             if room is None:
                 self._refuse("nvme has no room for it")
@@ -190,18 +190,18 @@ class Evict:
                 raise TierError(f"the copy to nvme failed: {error}") from error
             finally:
                 self._jobs.discard(ino)
-                self.residency.wake()
+                self.ledger.work.wake()
         self._leave_copied(ino)
 
     def _leave_copied(self, ino: int) -> None:
-        ram, inode = self.residency.ram, self.transfers.fit(ino)
+        ram, inode = self.ledger.tiers.ram, self.transfers.fit(ino)
         if self._is_gone(ino):
             self.counts["already"] += 1
-        elif ram is None or inode is None or ram not in self.residency.holders(inode):
+        elif ram is None or inode is None or ram not in self.ledger.tiers.holders(inode):
             self._refuse("it was written or moved meanwhile")
         elif why := self._stays(inode):
             self._refuse(why)
         elif not inode.on_nvme:
             raise KvfsError("the copy to nvme failed: the log has more")
         else:
-            self._done("evicted", inode, [ram], partial(self.residency.drop_copy, inode, ram))
+            self._done("evicted", inode, [ram], partial(self.ledger.records.drop_copy, inode, ram))

@@ -124,11 +124,11 @@ class Scrub:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.movers = movers
         self.told: Callable[..., None] = _nobody
-        self.counters = {tier.name: Counter[str]() for tier in self.residency.tiers}
+        self.counters = {tier.name: Counter[str]() for tier in self.ledger.tiers.local}
         self.cpu_seconds = 0.0
         self._period = period
         self._clock = clock
@@ -164,7 +164,7 @@ class Scrub:
     async def run(self) -> None:
         """For ever, or until `stop`. Raises CatalogError; called again it goes on."""
         with trio.CancelScope() as self._scope:
-            await self.residency.census_done.wait()
+            await self.ledger.accounts.census_done.wait()
             self._recall()
             while True:
                 wait = self._wait()
@@ -181,7 +181,7 @@ class Scrub:
         """What the daemon before has noted."""
         if self._recalled:
             return
-        catalog, now = self.residency.catalog, trio.current_time()
+        catalog, now = self.ledger.catalog, trio.current_time()
         self._pass = Pass.from_fact(catalog.fact(PASS))
         self._last = Pass.from_fact(catalog.fact(LAST))
         if self._pass is not None and self._pass.ended:
@@ -214,7 +214,7 @@ class Scrub:
         return max(breath, due - now)
 
     def _hindrance(self) -> str:
-        ill = [tier for tier in self.residency.tiers if tier.health.state != "healthy"]
+        ill = [tier for tier in self.ledger.tiers.local if tier.health.state != "healthy"]
         self._why = "; ".join(f"{tier.name} tier is {tier.health.state}" for tier in ill)
         return self._why
 
@@ -253,8 +253,8 @@ class Scrub:
             self._batch_cpu += time.thread_time() - begun
 
     def _begin(self) -> Pass:
-        total = sum(tier.used for tier in self.residency.tiers)
-        end = self.residency.catalog.counter
+        total = sum(tier.used for tier in self.ledger.tiers.local)
+        end = self.ledger.catalog.counter
         self._pass = Pass(began=self._clock(), at=0, end=end, total=total)
         return self._pass
 
@@ -264,7 +264,7 @@ class Scrub:
         at, cost = current.at, 0
         for _ in range(STEPS):
             with self._working():
-                inodes = self.residency.catalog.inodes_after(at, STEP)
+                inodes = self.ledger.catalog.inodes_after(at, STEP)
                 for inode in inodes:
                     if inode.ino >= current.end:
                         return found, at, True
@@ -273,7 +273,7 @@ class Scrub:
                     found += more
                     cost += sum(copy.cost for copy, _ in more)
                     if len(found) >= BATCH_COPIES or cost >= BATCH_BYTES:
-                        after = self.residency.catalog.inodes_after(at, 1)
+                        after = self.ledger.catalog.inodes_after(at, 1)
                         return found, at, not after or after[0].ino >= current.end
             if not inodes:
                 return found, at, True
@@ -282,15 +282,15 @@ class Scrub:
 
     def _copies(self, current: Pass, read: Inode) -> list[tuple[_Copy, verifying.Copy]]:
         """The copies of an inode, with the contents that each may have."""
-        if not read.is_file or not read.sealed or not self.residency.holders(read):
+        if not read.is_file or not read.sealed or not self.ledger.tiers.holders(read):
             return []
         inode = self.transfers.fit(read.ino)
         found = []
-        for tier in () if inode is None else self.residency.holders(inode):
+        for tier in () if inode is None else self.ledger.tiers.holders(inode):
             assert inode is not None
-            cost = self.residency.cost(inode, tier)
+            cost = self.ledger.tiers.cost(inode, tier)
             forms = [(inode.size, inode.digest)] if inode.digest else []
-            packed = inode.packed if self.residency.is_packed_in(inode, tier) else None
+            packed = inode.packed if self.ledger.tiers.is_packed_in(inode, tier) else None
             if packed is not None:
                 # A plain file in its place is what a death has left that came before the record.
                 forms = [(packed.size, packed.digest), *forms]
@@ -341,9 +341,9 @@ class Scrub:
     def _means(self, copy: _Copy) -> Inode | None:
         """The object, if the copy that was read is still one of its copies."""
         inode = self.transfers.fit(copy.ino, copy.version)
-        if inode is None or copy.tier not in self.residency.holders(inode):
+        if inode is None or copy.tier not in self.ledger.tiers.holders(inode):
             return None
-        packed = inode.packed if self.residency.is_packed_in(inode, copy.tier) else None
+        packed = inode.packed if self.ledger.tiers.is_packed_in(inode, copy.tier) else None
         return inode if packed == copy.packed else None
 
     def _judge(self, current: Pass, copy: _Copy, result: str | OSError) -> None:
@@ -375,7 +375,7 @@ class Scrub:
     def _end(self, current: Pass) -> None:
         current.ended = self._clock()
         self._last, self._pass = current, None
-        self.residency.catalog.carried[LAST] = json.dumps(asdict(current))
+        self.ledger.catalog.carried[LAST] = json.dumps(asdict(current))
         facts = _facts(current)
         if current.objects or current.rotten or current.unread:
             log.info(
@@ -387,7 +387,7 @@ class Scrub:
 
     def _note(self, current: Pass) -> None:
         """For the next daemon. Raises CatalogError."""
-        catalog, now = self.residency.catalog, trio.current_time()
+        catalog, now = self.ledger.catalog, trio.current_time()
         catalog.carried[PASS] = json.dumps(asdict(current))
         if now - self._noted >= NOTE_PERIOD:
             self._noted = now

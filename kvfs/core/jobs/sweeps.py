@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import KvfsError, NoSpaceError
 
 AT_ONCE = 32  # errands; beyond what the movers do at a time they only wait
@@ -50,24 +50,24 @@ class _Job:
     over: bool = False
 
 
-def below(residency: Residency, root: int) -> Iterator[Inode | None]:
+def below(ledger: Ledger, root: int) -> Iterator[Inode | None]:
     """Files below, or itself; None for what is none. It goes on where names come and go.
 
     Raises CatalogError.
     """
-    first = residency.inode(root)
+    first = ledger.table.inode(root)
     if first is None or not first.is_dir:
         yield first if first is not None and first.is_file else None
         return
     left = [(root, 0)]
     while left:
         directory, cookie = left.pop()
-        entries = residency.catalog.entries_after(directory, cookie, STEP)
+        entries = ledger.catalog.entries_after(directory, cookie, STEP)
         if entries:
             left.append((directory, entries[-1].cookie))
         deeper = []
         for entry in entries:
-            inode = residency.inode(entry.ino)
+            inode = ledger.table.inode(entry.ino)
             if inode is not None and inode.is_dir:
                 deeper.append((inode.ino, 0))
             yield inode if inode is not None and inode.is_file else None
@@ -77,8 +77,8 @@ def below(residency: Residency, root: int) -> Iterator[Inode | None]:
 class Sweeps:
     """Of one mount."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
         self._waiting: list[_Job] = []
         self._more = trio.Event()
@@ -138,7 +138,7 @@ class Sweeps:
     ) -> None:
         began = time.perf_counter()
         try:
-            for inode in below(self.residency, root):
+            for inode in below(self.ledger, root):
                 if job.cancelled:
                     job.problem = "it was cancelled"
                     return

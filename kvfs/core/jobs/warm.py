@@ -91,7 +91,7 @@ class Warm:
         unpacking: Unpacking,
         jobs: set[int],
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.unpacking = unpacking
         self.room = room
@@ -154,7 +154,7 @@ class Warm:
 
     def is_wanted(self, inode: Inode) -> bool:
         """Whether it is to come, by its own order or that of a directory above, and is not here."""
-        if not self._by_root or (inode.is_file and self.residency.holders(inode)):
+        if not self._by_root or (inode.is_file and self.ledger.tiers.holders(inode)):
             return False
         at: Inode | None = inode
         for _ in range(DEPTH_MOST):
@@ -165,7 +165,7 @@ class Warm:
                 return True
             if at.ino == ROOT_INO or not at.links:
                 return False
-            at = self.residency.inode(at.links[0][0])
+            at = self.ledger.table.inode(at.links[0][0])
         return False
 
     def end(self) -> None:
@@ -220,7 +220,7 @@ class Warm:
 
     async def _list(self, job: _Job) -> None:
         """All files below, in reading order. Raises CatalogError."""
-        files = chain.from_iterable(below(self.residency, root) for root in job.roots)
+        files = chain.from_iterable(below(self.ledger, root) for root in job.roots)
         for count, inode in enumerate(files):
             if inode is not None:
                 if job.files >= FILES_MOST:
@@ -236,7 +236,7 @@ class Warm:
 
     async def _one(self, job: _Job, ino: int, slots: trio.Semaphore) -> None:
         try:
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
             why = "it was unlinked meanwhile" if inode is None else await self._bring(job, inode)
             if why or inode is None:
                 job.fail(why)
@@ -252,13 +252,13 @@ class Warm:
 
     async def _bring(self, job: _Job, inode: Inode) -> str:
         """Why it is not here; "" if it is."""
-        residency = self.residency
+        ledger = self.ledger
         current = self.transfers.fit(inode.ino)
-        if current is None or residency.is_gone(current):
+        if current is None or ledger.removals.is_gone(current):
             return "it is being written, or was unlinked meanwhile"
-        holders = residency.holders(current)
+        holders = ledger.tiers.holders(current)
         if holders:
-            if holders == [residency.nvme]:
+            if holders == [ledger.tiers.nvme]:
                 await self._to_ram(current)
             return ""
         if self.hydration is None or not current.in_bucket:
@@ -283,17 +283,17 @@ class Warm:
         if bucket.health.down or bucket.terms is None:
             return f"{bucket.place} is down"
         await self.hydration.until_ended(inode.ino)
-        current = self.residency.inode(inode.ino)
-        here = current is not None and self.residency.holders(current)
+        current = self.ledger.table.inode(inode.ino)
+        here = current is not None and self.ledger.tiers.holders(current)
         return "" if here else "an open of it has failed"
 
     async def _to_ram(self, inode: Inode) -> None:
         """From NVMe, if RAM takes it and has room."""
-        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
         if ram is None or nvme is None or inode.ino in self._busy:
             return
         cost = ram.cost(inode.blocks)
-        namespace = residency.namespaces.of(inode)
+        namespace = ledger.namespaces.of(inode)
         if not namespace.takes(ram) or cost > ram.capacity // 2:
             return
         room = self.room.reserve_gently(ram, cost, inode.ino)
@@ -308,4 +308,4 @@ class Warm:
                     await self.transfers.copy([inode], nvme, ram, "promoted")
         finally:
             self._busy.discard(inode.ino)
-            residency.wake()
+            ledger.work.wake()

@@ -1,6 +1,6 @@
 """What earlier sessions left: counted once at the start, beside the first operations.
 
-Contract: until `run` has counted, `Residency.census_done` is not set, and creates that depend on
+Contract: until `run` has counted, `Ledger.census_done` is not set, and creates that depend on
 the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
 backing files that no inode means, which a crash left half done; none while the catalog is in doubt.
 What cannot be read of the catalog
@@ -20,7 +20,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.dirty import FACT
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
 
@@ -32,10 +32,8 @@ CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 class Census:
     """`jobs` are the inodes that movers work on: their files are not swept. `met`: told of each."""
 
-    def __init__(
-        self, residency: Residency, jobs: Container[int], met: Callable[[Inode], None]
-    ) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger, jobs: Container[int], met: Callable[[Inode], None]) -> None:
+        self.ledger = ledger
         self._jobs = jobs
         self._met = met
         self._started = time.time()
@@ -44,49 +42,49 @@ class Census:
     async def run(self) -> None:
         """Count, then sweep. Raises CatalogError once; called again it goes on where it was."""
         await self._count()
-        if self.residency.catalog.doubt:
+        if self.ledger.catalog.doubt:
             return  # a file that nothing names may be an object whose name is missing
-        for tier in self.residency.tiers:
+        for tier in self.ledger.tiers.local:
             await self._sweep(tier)
 
     async def _count(self) -> None:
-        residency = self.residency
-        at = residency.counted_to
-        while at < residency.first_new:
+        ledger = self.ledger
+        at = ledger.accounts.counted_to
+        while at < ledger.accounts.first_new:
             inodes = self._read(at)
             if inodes is None:
                 at += CENSUS_STEP
                 continue
             for inode in inodes:
-                if inode.ino >= residency.first_new:
+                if inode.ino >= ledger.accounts.first_new:
                     break
-                current = residency.inode(inode.ino)
-                if current is not None and residency.is_lost(current):
-                    residency.drop(current, "lost")
+                current = ledger.table.inode(inode.ino)
+                if current is not None and ledger.records.is_lost(current):
+                    ledger.removals.drop(current, "lost")
                     await trio.lowlevel.checkpoint()
                 elif current is not None:
-                    residency.count_past(current)
+                    ledger.accounts.count_past(current)
                     self._met(current)
             if not inodes:
                 break
             at = inodes[-1].ino
-            residency.end_census_step()
+            ledger.accounts.end_census_step()
             await trio.lowlevel.checkpoint()
-        residency.counters["inodes_unreadable"] = len(residency.catalog.unreadable)
-        if residency.nvme is not None and residency.nvme.grows:
-            residency.nvme.configured += residency.nvme.used
-        residency.end_census()
-        if residency.bucket is None and residency.spilled:
+        ledger.counters["inodes_unreadable"] = len(ledger.catalog.unreadable)
+        if ledger.tiers.nvme is not None and ledger.tiers.nvme.grows:
+            ledger.tiers.nvme.configured += ledger.tiers.nvme.used
+        ledger.accounts.end_census()
+        if ledger.tiers.bucket is None and ledger.accounts.spilled:
             log.warning(
                 "%d objects are in %s only, which this mount is without: they are ENOENT when they "
                 "are opened; mount with s3=",
-                *(residency.spilled, residency.catalog.fact(FACT)),
+                *(ledger.accounts.spilled, ledger.catalog.fact(FACT)),
             )
-        residency.wake()
+        ledger.work.wake()
 
     def _read(self, at: int) -> list[Inode] | None:
         """The next inodes; None if they cannot be read, and could not be a moment ago."""
-        catalog = self.residency.catalog
+        catalog = self.ledger.catalog
         try:
             return catalog.inodes_after(at, CENSUS_STEP)
         except CatalogError as error:
@@ -107,26 +105,30 @@ class Census:
             tier.failed("sweep", 0, error)
 
     async def _unlink_unknown(self, tier: Tier) -> None:
-        residency, files, wait = self.residency, tier.files(), tier.calls.wait
+        ledger, files, wait = self.ledger, tier.files(), tier.calls.wait
         while True:
             found = await wait(lambda: list(islice(files, 512)))
             if not found:
                 return
             for ino, version, path in found:
                 owner = ino or _owner(path)
-                if owner >= residency.first_new or owner in self._jobs or ino in residency.busy:
+                if (
+                    owner >= ledger.accounts.first_new
+                    or owner in self._jobs
+                    or ino in ledger.table.busy
+                ):
                     continue
                 try:
-                    inode = residency.inode(ino) if ino else None
+                    inode = ledger.table.inode(ino) if ino else None
                 except CatalogError:  # it may be the one that means this file
                     continue
-                if inode and inode.version == version and tier in residency.holders(inode):
+                if inode and inode.version == version and tier in ledger.tiers.holders(inode):
                     continue
                 if ino or await wait(partial(_older, path, self._started)):
                     if owner in self._jobs:
                         continue  # a mover is about to use the name
                     await wait(partial(_unlink, _set_aside(path)))
-                    residency.counters["swept"] += 1
+                    ledger.counters["swept"] += 1
             await trio.lowlevel.checkpoint()
 
 

@@ -17,17 +17,16 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
-from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog import Batch, Catalog, Dentry, Inode
 from kvfs.catalog.keys import GOING
+from kvfs.core.ledger.open_table import OpenTable
+from kvfs.core.ledger.orphans import Orphans
+from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.layouts import prefix
-
-if TYPE_CHECKING:
-    from kvfs.core.ledger.residency import Residency
 
 _BLOCK = re.compile(rb"([0-9a-f]{32})(?:\.[0-9A-Za-z_-]{1,32})?")
 _KEY = re.compile(rb"[0-9a-f]{32}")
@@ -42,10 +41,19 @@ def numbers(key: bytes, parent: bytes) -> tuple[int, int]:
 class Prefixes:
     """Of all namespaces."""
 
-    def __init__(self, residency: "Residency") -> None:
-        self.residency = residency
-        self.catalog = residency.catalog
-        self.namespaces = residency.namespaces
+    def __init__(
+        self,
+        catalog: Catalog,
+        namespaces: Namespaces,
+        table: OpenTable,
+        orphans: Orphans,
+        gone: Callable[[int, bytes, int], None],
+    ) -> None:
+        self.catalog = catalog
+        self.namespaces = namespaces
+        self.table = table
+        self.orphans = orphans
+        self.gone = gone
         self.going: set[int] = {ino for ino, _ in self.catalog.marks(GOING)}
         self.catalog.settle = self.settle
         self._entered: Counter[int] = Counter()  # directories
@@ -137,8 +145,8 @@ class Prefixes:
         self._count(top, -1, time.time_ns(), batch)
         self.end(directory.ino, batch)
         directory.links = ()
-        self.residency.to_limbo(directory, batch)  # who has it open may ask for its attributes
-        batch.then(partial(self.residency.gone, top, entry.name, directory.ino))
+        self.orphans.keep(directory, batch)  # who has it open may ask for its attributes
+        batch.then(partial(self.gone, top, entry.name, directory.ino))
 
     @contextmanager
     def entering(self, directory: int) -> Iterator[None]:
@@ -155,7 +163,7 @@ class Prefixes:
         """Whether something without a name yet is to be in it."""
         return directory in self._entered or any(
             held.publish is not None and held.publish[0] == directory
-            for held in self.residency.staging.values()
+            for held in self.table.staging.values()
         )
 
     def has_entries(self, inode: Inode) -> bool:

@@ -11,33 +11,33 @@ Not for files that nothing names: the census sweeps those.
 import os
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 
 
-def drop_unfinished(residency: Residency) -> None:
+def drop_unfinished(ledger: Ledger) -> None:
     """Settle all that is marked. Raises CatalogError, TierError."""
-    catalog = residency.catalog
-    last = residency.session - 1
+    catalog = ledger.catalog
+    last = ledger.session - 1
     for ino in catalog.unfinished():
         inode = catalog.inode(ino)
         if inode is not None and not (inode.sealed and inode.links):
-            residency.drop(inode, "unfinished")
+            ledger.removals.drop(inode, "unfinished")
             continue
         if inode is not None:
-            give_name_back(residency, inode)
+            give_name_back(ledger, inode)
         with catalog.batch() as batch:
-            if inode is not None and last in residency.suspect:
+            if inode is not None and last in ledger.suspect:
                 inode.session = last
                 batch.put(inode)
             batch.mark_finished(ino)
 
 
-def give_name_back(residency: Residency, inode: Inode) -> None:
+def give_name_back(ledger: Ledger, inode: Inode) -> None:
     """Undo what `Objects` does before the first write to a sealed object: the file's new name.
 
     The record still has the old version, so no writer ever got a handle. Raises TierError.
     """
-    for tier in residency.holders(inode):
+    for tier in ledger.tiers.holders(inode):
         old, new = (tier.path(inode.ino, inode.version + more) for more in (0, 1))
         if not os.path.exists(old) and os.path.exists(new):
             tier.rename(inode.ino, inode.version + 1, inode.version)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
@@ -61,7 +61,7 @@ class Leases:
         self, objects: Objects, opened: Callable[[Sequence[OpenObject], float], None]
     ) -> None:
         self.objects = objects
-        self.residency = objects.residency
+        self.ledger = objects.ledger
         self.catalog = objects.catalog
         self._opened = opened
         self._held: dict[int, tuple[OpenObject, int]] = {}  # lease -> object, uid
@@ -82,11 +82,11 @@ class Leases:
         Their numbers follow each other. The descriptors are the objects' own, to be handed over
         before anything is awaited. Raises StaleError if the directory is no namespace of blocks.
         """
-        space = self.residency.namespaces.own(ino)
+        space = self.ledger.namespaces.own(ino)
         if space is None or space.blocks is None:
             raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
         began, first, found = time.perf_counter(), self._next, list[OpenObject]()
-        if self.residency.namespaces.limited:
+        if self.ledger.namespaces.limited:
             return first, []
         for inode in self._inodes(space, request, who):
             try:
@@ -109,7 +109,7 @@ class Leases:
 
         With three questions to the catalog for all: a question costs 5 us, a block in it 1.
         """
-        top = self.residency.inode(space.ino)
+        top = self.ledger.table.inode(space.ino)
         if top is None or not who.may(top, stat.S_IXOTH):
             return
         keys = [key.hex().encode() for key in (request.parent, *request.keys)]
@@ -121,15 +121,15 @@ class Leases:
         for folder, inode in zip(inodes, inodes[len(files) :], strict=False):
             if folder is None or inode is None or not inode.is_file or not inode.sealed:
                 return
-            if inode.size != request.size or self.residency.is_gone(inode):
+            if inode.size != request.size or self.ledger.removals.expire(inode):
                 return
             if not who.may(folder, stat.S_IXOTH) or not who.may(inode, stat.S_IROTH):
                 return
             yield inode
 
     def _known(self, inos: list[int]) -> list[Inode | None]:
-        """As `residency.inode` knows them."""
-        held = self.residency.open
+        """As `ledger.table.inode` knows them."""
+        held = self.ledger.table.open
         return [
             held[ino].inode if ino in held else inode
             for ino, inode in zip(inos, self.catalog.inodes(inos), strict=True)

@@ -34,7 +34,7 @@ class Matching:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.residency = tree.residency
+        self.ledger = tree.ledger
         self.catalog = tree.catalog
         self.namespaces = tree.namespaces
 
@@ -57,7 +57,7 @@ class _Question:
         self, matching_: Matching, space: Namespace, blocks: Blocks, request: Request
     ) -> None:
         self.tree = matching_.tree
-        self.residency = matching_.residency
+        self.ledger = matching_.ledger
         self.space = space
         self.blocks = blocks
         self.request = request
@@ -133,7 +133,7 @@ class _Question:
         if entry is None or not entry[1].is_file or not entry[1].sealed:
             return None
         inode = entry[1]
-        holders = [tier.name for tier in self.residency.holders(inode)]
+        holders = [tier.name for tier in self.ledger.tiers.holders(inode)]
         return value(inode, [*holders, "s3"] if inode.in_bucket else holders)
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.residency import OpenObject
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.lending.leases import LEASES_MAX, Who
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.namespace import Namespace
@@ -46,7 +46,7 @@ class Saves:
     ) -> None:
         self.tree = tree
         self.objects = objects
-        self.residency = objects.residency
+        self.ledger = objects.ledger
         self._numbers = numbers
         self._changed = changed
         # lease -> object, its size in the end, uid
@@ -62,7 +62,7 @@ class Saves:
         Leases follow each other, descriptors are the caller's to close. Raises StaleError if the
         directory is no namespace of blocks.
         """
-        space = self.residency.namespaces.own(ino)
+        space = self.ledger.namespaces.own(ino)
         if space is None or space.blocks is None:
             raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
         first, found = self._numbers(len(request.keys)), list[int]()
@@ -84,10 +84,10 @@ class Saves:
         return first, found
 
     def _lends(self, space: Namespace) -> bool:
-        residency = self.residency
+        ledger = self.ledger
         return (
-            residency.bucket is None
-            and not residency.namespaces.limited
+            ledger.tiers.bucket is None
+            and not ledger.namespaces.limited
             and space.settings.publish != "close"
         )
 
@@ -165,7 +165,7 @@ class Saves:
         return True
 
     async def _drop(self, held: OpenObject) -> None:
-        inode, catalog = held.inode, self.residency.catalog
+        inode, catalog = held.inode, self.ledger.catalog
         names = [(parent, catalog.dentry(parent, cookie)) for parent, cookie in inode.links]
         try:
             with catalog.batch() as batch:
@@ -177,7 +177,7 @@ class Saves:
         else:
             for parent, entry in names:
                 if entry is not None:
-                    self.residency.gone(parent, entry.name, inode.ino)
+                    self.ledger.gone(parent, entry.name, inode.ino)
         try:
             await self.objects.close_lent(held)
         except KvfsError as error:

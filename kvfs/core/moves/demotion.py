@@ -40,7 +40,7 @@ class Demotion:
         *,
         reclaimable: int,
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.trouble = transfers.trouble
         self.room = room
@@ -54,9 +54,9 @@ class Demotion:
 
     def next(self) -> list[int]:
         """What is to be copied to NVMe next: what goes first of who has most, or at once."""
-        if self.residency.ram is None or self.trouble.pausing:
+        if self.ledger.tiers.ram is None or self.trouble.pausing:
             return []
-        spaces = self.room.victims.by_urgency(demotable(self.residency))
+        spaces = self.room.victims.by_urgency(demotable(self.ledger))
         # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
@@ -72,7 +72,7 @@ class Demotion:
         for ino in chain(space.ram_only, space.ram_kept, spare):
             if ino in self._jobs or ino in space.too_large or self.transfers.written(ino):
                 continue
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
             alone = inode is not None and self.transfers.packs(inode)
             if inos and alone:
                 break
@@ -86,17 +86,17 @@ class Demotion:
 
     def _behind(self) -> bool:
         """Whether more of RAM must be on NVMe than is, or is on its way there."""
-        residency = self.residency
-        if residency.ram is None or residency.nvme is None:
+        ledger = self.ledger
+        if ledger.tiers.ram is None or ledger.tiers.nvme is None:
             return False
-        wanted = residency.ram.capacity * self.reclaimable // 100
+        wanted = ledger.tiers.ram.capacity * self.reclaimable // 100
         return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
 
     # Do it
 
     async def move(self, inodes: list[Inode]) -> None:
         """Copy those that are worth it and have room on NVMe."""
-        ram, nvme = self.residency.ram, self.residency.nvme
+        ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
         if ram is None or nvme is None:
             return
         inodes = [inode for inode in inodes if self._admitted(inode)]
@@ -126,7 +126,7 @@ class Demotion:
 
     def _admitted(self, inode: Inode) -> bool:
         """Whether it is worth its write to NVMe; what is not is lost when RAM is needed."""
-        space = self.residency.namespaces.of(inode)
+        space = self.ledger.namespaces.of(inode)
         settings = space.settings
         obliged = inode.kept or settings.pin or settings.eviction == "never"
         if self.admission.decide(

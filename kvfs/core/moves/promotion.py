@@ -30,7 +30,7 @@ class Promotion:
         *,
         after: int,
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.requests = requests
@@ -40,10 +40,10 @@ class Promotion:
 
     def opened(self, inode: Inode) -> None:
         """An object was opened for reading: promote it when it is read again and again."""
-        residency = self.residency
-        if not self.after or residency.ram is None or inode.ram_epoch == residency.ram.epoch:
+        ledger = self.ledger
+        if not self.after or ledger.tiers.ram is None or inode.ram_epoch == ledger.tiers.ram.epoch:
             return
-        if not residency.namespaces.of(inode).takes(residency.ram):
+        if not ledger.namespaces.of(inode).takes(ledger.tiers.ram):
             return
         count = self._opens.pop(inode.ino, 0) + 1
         if count < self.after:
@@ -59,13 +59,13 @@ class Promotion:
 
     async def move(self, inodes: list[Inode]) -> None:
         """Copy one object, if only NVMe holds it and RAM has room."""
-        residency, ram, nvme = self.residency, self.residency.ram, self.residency.nvme
+        ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
         (inode,) = inodes
-        if ram is None or nvme is None or residency.holders(inode) != [nvme]:
+        if ram is None or nvme is None or ledger.tiers.holders(inode) != [nvme]:
             return
         room = self.room.reserve(ram, ram.cost(inode.blocks))
         if room is None:
-            residency.counters["promotions_skipped"] += 1
+            ledger.counters["promotions_skipped"] += 1
             return
         with room:
             if inode.packed is not None:

@@ -28,7 +28,7 @@ class Settlement:
     name = "settle"
 
     def __init__(self, transfers: Transfers, admission: Admission, requests: Requests) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.movers = transfers.movers
         self.admission = admission
@@ -44,13 +44,13 @@ class Settlement:
         """An earlier session sealed it: a death may have come before its digest."""
         if not inode.sealed or not inode.on_nvme or inode.digest or inode.packed is not None:
             return
-        if inode.session not in self.residency.suspect:  # else nothing vouches for its bytes
+        if inode.session not in self.ledger.suspect:  # else nothing vouches for its bytes
             self.requests.add(self, inode.ino)
 
     async def move(self, inodes: list[Inode]) -> None:
         """Read one object through, and record its digest."""
         (inode,) = inodes
-        ino, version, nvme = inode.ino, inode.version, self.residency.nvme
+        ino, version, nvme = inode.ino, inode.version, self.ledger.tiers.nvme
         if nvme is None or not inode.on_nvme or inode.packed is not None:
             return
         try:
@@ -75,29 +75,29 @@ class Settlement:
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")
             current.digest = found.digest
-            with self.residency.catalog.batch() as batch:
+            with self.ledger.catalog.batch() as batch:
                 batch.put(current)
-            self.residency.counters["settled"] += 1
-            self.residency.verified.note(ino)
+            self.ledger.counters["settled"] += 1
+            self.ledger.verified.note(ino)
 
     async def lose(self, ino: int, version: int) -> None:
         """The kernel could not write it, and says so once: its page cache is not to be trusted.
 
         Who has it open has what the page cache has; nobody opens it after that.
         """
-        residency, nvme = self.residency, self.residency.nvme
-        current = residency.inode(ino)
+        ledger, nvme = self.ledger, self.ledger.tiers.nvme
+        current = ledger.table.inode(ino)
         if nvme is None or current is None or not current.on_nvme:
             return
-        held = residency.open.get(ino)
+        held = ledger.table.open.get(ino)
         if held is not None:  # if it is being written, the file gets its next version's name
-            residency.distrust(current, nvme)
-            residency.late.append(partial(self.lose, ino, current.version))
-        elif current.version == version and ino in residency.busy:
-            residency.distrust(current, nvme)
-            residency.late.append(partial(self.lose, ino, version))
+            ledger.records.distrust(current, nvme)
+            ledger.retries.add(partial(self.lose, ino, current.version))
+        elif current.version == version and ino in ledger.table.busy:
+            ledger.records.distrust(current, nvme)
+            ledger.retries.add(partial(self.lose, ino, version))
         elif current.version == version:
-            residency.lose(current, nvme)
+            ledger.removals.lose(current, nvme)
 
     async def matches(self, tier: Tier, inode: Inode) -> bool:
         """Whether a backing file has the digest of its inode.

@@ -15,7 +15,7 @@ import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, PackedCopy
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.trouble import Trouble
 from kvfs.errors import CatalogError
 from kvfs.fairness.fair_queue import FairQueue
@@ -43,8 +43,8 @@ class Transfers:
     on the same object, since an open that waits for the second must not wait for a bucket.
     """
 
-    def __init__(self, residency: Residency, movers: Movers, trouble: Trouble) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger, movers: Movers, trouble: Trouble) -> None:
+        self.ledger = ledger
         self.movers = movers
         self.trouble = trouble
         self.in_flight: Counter[int] = Counter()
@@ -59,15 +59,15 @@ class Transfers:
         Or its handles read a copy that was given up, beside which none is made: the next daemon
         knows by the record which copy is none.
         """
-        held = self.residency.open.get(ino)
+        held = self.ledger.table.open.get(ino)
         return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
 
     def fit(self, ino: int, version: int | None = None) -> Inode | None:
         """The object, if it is sealed, and still the version that a job was about."""
-        current = self.residency.inode(ino)
+        current = self.ledger.table.inode(ino)
         if current is None or not current.links or not current.sealed or self.written(ino):
             return None
-        if version not in {None, current.version} or self.residency.is_distrusted(current):
+        if version not in {None, current.version} or self.ledger.records.is_distrusted(current):
             return None
         return current
 
@@ -83,7 +83,7 @@ class Transfers:
         ]
         data = [inode.data for inode in inodes]
         results: Sequence[Repacked | Moved | OSError | SourceChangedError]
-        space = self.residency.namespaces.of(inodes[0])
+        space = self.ledger.namespaces.of(inodes[0])
         settings = space.settings
         self.in_flight[space.ino] += 1
         try:
@@ -99,7 +99,7 @@ class Transfers:
                     results = await self.movers.copy_all(paths, data)
         except (MoverFailedError, MoverOverdueError):
             for ino, version, _ in jobs:  # the last act of a mover may have been its rename
-                self.residency.throw_away(target, ino, version)
+                self.ledger.trash.throw_away(target, ino, version)
             raise
         finally:
             self.in_flight[space.ino] -= 1
@@ -112,25 +112,25 @@ class Transfers:
                 elif current is not None:
                     self.trouble.failed("copy", ino, moved)
                     if isinstance(moved, LostError):
-                        self.residency.lose(current, source)
+                        self.ledger.removals.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
                 try:
                     self._enter(current, target, moved, packed)
                 except CatalogError as error:
-                    self.residency.throw_away(target, ino, version)
+                    self.ledger.trash.throw_away(target, ino, version)
                     self.trouble.failed("copy", ino, error)
                 else:
-                    self.residency.counters[counter] += 1
-                    self.residency.verified.note(ino)  # NVMe has been read, or written
+                    self.ledger.counters[counter] += 1
+                    self.ledger.verified.note(ino)  # NVMe has been read, or written
                     self.trouble.over()
             else:
-                self.residency.throw_away(target, ino, version)
+                self.ledger.trash.throw_away(target, ino, version)
                 if current is not None:
                     self.rotten(current, source)
 
     def packs(self, inode: Inode) -> bool:
         """Whether its copy on NVMe is to be compressed: then it has to fit RAM to be opened."""
-        ram, space = self.residency.ram, self.residency.namespaces.of(inode)
+        ram, space = self.ledger.tiers.ram, self.ledger.namespaces.of(inode)
         if space.settings.compression != "nvme" or ram is None or not space.takes(ram):
             return False
         if inode.size < PACKED_LEAST or inode.sparse or inode.mostly_holes:
@@ -150,7 +150,7 @@ class Transfers:
 
     def _too_large(self, inode: Inode, target: Tier, error: Exception) -> None:
         """No disk has failed, and no later try goes better."""
-        self.residency.namespaces.of(inode).refuse_too_large(inode)
+        self.ledger.namespaces.of(inode).refuse_too_large(inode)
         log.log(
             logging.DEBUG if self._said_too_large else logging.WARNING,
             "inode %d is not copied to the %s tier, whose files cannot have its %d bytes; it is "
@@ -163,7 +163,7 @@ class Transfers:
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked:
         source, destination, size, sparse = path
-        nvme = self.residency.nvme
+        nvme = self.ledger.tiers.nvme
         if nvme is None or target is not nvme or not self.packs(inode):
             moved = await self.movers.copy(
                 *(source, destination, size),
@@ -173,15 +173,15 @@ class Transfers:
                 data=inode.data,
             )
             return Repacked(moved)
-        element_size = self.residency.namespaces.places.element_size(inode)
+        element_size = self.ledger.namespaces.places.element_size(inode)
         found = await self.movers.pack(source, destination, size, element_size)
         self._count(inode, nvme, found)
         return found
 
     async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
         """A copy that was evicted has the same name, and may yet be unlinked by it."""
-        while any(trash[:3] == (tier, ino, version) for trash in self.residency.trash):
-            self.residency.wake()
+        while any(trash[:3] == (tier, ino, version) for trash in self.ledger.trash.files):
+            self.ledger.work.wake()
             await trio.sleep(PERIOD)
 
     def _count(self, inode: Inode, nvme: NvmeTier, found: Repacked) -> None:
@@ -207,15 +207,15 @@ class Transfers:
         """A copy is there: say so. Raises CatalogError."""
         if failpoints.active:
             failpoints.reach("dispatcher.copied")
-        self.residency.add_copy(inode, target, moved.blocks, moved.digest, packed)
+        self.ledger.records.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
     def rotten(self, inode: Inode, tier: Tier) -> None:
         """A copy that looked untouched has other bytes than it was sealed with.
 
-        No open is served from it any more, whoever has the object open: see `Residency.lose`.
+        No open is served from it any more, whoever has the object open: see `Ledger.lose`.
         """
         why = "its bytes do not match their digest"
-        self.residency.lose(inode, tier, quarantine=True, why=why)
+        self.ledger.removals.lose(inode, tier, quarantine=True, why=why)
 
 
 def _is_too_large(error: Exception, target: Tier) -> bool:

@@ -10,7 +10,7 @@ import time
 
 import trio
 
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import MoverOverdueError
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ PAUSE = 1.0  # s without demotions after one failed
 class Trouble:
     """`failures` in a row, of demotions and other jobs; `reason` of the last one."""
 
-    def __init__(self, residency: Residency) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.failures = 0
         self.reason = ""
         self._quiet_until = 0.0
@@ -31,7 +31,7 @@ class Trouble:
     @property
     def down(self) -> bool:
         """While NVMe is down nothing is moved or unlinked: all of that needs it."""
-        return self.residency.nvme is not None and self.residency.nvme.health.down
+        return self.ledger.tiers.nvme is not None and self.ledger.tiers.nvme.health.down
 
     @property
     def pausing(self) -> bool:
@@ -39,7 +39,7 @@ class Trouble:
         return trio.current_time() < self._quiet_until
 
     def failed(self, what: str, ino: int, error: Exception) -> None:
-        self.residency.counters["job_failures"] += 1
+        self.ledger.counters["job_failures"] += 1
         self._tell_health(what, error)
         kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
         self.pause(f"{what} of inode {ino} failed, nothing is changed: {error}", kind)
@@ -59,7 +59,7 @@ class Trouble:
 
     def _tell_health(self, what: str, error: Exception) -> None:
         """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
-        nvme = self.residency.nvme
+        nvme = self.ledger.tiers.nvme
         code = error.errno if isinstance(error, OSError) else None
         if nvme is None or code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
             return

@@ -20,7 +20,7 @@ from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.compression.container import DamagedError
 from kvfs.core.capacity.room import Room
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import (
@@ -51,7 +51,7 @@ class Unpacking:
     """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
 
     def __init__(self, transfers: Transfers, room: Room, movers: Movers, jobs: set[int]) -> None:
-        self.residency: Residency = transfers.residency
+        self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.movers = movers
@@ -63,7 +63,7 @@ class Unpacking:
 
         Raises NotFoundError (a miss), StaleError if it has changed meanwhile.
         """
-        ino, nvme, bucket = inode.ino, self.residency.nvme, self.residency.bucket
+        ino, nvme, bucket = inode.ino, self.ledger.tiers.nvme, self.ledger.tiers.bucket
         if nvme is None or nvme.health.down:
             why = "is not mounted" if nvme is None else f"is down: {nvme.health.why}"
             raise NotFoundError(f"inode {ino} is on NVMe only, which {why}")
@@ -127,7 +127,7 @@ class Unpacking:
             unpacking.discard(ino)
             if ino not in sending:
                 self._jobs.discard(ino)
-            self.residency.wake()
+            self.ledger.work.wake()
 
     def _fit(self, ino: int, version: int) -> Inode:
         """Raises StaleError if it is not what it was."""
@@ -137,12 +137,14 @@ class Unpacking:
         return found
 
     def _only_packed(self, inode: Inode) -> bool:
-        return inode.packed is not None and self.residency.holders(inode) == [self.residency.nvme]
+        return inode.packed is not None and self.ledger.tiers.holders(inode) == [
+            self.ledger.tiers.nvme
+        ]
 
     def _reserve(self, inode: Inode, cost: int) -> Reservation:
         """As what comes from a bucket: in RAM, if it may be there and fits. Raises NoSpaceError."""
-        residency = self.residency
-        ram, nvme, namespace = residency.ram, residency.nvme, residency.namespaces.of(inode)
+        ledger = self.ledger
+        ram, nvme, namespace = ledger.tiers.ram, ledger.tiers.nvme, ledger.namespaces.of(inode)
         fits = ram is not None and namespace.takes(ram) and cost <= ram.capacity // 2
         if ram is not None and fits and (room := self.room.reserve(ram, cost)) is not None:
             return room
@@ -156,7 +158,7 @@ class Unpacking:
         Raises StaleError, TierError, OSError if nothing has changed. A packed copy that is not what
         it should be is given up.
         """
-        residency, nvme, packed = self.residency, self.residency.nvme, inode.packed
+        ledger, nvme, packed = self.ledger, self.ledger.tiers.nvme, inode.packed
         assert nvme is not None
         assert packed is not None
         ino, version, digest = inode.ino, inode.version, inode.digest
@@ -168,29 +170,29 @@ class Unpacking:
             )
         except (DamagedError, SourceChangedError) as error:
             self._expect_packed(inode)
-            residency.lose(inode, nvme, quarantine=True, why=str(error))
+            ledger.removals.lose(inode, nvme, quarantine=True, why=str(error))
             return
         except FileNotFoundError as error:
             if error.filename != path or not await nvme.calls.call(Job("stat", nvme.present)):
                 raise nvme.failed("unpack", ino, error) from error
             self._expect_packed(inode)
             log.error("nvme tier: %s is gone", path)
-            residency.counters["missing"] += 1
-            residency.lose(inode, nvme)
+            ledger.counters["missing"] += 1
+            ledger.removals.lose(inode, nvme)
             return
         except (MoverFailedError, MoverOverdueError):  # its last act may have been its rename
             if target is not nvme:
-                residency.throw_away(target, ino, version)
+                ledger.trash.throw_away(target, ino, version)
             raise
         self._enter(inode, target, found)
 
     def _enter(self, inode: Inode, target: Tier, found: Repacked) -> None:
         """Say that it is there. Raises CatalogError, StaleError."""
-        residency, ino, version, nvme = (
-            self.residency,
+        ledger, ino, version, nvme = (
+            self.ledger,
             inode.ino,
             inode.version,
-            self.residency.nvme,
+            self.ledger.tiers.nvme,
         )
         assert nvme is not None
         if failpoints.active:
@@ -199,14 +201,14 @@ class Unpacking:
             target = nvme
         current = self.transfers.fit(ino, version)
         if current is None or current.packed != inode.packed:
-            if current is None or target not in residency.holders(current):
-                residency.throw_away(target, ino, version)
+            if current is None or target not in ledger.tiers.holders(current):
+                ledger.trash.throw_away(target, ino, version)
             raise StaleError(f"inode {ino} has changed while it was decompressed")
         try:
-            residency.add_copy(current, target, found.moved.blocks, found.moved.digest)
+            ledger.records.add_copy(current, target, found.moved.blocks, found.moved.digest)
         except KvfsError:
             if target is not nvme:  # there, its size will say what it is
-                residency.throw_away(target, ino, version)
+                ledger.trash.throw_away(target, ino, version)
             raise
         nvme.counters["decompressed"] += 1
         nvme.counters["decompress_cpu_us"] += round(found.moved.cpu_seconds * 1e6)

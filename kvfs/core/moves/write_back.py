@@ -12,7 +12,7 @@ from itertools import chain
 
 import trio
 
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
 from kvfs.core.namespaces.namespace import Namespace
 
@@ -27,7 +27,7 @@ class WriteBack:
     """While it is `wanted`, everything that only RAM holds is demoted."""
 
     def __init__(self, transfers: Transfers) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.trouble = transfers.trouble
         self._until = 0.0
@@ -40,40 +40,40 @@ class WriteBack:
     @property
     def stuck(self) -> str:
         """Why NVMe takes no more of it; "" as long as it may."""
-        nvme, trouble = self.residency.nvme, self.trouble
+        nvme, trouble = self.ledger.tiers.nvme, self.trouble
         if nvme is not None and nvme.health.down:
             return nvme.health.why
         return trouble.reason if trouble.failures >= GIVE_UP else ""
 
     def start(self) -> tuple[int, int]:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
-        residency = self.residency
-        ram = residency.ram
-        if ram is None or residency.nvme is None:
+        ledger = self.ledger
+        ram = ledger.tiers.ram
+        if ram is None or ledger.tiers.nvme is None:
             return 0, 0
-        spaces = demotable(residency)
+        spaces = demotable(ledger)
         size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
         count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
         count -= self.too_large
         if count <= FEW:  # look closely: what is open without a name is not worth copying
             inos = chain.from_iterable(map(_only_in_ram, spaces))
             written = self.transfers.written
-            inodes = [residency.inode(ino) for ino in inos if not written(ino)]
+            inodes = [ledger.table.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         self._until = trio.current_time() + PATIENCE if count else 0.0
         if count:
-            residency.wake()
+            ledger.work.wake()
         return size, count
 
     @property
     def too_large(self) -> int:
         """Objects that only RAM has, and that are lost with it: NVMe has no file of their size."""
-        return sum(len(space.too_large) for space in demotable(self.residency))
+        return sum(len(space.too_large) for space in demotable(self.ledger))
 
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""
         self.trouble.failures = 0
-        counted = self.residency.census_done.is_set
+        counted = self.ledger.accounts.census_done.is_set
         while (left := self.start())[1] or not counted():
             if stuck := self.stuck:
                 log.error(
@@ -90,7 +90,7 @@ def _only_in_ram(space: Namespace) -> Iterator[int]:
     return (ino for ino in orders if ino not in space.too_large)
 
 
-def demotable(residency: Residency) -> list[Namespace]:
+def demotable(ledger: Ledger) -> list[Namespace]:
     """Those whose objects may be on NVMe."""
-    nvme = residency.nvme
-    return [space for space in residency.namespaces if nvme and space.takes(nvme)]
+    nvme = ledger.tiers.nvme
+    return [space for space in ledger.namespaces if nvme and space.takes(nvme)]

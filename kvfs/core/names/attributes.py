@@ -57,7 +57,7 @@ class Attributes:
             inode.mtime_ns = mtime_ns
         inode.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:
-            self.tree.residency.dirty.attributes(inode, batch)
+            self.tree.ledger.dirty.attributes(inode, batch)
             batch.put(inode)
         return inode
 

@@ -39,7 +39,7 @@ class Renames:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.catalog = tree.catalog
-        self.residency = tree.residency
+        self.ledger = tree.ledger
         self.namespaces = tree.namespaces
 
     def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
@@ -98,7 +98,7 @@ class Renames:
         """A rename into another namespace, checked; None for any other."""
         if parent == parent2:  # the usual rename
             return None
-        directories = [self.residency.inode(ino) for ino in (parent, parent2)]
+        directories = [self.ledger.table.inode(ino) for ino in (parent, parent2)]
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return None
         move = self._check_rename(parent, name, parent2, name2, flags)
@@ -137,7 +137,7 @@ class Renames:
             if len(entries) == WEIGHED_AT_ONCE:
                 way.append((ino, entries[-1].cookie))
             for entry in entries:
-                inode = self.residency.inode(entry.ino)
+                inode = self.ledger.table.inode(entry.ino)
                 if inode is not None and inode.is_dir:
                     way.append((inode.ino, 0))
                 elif inode is not None and inode.is_file and inode.ino not in files:
@@ -183,12 +183,12 @@ class Renames:
 
     def _takes(self, inode: Inode) -> int:
         """Bytes; of a file that is being written those that it has by now."""
-        held = self.residency.staging.get(inode.ino)
+        held = self.ledger.table.staging.get(inode.ino)
         return max(Tier.cost(inode.blocks), 0 if held is None else held.taken)
 
     def _is_last(self, inode: Inode) -> bool:
         """Whether it goes with one name less."""
-        return len(inode.links) == 1 and inode.ino not in self.residency.open
+        return len(inode.links) == 1 and inode.ino not in self.ledger.table.open
 
     def _exchange(
         self,
@@ -234,10 +234,10 @@ class Renames:
         else:
             self.namespaces.places.place(inode, target_dir, moved.name, batch)
             if inode.links[0] == new:
-                self.residency.dirty.named(inode, batch, target_dir, moved.name)
-            if _place_of(inode) != _place_of(before) and self.residency.accounted(inode):
-                batch.then(partial(self.residency.dismiss, before))
-                batch.then(partial(self.residency.admit, inode))
+                self.ledger.dirty.named(inode, batch, target_dir, moved.name)
+            if _place_of(inode) != _place_of(before) and self.ledger.accounts.accounted(inode):
+                batch.then(partial(self.ledger.accounts.dismiss, before))
+                batch.then(partial(self.ledger.accounts.admit, inode))
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
@@ -247,7 +247,7 @@ class Renames:
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)
-        elif self.residency.dirty.on:  # and is called otherwise in the bucket
+        elif self.ledger.dirty.on:  # and is called otherwise in the bucket
             self.namespaces.account_anew(inode.ino, batch)
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvfs.catalog import LINK_MAX, ROOT_INO, Batch, Catalog, Dentry, Inode
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import (
     ExistsError,
     InvalidError,
@@ -50,15 +50,15 @@ class Tree:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         *,
         templates: Callable[[str], Settings | None] = lambda _: None,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.residency = residency
-        self.namespaces = residency.namespaces
+        self.ledger = ledger
+        self.namespaces = ledger.namespaces
         self.templates = templates
-        self.catalog: Catalog = residency.catalog
+        self.catalog: Catalog = ledger.catalog
         self.now = now
 
     def make_root(self, *, uid: int, gid: int) -> None:
@@ -79,7 +79,7 @@ class Tree:
     # Looking
 
     def inode(self, ino: int) -> Inode:
-        found = self.residency.inode(ino)
+        found = self.ledger.table.inode(ino)
         if found is None:
             raise StaleError(f"inode {ino} is gone")
         return found
@@ -112,10 +112,10 @@ class Tree:
 
     def _living(self, entry: Dentry) -> Inode:
         inode = self.inode(entry.ino)
-        if self.residency.is_lost(inode):
-            self.residency.drop(inode, "lost")
+        if self.ledger.records.is_lost(inode):
+            self.ledger.removals.drop(inode, "lost")
             raise NotFoundError(f"the bytes of {entry.name!r} went away with the RAM tier")
-        if self.residency.is_gone(inode):
+        if self.ledger.removals.expire(inode):
             raise NotFoundError(f"{entry.name!r} is expired, or its namespace was dropped")
         return inode
 
@@ -144,7 +144,7 @@ class Tree:
         An entry that is there all the time is seen once, whatever comes and goes meanwhile.
         """
         found: list[tuple[bytes, Inode, int]] = []
-        directory = self.residency.inode(ino)
+        directory = self.ledger.table.inode(ino)
         if directory is None or not directory.links or self.namespaces.is_dropped(directory):
             return Listing(found, cookie, ended=True)  # removed while open
         if cookie < COOKIE_SELF:
@@ -158,7 +158,7 @@ class Tree:
             inodes = self.catalog.inodes([entry.ino for entry in entries])
             for entry, stored in zip(entries, inodes, strict=True):
                 cookie = entry.cookie
-                held = self.residency.open.get(entry.ino)
+                held = self.ledger.table.open.get(entry.ino)
                 inode = stored if held is None else held.inode
                 if inode is not None and self._is_found(inode):
                     found.append((entry.name, inode, cookie))
@@ -172,10 +172,10 @@ class Tree:
 
     def _is_found(self, inode: Inode) -> bool:
         """Whether who looks for it finds it; if not it is dropped where it may be."""
-        if self.residency.is_lost(inode):
-            self.residency.drop(inode, "lost")
+        if self.ledger.records.is_lost(inode):
+            self.ledger.removals.drop(inode, "lost")
             return False
-        return not self.residency.is_gone(inode)
+        return not self.ledger.removals.expire(inode)
 
     # Making
 
@@ -188,7 +188,7 @@ class Tree:
 
     def to_enter(self, ino: int) -> Inode:
         """The directory that a name may be given in."""
-        directory = self.residency.inode(ino)
+        directory = self.ledger.table.inode(ino)
         if directory is None:
             raise NotFoundError(f"directory {ino} is gone")
         if not directory.is_dir:
@@ -300,15 +300,15 @@ class Tree:
         inode.ctime_ns = self.now()
         if inode.links:
             if inode.links[0] != first:
-                self.residency.dirty.named(inode, batch)
+                self.ledger.dirty.named(inode, batch)
                 self._place_anew(inode, batch)
             batch.put(inode)
-        elif inode.ino in self.residency.open:
-            self.residency.unlinked_open(inode, batch)
-        elif not inode.is_file or self.residency.can_open(inode):
-            self.residency.to_limbo(inode, batch)
+        elif inode.ino in self.ledger.table.open:
+            self.ledger.orphans.unlinked_open(inode, batch)
+        elif not inode.is_file or self.ledger.tiers.can_open(inode):
+            self.ledger.orphans.keep(inode, batch)
         else:
-            self.residency.forget(inode, batch)
+            self.ledger.removals.forget(inode, batch)
 
     def _place_anew(self, inode: Inode, batch: Batch) -> None:
         """It has another first name from now on, which says what it is."""
@@ -318,9 +318,9 @@ class Tree:
             return
         before = inode.copy()
         self.namespaces.places.place(inode, directory, entry.name, batch)
-        if inode != before and self.residency.accounted(inode):
-            batch.then(partial(self.residency.dismiss, before))
-            batch.then(partial(self.residency.admit, inode))
+        if inode != before and self.ledger.accounts.accounted(inode):
+            batch.then(partial(self.ledger.accounts.dismiss, before))
+            batch.then(partial(self.ledger.accounts.admit, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)
@@ -346,7 +346,7 @@ class Tree:
         batch.unlink(directory.ino, entry)
         inode.links = ()
         inode.ctime_ns = self.now()
-        self.residency.to_limbo(inode, batch)
+        self.ledger.orphans.keep(inode, batch)
         directory.subdirs -= 1
         if self.namespaces.own(inode.ino):
             self.namespaces.forget(inode.ino, batch)
@@ -357,7 +357,7 @@ class Tree:
         Expired while they are open, or moved here from a namespace that was dropped since.
         """
         entries = self.catalog.entries_after(directory.ino, 0, HIDDEN_MAX + 1)
-        inodes = {entry.ino: self.residency.inode(entry.ino) for entry in entries}
+        inodes = {entry.ino: self.ledger.table.inode(entry.ino) for entry in entries}
         for entry in entries:
             inode = inodes[entry.ino]
             if inode is None:

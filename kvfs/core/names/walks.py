@@ -16,7 +16,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.capacity.quota import Quota
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.names.tree import Tree
 from kvfs.errors import CatalogError
 
@@ -48,13 +48,13 @@ class Walks:
     def __init__(self, tree: Tree, quota: Quota) -> None:
         self.tree = tree
         self.quota = quota
-        self.residency: Residency = tree.residency
+        self.ledger: Ledger = tree.ledger
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
 
     async def run(self) -> None:
         """Follow the marks, for ever."""
-        await self.residency.census_done.wait()
+        await self.ledger.accounts.census_done.wait()
         while True:
             changed = self.namespaces.changed
             for ino in list(self.namespaces.dropped):
@@ -104,12 +104,12 @@ class Walks:
                     batch.unlink(place.ino, entry)
                 elif inode.is_dir:
                     deeper.append(_Place(inode.ino, place.ino))
-                elif inode.ino in self.residency.busy:
+                elif inode.ino in self.ledger.table.busy:
                     place.busy = True
                 else:
                     self._unlink(place.ino, entry, inode, batch)
                     if told:
-                        batch.then(partial(self.residency.gone, place.ino, entry.name, entry.ino))
+                        batch.then(partial(self.ledger.gone, place.ino, entry.name, entry.ino))
         return deeper
 
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
@@ -117,10 +117,12 @@ class Walks:
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         if inode.links:
             self._account_to_other(inode, batch)
-        elif inode.ino in self.residency.open:  # it is accounted to what was dropped until closed
-            self.residency.unlinked_open(inode, batch)
+        elif (
+            inode.ino in self.ledger.table.open
+        ):  # it is accounted to what was dropped until closed
+            self.ledger.orphans.unlinked_open(inode, batch)
         else:
-            self.residency.forget(inode, batch)
+            self.ledger.removals.forget(inode, batch)
 
     def _account_to_other(self, inode: Inode, batch: Batch) -> None:
         """It has a name elsewhere, from before the directory was a namespace."""
@@ -141,7 +143,7 @@ class Walks:
                         batch.unlink(parent, entry)
                         above.subdirs -= 1
                         batch.put(above)
-                self.residency.forget(inode, batch)
+                self.ledger.removals.forget(inode, batch)
             if top:
                 self.namespaces.end_drop(ino, batch)
 
@@ -155,7 +157,7 @@ class Walks:
         for entry in entries:
             if entry.ino not in found:
                 try:
-                    found[entry.ino] = self.residency.inode(entry.ino)
+                    found[entry.ino] = self.ledger.table.inode(entry.ino)
                 except CatalogError:
                     if entry.ino not in self.catalog.unreadable:
                         raise
@@ -164,24 +166,24 @@ class Walks:
 
     async def _pause(self) -> None:
         await trio.lowlevel.checkpoint()
-        while len(self.residency.trash) > TRASH_MAX:  # noqa: ASYNC110 (it shrinks in steps)
+        while len(self.ledger.trash.files) > TRASH_MAX:  # noqa: ASYNC110 (it shrinks in steps)
             await trio.sleep(0.01)
 
     # Prefixes that are not cached any more
 
     async def close_prefixes(self) -> None:
         """Clear the directories of blocks that are gone, with all that follows them, for ever."""
-        await self.residency.census_done.wait()
+        await self.ledger.accounts.census_done.wait()
         while True:
             changed = self.namespaces.changed
-            going = self.residency.prefixes.going
+            going = self.ledger.prefixes.going
             while going:
                 await self._close(min(going))
             await changed.wait()
 
     async def _close(self, top: int) -> None:
         """One of them; what is in it takes the directories of its own blocks along."""
-        prefixes = self.residency.prefixes
+        prefixes = self.ledger.prefixes
         way = [_Place(top, 0)]
         while way and top in prefixes.going:  # its block may be there again
             place = way[-1]
@@ -206,9 +208,9 @@ class Walks:
         directory = self.catalog.inode(top)
         with self.catalog.batch() as batch:
             if directory is None:
-                self.residency.prefixes.end(top, batch)
+                self.ledger.prefixes.end(top, batch)
             else:
-                self.residency.prefixes.remove(directory, batch)
+                self.ledger.prefixes.remove(directory, batch)
 
     # Accounted anew
 
@@ -243,22 +245,22 @@ class Walks:
     def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
         before = inode.copy()
         self.namespaces.places.place(inode, directory, name, batch)
-        self.residency.dirty.moved(inode, batch)
+        self.ledger.dirty.moved(inode, batch)
         if inode == before:
             return
         batch.put(inode)
         self._count_anew(before, inode, batch)
 
     def _count_anew(self, before: Inode, inode: Inode, batch: Batch) -> None:
-        if self.residency.accounted(inode):
-            batch.then(partial(self.residency.dismiss, before))
-            batch.then(partial(self.residency.count_anew, inode))
+        if self.ledger.accounts.accounted(inode):
+            batch.then(partial(self.ledger.accounts.dismiss, before))
+            batch.then(partial(self.ledger.accounts.count_anew, inode))
 
     # Expired
 
     async def expire(self) -> None:
         """Drop what nobody asks for any more, for ever; who asks does not find it before either."""
-        await self.residency.census_done.wait()
+        await self.ledger.accounts.census_done.wait()
         while True:
             lives = [space.settings.ttl for space in self.namespaces if space.settings.ttl]
             if lives:
@@ -272,7 +274,7 @@ class Walks:
             for inode in inodes:
                 if inode.is_file and inode.links:
                     try:
-                        self.residency.is_gone(inode)
+                        self.ledger.removals.expire(inode)
                     except CatalogError as error:
                         log.debug("inode %d expires later: %s", inode.ino, error)
             at = inodes[-1].ino

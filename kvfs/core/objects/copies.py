@@ -23,7 +23,7 @@ import trio
 from kvfs import mounts
 from kvfs.catalog import Inode
 from kvfs.core.ledger.header import Header
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.objects.backings import Io
 from kvfs.core.objects.scans import Scans
@@ -73,15 +73,15 @@ class Copies:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         verifier: Verifier,
         io: Io,
         renaming: Container[int],
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
     ) -> None:
-        self.residency = residency
-        self.catalog = residency.catalog
+        self.ledger = ledger
+        self.catalog = ledger.catalog
         self.verifier = verifier
         self._io = io
         self._renaming = renaming
@@ -92,7 +92,7 @@ class Copies:
 
     def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
-        ram = self.residency.ram
+        ram = self.ledger.tiers.ram
         if ram is None or inode.ram_epoch != ram.epoch:
             return None
         try:
@@ -106,7 +106,7 @@ class Copies:
 
     def lend(self, inode: Inode) -> int | None:
         """The same for those who must not be able to write; None also where no tier can say so."""
-        ram = self.residency.ram
+        ram = self.ledger.tiers.ram
         if ram is None or inode.ram_epoch != ram.epoch:
             return None
         try:
@@ -130,7 +130,7 @@ class Copies:
         where: Tier | Bucket | None = None
         if found is None and self._packed(inode):
             await self._unpack(inode)
-            where = self.residency.nvme
+            where = self.ledger.tiers.nvme
             found, _ = await self.open_here(inode, writable=writable)
             lost = found is None
         if found is None and (spilled := self._spilled(inode)) is not None:
@@ -143,7 +143,7 @@ class Copies:
             inode.take(spilled)
             if stream is not None:
                 return stream
-            where = self.residency.bucket
+            where = self.ledger.tiers.bucket
             found, lost = await self.open_here(inode, writable=writable)
         if found is not None:
             return *found, where or found[0]
@@ -155,15 +155,15 @@ class Copies:
 
     def missed(self, inode: Inode) -> None:
         """Count an open that nothing can serve."""
-        self.residency.counters["misses"] += 1
-        self.residency.namespaces.of(inode).counters["misses"] += 1
+        self.ledger.counters["misses"] += 1
+        self.ledger.namespaces.of(inode).counters["misses"] += 1
 
     def _packed(self, inode: Inode) -> bool:
         """Whether this version is on NVMe, and packed there."""
         current = self.catalog.inode(inode.ino)
         if current is None or current.version != inode.version or current.packed is None:
             return False
-        return self.residency.nvme in self.residency.holders(current)
+        return self.ledger.tiers.nvme in self.ledger.tiers.holders(current)
 
     async def _unpack(self, inode: Inode) -> None:
         """The record is brought up to date. Raises NotFoundError, StaleError."""
@@ -198,7 +198,7 @@ class Copies:
             self.missed(inode)
             raise
         current = self._spilled(inode)
-        if current is None or self.residency.holders(current):
+        if current is None or self.ledger.tiers.holders(current):
             if header is not None:
                 header.leave()
             raise StaleError(f"inode {inode.ino} has changed while it was opened")
@@ -228,8 +228,8 @@ class Copies:
     ) -> tuple[tuple[Tier, int] | None, bool]:
         """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
         lost = False
-        for tier in self.residency.holders(inode):
-            if self.residency.is_packed_in(inode, tier):
+        for tier in self.ledger.tiers.holders(inode):
+            if self.ledger.tiers.is_packed_in(inode, tier):
                 continue
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
@@ -263,7 +263,8 @@ class Copies:
         if (
             current is None
             or current.version != inode.version
-            or tier not in self.residency.holders(current)  # promoted and unlinked while we waited
+            or tier
+            not in self.ledger.tiers.holders(current)  # promoted and unlinked while we waited
         ):
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(current)
@@ -274,8 +275,8 @@ class Copies:
         return (
             found.st_size == inode.size
             and found.st_mtime_ns == inode.backing_mtime_ns
-            and (inode.session not in self.residency.suspect or tier is self.residency.ram)
-            and not self.residency.verified.is_doubted(inode.ino, inode.version, tier.name)
+            and (inode.session not in self.ledger.suspect or tier is self.ledger.tiers.ram)
+            and not self.ledger.verified.is_doubted(inode.ino, inode.version, tier.name)
         )
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
@@ -284,7 +285,7 @@ class Copies:
             return True
         if not inode.digest:
             return await self._written(inode, tier, fd)
-        if not self.residency.verified.due(inode.ino):
+        if not self.ledger.verified.due(inode.ino):
             return True
         hashing = partial(digest_of, size=inode.size, sparse=inode.sparse)
         job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
@@ -298,8 +299,8 @@ class Copies:
         if found != inode.digest:
             self._lose(inode, tier, quarantine=True, why=WRONG)
             return False
-        self.residency.counters["verified"] += 1
-        self.residency.verified.note(inode.ino)
+        self.ledger.counters["verified"] += 1
+        self.ledger.verified.note(inode.ino)
         return True
 
     async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
@@ -322,13 +323,13 @@ class Copies:
             if await self.verifier.matches(tier, inode):
                 current = self.catalog.inode(inode.ino)
                 if current is not None and current.version == inode.version:
-                    current.session = self.residency.session
+                    current.session = self.ledger.session
                     current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
                         batch.put(current)
-                self.residency.verified.end_doubt(inode.ino, inode.version, tier.name)
+                self.ledger.verified.end_doubt(inode.ino, inode.version, tier.name)
                 if tier.slow:
-                    self.residency.verified.note(inode.ino)
+                    self.ledger.verified.note(inode.ino)
                 return True
             why = WRONG
         elif found.st_size != inode.size:
@@ -354,18 +355,18 @@ class Copies:
         if inode.ino in self._renaming:  # late, and then it is taken back
             return True
         log.error("a copy is missing: %s", reason)
-        self.residency.counters["missing"] += 1
+        self.ledger.counters["missing"] += 1
         self._lose(inode, tier)
         return True
 
     def _lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
         """Whatever the catalog says to it: an open is a miss then, and no error."""
         try:
-            self.residency.lose(inode, tier, quarantine=quarantine, why=why)
+            self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:
             log.debug("inode %d is a miss all the same: %s", inode.ino, error)
 
     def _drop_if_lost(self, inode: Inode) -> None:
         current = self.catalog.inode(inode.ino)
-        if current is not None and self.residency.is_lost(current):
-            self.residency.drop(current, "lost")
+        if current is not None and self.ledger.records.is_lost(current):
+            self.ledger.removals.drop(current, "lost")

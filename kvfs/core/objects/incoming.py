@@ -14,7 +14,8 @@ Not for fetching (`core/bucket/download/hydration.py`), nor for handles (`core/o
 
 import logging
 
-from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.objects.copies import Copies, Fetcher
 from kvfs.errors import NotFoundError, StaleError, TierError
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 class Incoming:
     """`fetcher` brings what only the bucket has; None: there is none."""
 
-    def __init__(self, residency: Residency, copies: Copies, fetcher: Fetcher | None) -> None:
-        self.residency = residency
+    def __init__(self, ledger: Ledger, copies: Copies, fetcher: Fetcher | None) -> None:
+        self.ledger = ledger
         self.copies = copies
         self.fetcher = fetcher
 
@@ -45,9 +46,9 @@ class Incoming:
 
     def opened(self, held: OpenObject) -> None:
         """Count an open for which its bytes come."""
-        where = self.residency.bucket or held.tier
+        where = self.ledger.tiers.bucket or held.tier
         where.hits += 1
-        self.residency.namespaces.read(held.inode, where)
+        self.ledger.namespaces.read(held.inode, where)
 
     async def have(self, held: OpenObject, *, whole: bool) -> None:
         """Its bytes are here, or come; if what was to bring them has failed, once more.
@@ -64,7 +65,7 @@ class Incoming:
 
     async def _bring(self, held: OpenObject, *, whole: bool) -> None:
         inode = held.inode
-        if not self.residency.holders(inode):
+        if not self.ledger.tiers.holders(inode):
             if self.fetcher is None or not (inode.in_bucket or held.header is not None):
                 raise TierError(f"inode {inode.ino}: its bytes have not all come, and are gone")
             stream = await self.fetcher.fetch(inode, whole=whole)
@@ -90,7 +91,7 @@ class Incoming:
                 await self._go_on(held)
             if held.stream is None:
                 return held.fd
-            patience = 0.0 if self.residency.bucket is None else self.residency.bucket.wait
+            patience = 0.0 if self.ledger.tiers.bucket is None else self.ledger.tiers.bucket.wait
             await held.stream.bytes_here(start, length, patience)
         except TierError as error:
             log.error("a read fails: %s", error)
@@ -102,10 +103,10 @@ class Incoming:
         if held.header is not None and not held.header.read_on:  # one read may come as several
             held.header.read_on = True
             self.copies.scans.read_on()
-        await self.residency.lock(ino)
+        await self.ledger.table.lock(ino)
         try:
             await self.have(held, whole=False)
         except (NotFoundError, StaleError) as error:
             raise TierError(f"inode {ino} cannot be read on: {error}") from error
         finally:
-            self.residency.unlock(ino)
+            self.ledger.table.unlock(ino)

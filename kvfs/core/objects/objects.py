@@ -4,7 +4,7 @@ Contract: handles come and go here; the kernel's face only numbers them. An obje
 is staging: one copy, nothing moves. It is sealed when its last writer's FLUSH is answered, and
 what follows (copies, digests) waits until that writer's handle is released, because a duplicate of
 its descriptor may still write. A handle whose release the catalog refuses stays, and is released
-when it takes writes again (`Residency.late`). The record goes first, as `Residency` has it; the one
+when it takes writes again (`Ledger.late`). The record goes first, as `Ledger` has it; the one
 exception is in `versions`.
 
 Where a namespace publishes at close, a new file has no name until then; it keeps what it is to be
@@ -35,7 +35,9 @@ from kvfs.catalog import Batch, Dentry, Inode
 from kvfs.core.capacity.bounds import Bounds
 from kvfs.core.capacity.placement import Placement
 from kvfs.core.ledger.header import Header
-from kvfs.core.ledger.residency import NOWHERE, OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.ledger.removals import NOWHERE
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.objects.backings import Backings
 from kvfs.core.objects.copies import Copies, Fetcher, Unpacker, Verifier
@@ -68,7 +70,7 @@ class Objects:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         placement: Placement,
         backings: Backings,
         verifier: Verifier,
@@ -78,23 +80,21 @@ class Objects:
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
     ) -> None:
-        self.residency = residency
+        self.ledger = ledger
         self.placement = placement
         self.room = placement.room
         self.quota = placement.quota
-        self.catalog = residency.catalog
+        self.catalog = ledger.catalog
         self.backings = backings
         self.promote = promote
         self.settle = settle
-        self.versions = Versions(residency, self._io)
-        self.copies = Copies(
-            residency, verifier, self._io, self.versions.renaming, fetcher, unpacker
-        )
+        self.versions = Versions(ledger, self._io)
+        self.copies = Copies(ledger, verifier, self._io, self.versions.renaming, fetcher, unpacker)
         self.scans = self.copies.scans
-        self.incoming = Incoming(residency, self.copies, fetcher)
+        self.incoming = Incoming(ledger, self.copies, fetcher)
         self.verifier = verifier
-        self.mappings = Mappings(residency, backings, partial(self._close, writable=True))
-        self.bounds = Bounds(residency, self.room, self.quota, self.cut_off)
+        self.mappings = Mappings(ledger, backings, partial(self._close, writable=True))
+        self.bounds = Bounds(ledger, self.room, self.quota, self.cut_off)
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
 
     @staticmethod
@@ -121,10 +121,10 @@ class Objects:
 
         Raises StaleError, NotFoundError (a miss), InUseError, NoSpaceError, TierError.
         """
-        residency = self.residency
-        await residency.lock(ino)
+        ledger = self.ledger
+        await ledger.table.lock(ino)
         try:
-            held = residency.open.get(ino)
+            held = ledger.table.open.get(ino)
             scanned = False
             if held is not None and held.lost:
                 self._refuse_lost(held, writable=writable)
@@ -132,7 +132,7 @@ class Objects:
                 raise held.doom if writable else StaleError(f"inode {ino} is cut off")
             if held is None:
                 inode = self.catalog.inode(ino)
-                if inode is None or residency.is_gone(inode):
+                if inode is None or ledger.removals.expire(inode):
                     raise StaleError(f"inode {ino} is gone")
                 if writable and truncate and inode.links:
                     held = await self._replace(inode)
@@ -162,7 +162,7 @@ class Objects:
                     await self._empty(held)
             return held
         finally:
-            residency.unlock(ino)
+            ledger.table.unlock(ino)
 
     def _refuse_lost(self, held: OpenObject, *, writable: bool) -> NoReturn:
         """Its copy was given up, and the kernel takes no other one while handles have that.
@@ -194,10 +194,10 @@ class Objects:
         This is the usual open; without the tasks and locks of the others it is meant to be faster;
         that was not measured apart.
         """
-        residency = self.residency
-        if ino in residency.busy:
+        ledger = self.ledger
+        if ino in ledger.table.busy:
             return None
-        held = residency.open.get(ino)
+        held = ledger.table.open.get(ino)
         if held is not None and (not held.readable or held.only_lent or held.refused):
             return None
         if held is None:
@@ -205,7 +205,7 @@ class Objects:
             found = None if inode is None else self.copies.open_at_once(inode)
             if inode is None or found is None:
                 return None
-            if residency.is_gone(inode):
+            if ledger.removals.expire(inode):
                 os.close(found[1])
                 return None
             held = self._opened(inode, *found, writable=False)
@@ -215,12 +215,12 @@ class Objects:
     def lend(self, inode: Inode) -> OpenObject | None:
         """A reader's handle without the kernel, by the descriptor `lent`, which cannot be written.
 
-        Of what `residency` knows by this record, in RAM as it was sealed; else None.
+        Of what `ledger` knows by this record, in RAM as it was sealed; else None.
         """
-        residency, ram = self.residency, self.residency.ram
-        if ram is None or inode.ino in residency.busy:
+        ledger, ram = self.ledger, self.ledger.tiers.ram
+        if ram is None or inode.ino in ledger.table.busy:
             return None
-        held = residency.open.get(inode.ino)
+        held = ledger.table.open.get(inode.ino)
         if held is not None and (held.tier is not ram or held.direct or held.writers or held.lost):
             return None
         if held is None or held.lent < 0:
@@ -229,7 +229,7 @@ class Objects:
                 return None
             if held is None:
                 held = OpenObject(inode, ram, -1, writable=False, accounted=True)
-                residency.counters["opens_lent"] += 1
+                ledger.counters["opens_lent"] += 1
                 self._enter(held, ram)
             held.lent = fd
         held.readers += 1
@@ -264,7 +264,7 @@ class Objects:
     ) -> OpenObject:
         """where: its bytes were there, if they had to be brought here for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
-        held.reservation = self.residency.from_limbo(inode.ino)
+        held.reservation = self.ledger.orphans.take(inode.ino)
         if not inode.links:
             held.publish = self.to_publish(inode.ino)
         held.backing_id = self.register(held)
@@ -276,13 +276,13 @@ class Objects:
 
     def _enter(self, held: OpenObject, where: Tier | Bucket) -> None:
         """It is open from now on."""
-        inode, residency = held.inode, self.residency
-        residency.open[inode.ino] = held
+        inode, ledger = held.inode, self.ledger
+        ledger.table.open[inode.ino] = held
         where.hits += 1
         held.brought_from = where.name
         if not held.writable and inode.links:
-            residency.namespaces.read(inode, where)
-            residency.touch(inode)
+            ledger.namespaces.read(inode, where)
+            ledger.accounts.touch(inode)
             self.promote(inode)
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:
@@ -293,8 +293,8 @@ class Objects:
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
         held.direct, held.brought_from = True, Bucket.name
         self.incoming.read_from(held, stream)
-        self.residency.open[inode.ino] = held
-        self.residency.counters["opens_served"] += 1
+        self.ledger.table.open[inode.ino] = held
+        self.ledger.counters["opens_served"] += 1
         self.incoming.opened(held)
         self.promote(inode)
         return held
@@ -304,11 +304,11 @@ class Objects:
 
         It is in no tier yet, whatever `tier` says.
         """
-        held = OpenObject(inode, self.residency.tiers[-1], -1, writable=False, direct=True)
+        held = OpenObject(inode, self.ledger.tiers.local[-1], -1, writable=False, direct=True)
         held.accounted = bool(inode.links)
         held.header, held.brought_from = header, Bucket.name
-        self.residency.open[inode.ino] = held
-        self.residency.counters["opens_served"] += 1
+        self.ledger.table.open[inode.ino] = held
+        self.ledger.counters["opens_served"] += 1
         return held
 
     async def write(self, held: OpenObject, start: int, content: bytes) -> int:
@@ -338,7 +338,7 @@ class Objects:
     def register(self, held: OpenObject) -> int:
         """A backing id for its file; 0 if the daemon must serve it."""
         backing_id = self.backings.register(held.fd)
-        self.residency.counters["opens_passthrough" if backing_id else "opens_served"] += 1
+        self.ledger.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
 
     # Writing
@@ -353,11 +353,11 @@ class Objects:
         `make` is called after the last await, so that its checks still hold when its names are
         committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
         """
-        with self.residency.prefixes.entering(parent):
+        with self.ledger.prefixes.entering(parent):
             return await self._create(parent, name, make, at_once=at_once)
 
     async def _create(self, parent: int, name: bytes, make: Make, *, at_once: bool) -> OpenObject:
-        namespace = self.residency.namespaces.of(self._directory(parent))
+        namespace = self.ledger.namespaces.of(self._directory(parent))
         late = namespace.settings.publish == "close" and not at_once
         publish = (parent, name) if late else None
         expected = self.placement.expect(parent, name, namespace)
@@ -371,8 +371,8 @@ class Objects:
 
         Without a turn of the loop. Raises TierError and what `make` raises.
         """
-        with self.residency.prefixes.entering(parent):
-            namespace = self.residency.namespaces.of(self._directory(parent))
+        with self.ledger.prefixes.entering(parent):
+            namespace = self.ledger.namespaces.of(self._directory(parent))
             room = self.placement.choose_at_once(namespace, size)
             if room is None:
                 return None
@@ -390,7 +390,7 @@ class Objects:
         publish: tuple[int, bytes] | None = None,
     ) -> OpenObject:
         """The object takes the room over, unless this raises."""
-        catalog, residency = self.catalog, self.residency
+        catalog, ledger = self.catalog, self.ledger
         ino = catalog.next_id()
         with ExitStack() as rooms:
             try:
@@ -405,9 +405,9 @@ class Objects:
                 directory, inode = make()
                 inode.ino = ino
                 inode.version = 1
-                residency.set_holder(inode, room.tier, holds=True)
+                ledger.tiers.set_holder(inode, room.tier, holds=True)
                 with catalog.batch() as batch:
-                    residency.namespaces.places.place(inode, directory, name, batch)
+                    ledger.namespaces.places.place(inode, directory, name, batch)
                     if publish is None:
                         self._name(inode, directory, name, batch)
                     else:
@@ -417,21 +417,21 @@ class Objects:
                     batch.answers(ino)
             except BaseException:
                 os.close(fd)
-                residency.throw_away(room.tier, ino, 1)
+                ledger.trash.throw_away(room.tier, ino, 1)
                 raise
             held = OpenObject(inode, room.tier, fd, writable=True, writers=1, publish=publish)
             held.reservation = room.keep()
         held.expected = expected
         held.backing_id = self.register(held)
-        residency.open[ino] = held
-        residency.stage(held)
-        residency.counters["created"] += 1
+        ledger.table.open[ino] = held
+        ledger.table.stage(held)
+        ledger.counters["created"] += 1
         return held
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
         """The same for a file that could not begin where it was to."""
-        ram = self.residency.ram
-        namespace = self.residency.namespaces.of(self._directory(parent))
+        ram = self.ledger.tiers.ram
+        namespace = self.ledger.namespaces.of(self._directory(parent))
         if ram is None or room.tier is ram or not namespace.takes(ram):
             return None
         least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
@@ -464,31 +464,31 @@ class Objects:
         """It is complete: give it its name. Another one that has the name was complete before."""
         assert held.publish is not None
         parent, name = held.publish
-        inode, directory = held.inode, self.residency.inode(parent)
+        inode, directory = held.inode, self.ledger.table.inode(parent)
         with self.catalog.batch() as batch:
             batch.unmark(b"p", inode.ino)
             if (
                 directory is not None
                 and directory.links
-                and not self.residency.is_gone(directory)
+                and not self.ledger.removals.expire(directory)
                 and self.catalog.lookup(parent, name) is None
             ):
                 self._name(inode, directory, name, batch)
-                self.residency.namespaces.places.place(
+                self.ledger.namespaces.places.place(
                     inode, directory, name, batch
                 )  # it may have moved
                 batch.put(inode)
             else:
-                batch.then(partial(self.residency.counters.update, outrun=1))
+                batch.then(partial(self.ledger.counters.update, outrun=1))
         if failpoints.active:
             failpoints.reach("objects.published")
         held.publish = None
 
     async def _replace(self, inode: Inode) -> OpenObject:
         """Nobody has it open and its content is to go: begin a new one where there is room."""
-        residency = self.residency
+        ledger = self.ledger
         parent, name = self._some_name(inode)
-        namespace = residency.namespaces.of(inode)
+        namespace = ledger.namespaces.of(inode)
         had = Tier.cost(inode.blocks)
         expected = self.placement.expect(parent, name, namespace)
         with await self.placement.choose(namespace, expected, replaces=had) as room:
@@ -503,8 +503,8 @@ class Objects:
             held = OpenObject(current, tier, fd, writable=True, reservation=room.keep())
         held.expected = expected or 0
         held.backing_id = self.register(held)
-        residency.open[current.ino] = held
-        residency.stage(held)
+        ledger.table.open[current.ino] = held
+        ledger.table.stage(held)
         return held
 
     async def _make_version(self, inode: Inode, version: int, tier: Tier) -> tuple[Inode, int]:
@@ -524,7 +524,7 @@ class Objects:
         return current, fd
 
     def _directory(self, ino: int) -> Inode:
-        found = self.residency.inode(ino)
+        found = self.ledger.table.inode(ino)
         if found is None:
             raise StaleError(f"directory {ino} is gone")
         return found
@@ -552,18 +552,18 @@ class Objects:
 
         What it has goes as well, and what its writer adds (`Bounds`).
         """
-        inode, residency = held.inode, self.residency
+        inode, ledger = held.inode, self.ledger
         parent, name = held.publish or self._some_name(inode)
         log.warning("%s is cut off: %s", self._called(held), why)
         if name and held.staged > held.tier.configured:  # the next one begins in another tier
-            space = residency.namespaces.of(inode)
+            space = ledger.namespaces.of(inode)
             self.placement.learn(parent, name, space, held.staged)
         held.doom = why
         held.leaving = max(held.leaving, held.staged)
-        residency.weigh(held, 0)
+        ledger.table.weigh(held, 0)
         held.reserve(min(held.reserved, Tier.cost(0)))
         try:
-            residency.take_names(held, type(why).__name__.encode())
+            ledger.removals.take_names(held, type(why).__name__.encode())
         except CatalogError as error:  # it cannot be opened, and loses its name at its close
             log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
 
@@ -572,7 +572,7 @@ class Objects:
 
         Meanwhile it counts a writer more: a seal would take either time for granted.
         """
-        held = self.residency.staging.get(ino)
+        held = self.ledger.table.staging.get(ino)
         if held is None:
             return
         held.writers += 1
@@ -641,7 +641,7 @@ class Objects:
                 self._publish(held)
         if not held.inode.links or not self._seal(held):
             return False
-        self.residency.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
+        self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
         return True
 
     def _too_large(self, held: OpenObject) -> KvfsError | None:
@@ -649,7 +649,7 @@ class Objects:
         if not held.inode.links and held.publish is None:
             return None
         self.measure(held)
-        return self.placement.too_large(held.inode, self.residency.namespaces.of(held.inode))
+        return self.placement.too_large(held.inode, self.ledger.namespaces.of(held.inode))
 
     def _called(self, held: OpenObject) -> str:
         parent, name = held.publish or self._some_name(held.inode)
@@ -667,27 +667,27 @@ class Objects:
                 held.sealed_as = found
             return False
         again, inode.sealed = inode.sealed, True
-        inode.session = self.residency.session
+        inode.session = self.ledger.session
         with self.catalog.batch() as batch:
             if again:  # by a writer who was let in while a takeover took the file for mapped
                 self._forget_former(held, batch)
             batch.put(inode)
             batch.mark_finished(inode.ino)
-            self.residency.dirty.sealed(inode, batch)
+            self.ledger.dirty.sealed(inode, batch)
         held.sealed_as = found
-        self.residency.counters["sealed"] += 1
-        space = self.residency.namespaces.of(inode)
+        self.ledger.counters["sealed"] += 1
+        space = self.ledger.namespaces.of(inode)
         self.placement.learn(*self._some_name(inode), space, inode.blocks * 512)
         return True
 
     def _forget_former(self, held: OpenObject, batch: Batch) -> None:
         """Its version has other bytes than before: neither digest nor other copies are of them."""
-        inode, residency = held.inode, self.residency
+        inode, ledger = held.inode, self.ledger
         inode.digest = b""
-        for tier in residency.holders(inode):
+        for tier in ledger.tiers.holders(inode):
             if tier is not held.tier:
-                residency.set_holder(inode, tier, holds=False)
-                batch.then(partial(residency.throw_away, tier, inode.ino, inode.version))
+                ledger.tiers.set_holder(inode, tier, holds=False)
+                batch.then(partial(ledger.trash.throw_away, tier, inode.ino, inode.version))
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
@@ -708,7 +708,7 @@ class Objects:
             last = self._let_go(held, writable=writable)
         except CatalogError as error:
             log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
-            self.residency.late.append(partial(self._close, held, writable=writable))
+            self.ledger.retries.add(partial(self._close, held, writable=writable))
             return
         if held.lent >= 0 and not held.leases:
             os.close(held.lent)
@@ -726,11 +726,11 @@ class Objects:
 
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
         """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
-        residency, inode = self.residency, held.inode
+        ledger, inode = self.ledger, held.inode
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
         if held.doom is not None and inode.links:  # the catalog has refused that before
-            residency.take_names(held, type(held.doom).__name__.encode())
+            ledger.removals.take_names(held, type(held.doom).__name__.encode())
         lost = written and last and self._too_large(held) is not None
         if written and held.publish is not None:
             self._publish(held)
@@ -742,58 +742,58 @@ class Objects:
             and not writable
             and held.doom is None
             and inode.sealed
-            and residency.can_open(inode)
+            and ledger.tiers.can_open(inode)
         ):
-            residency.back_to_limbo(held)
+            ledger.orphans.keep_closed(held)
         elif last:
             with self.catalog.batch() as batch:
-                residency.forget(inode, batch, accounted=held.accounted)
+                ledger.removals.forget(inode, batch, accounted=held.accounted)
             held.reserve(0)
         elif written:  # readers that stay may still ask for its size
             self.measure(held)
             with self.catalog.batch() as batch:
                 batch.put(inode)
         if written or last:
-            residency.unstage(held, stays=not last and not inode.links)
+            ledger.table.unstage(held, stays=not last and not inode.links)
         if written and inode.links and not lost:  # counted once from here; open yet: it stays
-            self.quota.trim(residency.namespaces.of(inode))
+            self.quota.trim(ledger.namespaces.of(inode))
         if writable:
             held.writers -= 1
         else:
             held.readers -= 1
         if last:
-            del residency.open[inode.ino]
+            del ledger.table.open[inode.ino]
         if lost and inode.links:
             self._drop_too_large(inode)
         elif written and inode.links:
-            self.quota.trim(residency.namespaces.of(inode))
+            self.quota.trim(ledger.namespaces.of(inode))
         return last
 
     def _drop_too_large(self, inode: Inode) -> None:
         """Its handles are gone, whatever the catalog says to this."""
         try:
-            self.residency.drop(inode, "too_large")
+            self.ledger.removals.drop(inode, "too_large")
         except CatalogError as error:
             log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
             again = partial(self._drop_too_large_again, inode.ino, inode.version)
-            self.residency.late.append(again)
+            self.ledger.retries.add(again)
 
     async def _drop_too_large_again(self, ino: int, version: int) -> None:
         """Unless it was written to meanwhile. Raises CatalogError."""
-        inode = self.residency.inode(ino)
+        inode = self.ledger.table.inode(ino)
         if inode is not None and inode.links and inode.version == version:
-            self.residency.drop(inode, "too_large")
+            self.ledger.removals.drop(inode, "too_large")
 
     def _end_of_writing(self, held: OpenObject) -> None:
-        residency, inode = self.residency, held.inode
+        ledger, inode = self.ledger, held.inode
         self._seal(held)
         held.reserve(0)
-        residency.admit(inode)
+        ledger.accounts.admit(inode)
         held.accounted = True
-        residency.unstage(held)  # or its namespace's quota would count it twice
-        residency.namespaces.written(inode, held.charged)
+        ledger.table.unstage(held)  # or its namespace's quota would count it twice
+        ledger.namespaces.written(inode, held.charged)
         held.charged = 0
-        if held.tier is residency.nvme:
+        if held.tier is ledger.tiers.nvme:
             self.settle(inode)
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger import recovery
-from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import KvfsError, NotFoundError, TierError
 from kvfs.tiers import Tier
@@ -40,18 +41,18 @@ class Left(NamedTuple):
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
     """Open what was open; the objects by handle. A handle whose inode is gone has none."""
-    residency = objects.residency
-    marked = residency.catalog.unfinished()
+    ledger = objects.ledger
+    marked = ledger.catalog.unfinished()
     for ino in marked:
-        _give_name_back(residency, ino)
+        _give_name_back(ledger, ino)
     by_inode: dict[int, list[Left]] = {}
     for left in handles:
         by_inode.setdefault(left.ino, []).append(left)
     found = {}
     for ino, lefts in by_inode.items():
-        inode = residency.catalog.inode(ino)
+        inode = ledger.catalog.inode(ino)
         if inode is not None:  # else its release was nearly done
-            last = _last_opened(residency, inode, lefts)
+            last = _last_opened(ledger, inode, lefts)
             if last:
                 held = _reopen(objects, inode, last)
                 found.update({left.handle: held for left in last})
@@ -60,23 +61,23 @@ def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
     return found
 
 
-def _give_name_back(residency: Residency, ino: int) -> None:
+def _give_name_back(ledger: Ledger, ino: int) -> None:
     """A writer's open was about to begin a new version, whose name the file has already."""
-    inode = residency.catalog.inode(ino)
+    inode = ledger.catalog.inode(ino)
     if inode is not None and inode.sealed and inode.links:
         try:
-            recovery.give_name_back(residency, inode)
+            recovery.give_name_back(ledger, inode)
         except TierError as error:
             log.error("inode %d may be missed: %s", ino, error)
 
 
-def _last_opened(residency: Residency, inode: Inode, lefts: list[Left]) -> list[Left]:
+def _last_opened(ledger: Ledger, inode: Inode, lefts: list[Left]) -> list[Left]:
     """The handles of the inode's latest open object: they share tier and backing id, which rises.
 
     What has others was settled before that was opened, only its RELEASE was not answered yet. But
     what is direct may have come to another tier when it had to come once more.
     """
-    holders = {tier.number for tier in residency.holders(inode)}
+    holders = {tier.number for tier in ledger.tiers.holders(inode)}
     lefts = [left for left in lefts if not left.ending or left.tier in holders]
     living = [left for left in lefts if not left.ending] or lefts
     if not living:
@@ -98,13 +99,13 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     It was closed with the last of them, or a moment before the death; the kernel refuses an open
     that is answered with such an id, EIO, and says nothing to the daemon.
     """
-    residency = objects.residency
+    ledger = objects.ledger
     ended = all(left.ending for left in lefts)
     ino, backing_id = inode.ino, lefts[0].backing_id
-    [tier] = (tier for tier in residency.tiers if tier.number == lefts[0].tier)
+    [tier] = (tier for tier in ledger.tiers.local if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
-    fd, direct, holders = -1, lefts[0].direct, residency.holders(inode)
-    doubted = residency.verified.is_doubted(ino, inode.version, tier.name)
+    fd, direct, holders = -1, lefts[0].direct, ledger.tiers.holders(inode)
+    doubted = ledger.verified.is_doubted(ino, inode.version, tier.name)
     if direct and tier not in holders and holders:
         tier = holders[0]
     if direct and not holders:
@@ -131,15 +132,15 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         held.doom = objects.doom_of(ino)
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
-    residency.open[ino] = held
+    ledger.table.open[ino] = held
     if not held.accounted:
         blocks = os.fstat(fd).st_blocks if fd >= 0 else inode.blocks
         held.reserve(tier.cost(blocks))
     if writers:
-        residency.stage(held)
+        ledger.table.stage(held)
     if held.doom is not None:
         held.leaving = held.staged
-        residency.weigh(held, 0)
+        ledger.table.weigh(held, 0)
     return held
 
 
@@ -154,47 +155,47 @@ def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
 
 def _finish(objects: Objects, ino: int) -> None:
     """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
-    residency = objects.residency
-    inode = residency.inode(ino)
+    ledger = objects.ledger
+    inode = ledger.table.inode(ino)
     if inode is not None and inode.is_file and inode.sealed and inode.links:
         _watch(objects, inode)
     elif inode is None or (inode.sealed and inode.links):
-        with residency.catalog.batch() as batch:
+        with ledger.catalog.batch() as batch:
             batch.mark_finished(ino)
-    elif ino in residency.open:
+    elif ino in ledger.table.open:
         return
-    elif inode.is_file and not residency.holders(inode):
-        residency.drop(inode, "unfinished")
+    elif inode.is_file and not ledger.tiers.holders(inode):
+        ledger.removals.drop(inode, "unfinished")
     elif inode.links:
-        _seal(residency, objects, inode)
+        _seal(ledger, objects, inode)
     elif (why := objects.doom_of(ino)) is not None and inode.is_file:
         _watch(objects, inode)  # it was lent, so that no handle says whether it is written
-        if (held := residency.open.get(ino)) is not None:
+        if (held := ledger.table.open.get(ino)) is not None:
             held.doom, held.leaving = why, held.staged
-            residency.weigh(held, 0)
+            ledger.table.weigh(held, 0)
     else:
         if objects.to_publish(ino) is not None:
-            _measure(residency, objects, inode)
-        residency.enter_limbo(inode)
+            _measure(ledger, objects, inode)
+        ledger.orphans.enter(inode)
 
 
-def _measure(residency: Residency, objects: Objects, inode: Inode) -> None:
+def _measure(ledger: Ledger, objects: Objects, inode: Inode) -> None:
     """Its CREATE was not answered and comes again: then its bytes are to be what is there now."""
-    tier = residency.holders(inode)[0]
+    tier = ledger.tiers.holders(inode)[0]
     fd = _file(inode, tier, writable=False)
     if fd >= 0:
         objects.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
         os.close(fd)
-        with residency.catalog.batch() as batch:
+        with ledger.catalog.batch() as batch:
             batch.put(inode)
 
 
 def _watch(objects: Objects, inode: Inode) -> None:
     """It may be mapped, for which there is no handle: a writer, until it is seen that it is not."""
-    residency = objects.residency
-    held = residency.open.get(inode.ino)
+    ledger = objects.ledger
+    held = ledger.table.open.get(inode.ino)
     if held is None:
-        tier = residency.holders(inode)[0]
+        tier = ledger.tiers.holders(inode)[0]
         held = OpenObject(inode, tier, fd=-1, writable=False)
     if not held.writable:
         fd = _file(inode, held.tier, writable=True)
@@ -206,21 +207,21 @@ def _watch(objects: Objects, inode: Inode) -> None:
     if not held.writers:
         held.accounted = False
         held.reserve(held.tier.cost(os.fstat(held.fd).st_blocks))
-        residency.open[inode.ino] = held
-        residency.stage(held)
+        ledger.table.open[inode.ino] = held
+        ledger.table.stage(held)
     held.writers += 1
     held.mapped = True
     if not held.backing_id:
         held.backing_id = objects.register(held)
 
 
-def _seal(residency: Residency, objects: Objects, inode: Inode) -> None:
-    tier = residency.holders(inode)[0]
+def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
+    tier = ledger.tiers.holders(inode)[0]
     try:
         fd = tier.open(inode.ino, inode.version, writable=False)
     except KvfsError as error:
         log.error("inode %d was being made, and has no file: %s", inode.ino, error)
-        residency.drop(inode, "unfinished")
+        ledger.removals.drop(inode, "unfinished")
         return
     if tier.shared(fd):  # somebody was lent it to write, and still has the descriptor
         os.close(fd)

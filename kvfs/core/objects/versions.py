@@ -19,7 +19,8 @@ from collections.abc import Callable
 from functools import partial
 
 from kvfs.catalog import Batch, Inode
-from kvfs.core.ledger.residency import OpenObject, Residency
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.backings import Io
 from kvfs.errors import CatalogError, InUseError, KvfsError
 from kvfs.tiers import Job, OverdueError, Tier
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 class Versions:
     """`io` runs what may wait for a disk."""
 
-    def __init__(self, residency: Residency, io: Io) -> None:
-        self.residency = residency
-        self.catalog = residency.catalog
+    def __init__(self, ledger: Ledger, io: Io) -> None:
+        self.ledger = ledger
+        self.catalog = ledger.catalog
         self.renaming: set[int] = set()
         self._io = io
 
@@ -41,17 +42,17 @@ class Versions:
 
         keep: but the one in `tier`, which has become the new version.
         """
-        residency = self.residency
+        ledger = self.ledger
         before = inode.copy()
-        batch.then(partial(residency.dismiss, before))
-        for holder in residency.holders(inode):
-            residency.set_holder(inode, holder, holds=False)
+        batch.then(partial(ledger.accounts.dismiss, before))
+        for holder in ledger.tiers.holders(inode):
+            ledger.tiers.set_holder(inode, holder, holds=False)
             if not (keep and holder is tier):
-                batch.then(partial(residency.throw_away, holder, inode.ino, before.version))
-        residency.set_holder(inode, tier, holds=True)
+                batch.then(partial(ledger.trash.throw_away, holder, inode.ino, before.version))
+        ledger.tiers.set_holder(inode, tier, holds=True)
         if not keep:
             inode.size = inode.blocks = 0
-        residency.dirty.rewritten(inode, batch)
+        ledger.dirty.rewritten(inode, batch)
         inode.version = version
         inode.sealed = False
         inode.digest = b""
@@ -66,7 +67,7 @@ class Versions:
 
         Raises InUseError if its copy was given up meanwhile: what is wrong must not become new.
         """
-        residency, inode, tier = self.residency, held.inode, held.tier
+        ledger, inode, tier = self.ledger, held.inode, held.tier
         if not held.writable:
             opening = partial(tier.open, inode.ino, inode.version, writable=True)
             fd = await self._io(tier, Job("open", opening, os.close))
@@ -77,7 +78,7 @@ class Versions:
         if held.writers:
             return
         if not held.accounted:  # unlinked, and written to before
-            residency.stage(held)
+            ledger.table.stage(held)
             return
         if inode.links:
             await self._rename_and_restage(held)
@@ -86,7 +87,7 @@ class Versions:
                 self.restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False
         held.reserve(tier.cost(inode.blocks))
-        residency.stage(held)
+        ledger.table.stage(held)
 
     async def _rename_and_restage(self, held: OpenObject) -> None:
         inode, tier = held.inode, held.tier
@@ -111,7 +112,7 @@ class Versions:
             await self._io(tier, Job("rename", back))  # if it fails, the mark stays
             if held.lost:  # it may have been looked for in vain
                 why = "it was damaged when somebody was about to write to it"
-                self.residency.throw_away(tier, ino, old, keep=True, why=why)
+                self.ledger.trash.throw_away(tier, ino, old, keep=True, why=why)
             await self._unmark(ino)
             raise
         self.renaming.discard(ino)
@@ -124,24 +125,24 @@ class Versions:
     def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
         """Nobody waits for it any more. Called in any thread."""
         back()
-        self.residency.late.append(partial(self._unmark_late, ino))
+        self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark(self, ino: int) -> None:
         """It was marked unfinished, and then not written: it is what it was. Holds the lock."""
         try:
-            inode = self.residency.inode(ino)
-            written = ino in self.residency.staging
+            inode = self.ledger.table.inode(ino)
+            written = ino in self.ledger.table.staging
             if inode is not None and inode.links and inode.sealed and not written:
                 with self.catalog.batch() as batch:
                     batch.mark_finished(ino)
             self.renaming.discard(ino)
         except CatalogError as error:
             log.error("inode %d is called unfinished a while longer: %s", ino, error)
-            self.residency.late.append(partial(self._unmark_late, ino))
+            self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:
-        await self.residency.lock(ino)
+        await self.ledger.table.lock(ino)
         try:
             await self._unmark(ino)
         finally:
-            self.residency.unlock(ino)
+            self.ledger.table.unlock(ino)

@@ -114,10 +114,10 @@ class Downloads:
     def __init__(
         self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
-        self.backpressure = Backpressure(self.residency)
+        self.backpressure = Backpressure(self.ledger)
         self.remote = remote
         self.bucket = bucket
         self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here
@@ -129,9 +129,9 @@ class Downloads:
 
     def stored(self, ino: int) -> Stored | None:
         """Where it is, or, of what was unlinked since its header was read, where it still is."""
-        held = self.residency.open.get(ino)
+        held = self.ledger.table.open.get(ino)
         header = None if held is None else held.header
-        return self.residency.dirty.stored(ino) or (header.stored if header is not None else None)
+        return self.ledger.dirty.stored(ino) or (header.stored if header is not None else None)
 
     def cost(self, inode: Inode) -> int:
         """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
@@ -195,7 +195,7 @@ class Downloads:
                 self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
-            self.residency.wake()
+            self.ledger.work.wake()
 
     def _expect_stored(self, ino: int) -> Stored:
         """Where it is. Raises NoObjectError."""
@@ -226,19 +226,19 @@ class Downloads:
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
         """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
-        residency, ino, version = self.residency, inode.ino, inode.version
+        ledger, ino, version = self.ledger, inode.ino, inode.version
         if failpoints.active:
             failpoints.reach("dispatcher.hydrated")
         current = self._fit(ino, version)
-        if current is None or tier in residency.holders(current):
+        if current is None or tier in ledger.tiers.holders(current):
             if current is None:
-                residency.throw_away(tier, ino, version)
+                ledger.trash.throw_away(tier, ino, version)
             raise StaleError(f"inode {ino} has changed while it was fetched")
-        current.session = residency.session  # it is not synced: after a crash its digest tells
+        current.session = ledger.session  # it is not synced: after a crash its digest tells
         try:
-            residency.add_copy(current, tier, moved.blocks, moved.digest)
+            ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
         except KvfsError:
-            residency.throw_away(tier, ino, version)
+            ledger.trash.throw_away(tier, ino, version)
             raise
         self.matched(ino)
         self.bucket.counters["downloads"] += 1
@@ -249,7 +249,7 @@ class Downloads:
 
     def _fit(self, ino: int, version: int) -> Inode | None:
         """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
-        held = self.residency.open.get(ino)
+        held = self.ledger.table.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
             return None if held.writers or held.lost else held.inode
         return self.transfers.fit(ino, version)
@@ -263,7 +263,7 @@ class Downloads:
         current, stored = self.transfers.fit(inode.ino, inode.version), self.stored(inode.ino)
         if current is None:
             return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
-        residency, place = self.residency, self.bucket.place
+        ledger, place = self.ledger, self.bucket.place
         followed = self.bucket.shared and isinstance(error, OTHERS)
         if followed:
             log.info("inode %d: another node has unlinked or replaced it: %s", inode.ino, error)
@@ -271,18 +271,18 @@ class Downloads:
             log.error("inode %d is lost, %s: %s", inode.ino, place, error)
         else:
             self._refuse_bytes(inode, error)
-        if residency.holders(current) or inode.ino in residency.open:
+        if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
         belied = followed and stored is not None and self._is_belied(stored.key)
         if belied and not urgent:
             return error  # whoever has just looked it up is to find that out by an open
         try:
             if followed:
-                residency.let_go(current)
+                ledger.removals.let_go(current)
                 if belied:  # one ESTALE more, and the program would have it
                     return error
                 return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
-            residency.drop(current, "lost", stored=False)
+            ledger.removals.drop(current, "lost", stored=False)
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
@@ -294,7 +294,7 @@ class Downloads:
         return lately
 
     def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
-        stored = self.residency.dirty.stored(inode.ino)
+        stored = self.ledger.dirty.stored(inode.ino)
         log.error(
             "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
             *(inode.ino, self.bucket.place, error),
@@ -317,13 +317,13 @@ class Downloads:
 
     def _reserve(self, inode: Inode, running: Fetch) -> Reservation:
         """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
-        residency, cost = self.residency, running.turn.cost
+        ledger, cost = self.ledger, running.turn.cost
         errand = None if running.turn.urgent else running.errand
         if errand is not None:
             self._check_wanted(inode, errand)
-        namespace = residency.namespaces.of(inode)
-        for tier in residency.tiers:
-            last = tier is residency.tiers[-1]
+        namespace = ledger.namespaces.of(inode)
+        for tier in ledger.tiers.local:
+            last = tier is ledger.tiers.local[-1]
             if not namespace.takes(tier) or tier.health.down:
                 continue
             if not last and cost > tier.capacity // 2:
@@ -342,11 +342,11 @@ class Downloads:
 
     def _check_wanted(self, inode: Inode, errand: Errand) -> None:
         """Raises UnwantedError for what it would be useless to fetch ahead."""
-        residency, bucket = self.residency, self.bucket
+        ledger, bucket = self.ledger, self.bucket
         current = self.transfers.fit(inode.ino, inode.version)
-        if current is None or residency.is_gone(current):
+        if current is None or ledger.removals.is_gone(current):
             raise UnwantedError("it was unlinked or written meanwhile")
-        if residency.holders(current) or not current.in_bucket:
+        if ledger.tiers.holders(current) or not current.in_bucket:
             raise UnwantedError("it is not in the bucket only any more")
         if bucket.health.down:
             raise UnwantedError(f"{bucket.place} is down: {bucket.health.why}")

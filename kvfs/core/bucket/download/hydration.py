@@ -48,7 +48,7 @@ class Hydration:
     def __init__(
         self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
     ) -> None:
-        self.residency = transfers.residency
+        self.ledger = transfers.ledger
         self.bucket = bucket
         self.downloads = Downloads(transfers, room, remote, bucket, jobs)
         self.headers = Headers(self.downloads)
@@ -161,6 +161,6 @@ class Hydration:
             running.end()
             if running.problem is None:
                 spent = time.perf_counter() - began
-                self.residency.latencies.hydrate[self.bucket.name].observe(spent)
+                self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
             if running.errand is not None:
                 running.errand.ended(inode, running.problem, joined=running.turn.urgent)

@@ -74,8 +74,8 @@ class Prefetch:
 
     def __init__(self, hydration: Hydration) -> None:
         self.hydration = hydration
-        self.residency = hydration.residency
-        self.catalog = hydration.residency.catalog
+        self.ledger = hydration.ledger
+        self.catalog = hydration.ledger.catalog
         self.counters = hydration.bucket.counters
         self._runs: list[_Run] = []  # the one that moved last is at the end
         self._expecting: dict[Id, _Run] = {}
@@ -101,9 +101,9 @@ class Prefetch:
             self.expire()
             if self._unused.pop(inode.ino, None) is not None:
                 self.counters["prefetch_used"] += 1
-        if not self.residency.spilled and not self._runs:
+        if not self.ledger.accounts.spilled and not self._runs:
             return
-        if not self.residency.namespaces.of(inode).settings.prefetch:
+        if not self.ledger.namespaces.of(inode).settings.prefetch:
             return
         try:
             self._see(inode)
@@ -166,7 +166,7 @@ class Prefetch:
             run.expected[block] = run.given
             self._expecting[block] = run
             for inode in files:
-                if not self.residency.holders(inode):
+                if not self.ledger.tiers.holders(inode):
                     self._ask(inode)
 
     def _ask(self, inode: Inode) -> None:
@@ -187,8 +187,8 @@ class Prefetch:
 
     def _after(self, inode: Inode) -> list[Inode]:
         """Spilled files of the block after this one in its prompt, the newest of several."""
-        inos = self.residency.followers.after(inode.namespace, key_of(inode))
-        current = filter(None, map(self.residency.inode, inos[-NEAR:]))
+        inos = self.ledger.accounts.followers.after(inode.namespace, key_of(inode))
+        current = filter(None, map(self.ledger.table.inode, inos[-NEAR:]))
         files = [one for one in current if one.parent_key == key_of(inode) and one.in_bucket]
         if not files:
             return []

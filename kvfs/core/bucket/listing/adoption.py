@@ -44,10 +44,10 @@ class Adoption:
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
         self.tree = tree
         self.bucket = bucket
-        self.residency = tree.residency
+        self.ledger = tree.ledger
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
-        self.dirty = tree.residency.dirty
+        self.dirty = tree.ledger.dirty
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
         self._said_at = -SAID_FOR
@@ -105,7 +105,7 @@ class Adoption:
         """
         if ino in self.dirty.contested:
             return self._reconsider(ino, ask, answer, gone)
-        inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
+        inode, stored = self.ledger.table.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or stored is None:
             return "unsure"
         bare, seen = is_bare(inode), answer.seen
@@ -115,7 +115,7 @@ class Adoption:
             if bare:
                 self._complete(inode, ask.key, seen)
             return "here"
-        if ino in self.residency.open or ino in self.residency.busy or not inode.links:
+        if ino in self.ledger.table.open or ino in self.ledger.table.busy or not inode.links:
             return "unsure"
         if ino in self.dirty and not bare:
             return "unsure"  # whoever uploads it finds out
@@ -124,14 +124,14 @@ class Adoption:
         log.info("inode %d is not in %s any more: %s", ino, self.bucket.place, ask.key)
         if answer.strange:
             self.refuse(answer.strange)
-        self.residency.let_go(inode)
+        self.ledger.removals.let_go(inode)
         if seen is None or entry is None:
             return "absent"
         return self.settle(Place(parent, entry.name), ask, answer, gone)
 
     def _reconsider(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
         """Whether another object has its name still: "here". It goes up only where none has."""
-        inode, bucket = self.residency.inode(ino), self.bucket
+        inode, bucket = self.ledger.table.inode(ino), self.bucket
         if inode is None or self.dirty.key(inode) != ask.key or ask.key in gone:
             return "unsure"
         if not self._settled():
@@ -157,7 +157,7 @@ class Adoption:
 
     def compare(self, ino: int, entry: Entry) -> Verdict:
         """Hold an object that is known against what was listed; "absent": that is another one."""
-        inode, stored = self.residency.inode(ino), self.dirty.stored(ino)
+        inode, stored = self.ledger.table.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or ino in self.dirty:
             return "unsure"
         if stored is None or stored.key != entry.key:
@@ -172,21 +172,21 @@ class Adoption:
         Whether the bucket is to be asked, since there is a copy here. What has a name too long for
         a key is never listed there.
         """
-        residency, inode = self.residency, self.residency.inode(ino)
+        ledger, inode = self.ledger, self.ledger.table.inode(ino)
         if inode is None or inode.links[:1] != (link,):
             return False
         if ino in self.dirty.contested:  # its name is free, perhaps
             return True
         if not inode.in_bucket or not inode.sealed:
             return False
-        if ino in residency.open or ino in residency.busy or ino in self.dirty:
+        if ino in ledger.table.open or ino in ledger.table.busy or ino in self.dirty:
             return False
         stored = self.dirty.stored(ino)
         if stored is None or not stored.key.startswith(prefix) or stored.key in gone:
             return False
-        if residency.holders(inode):
+        if ledger.tiers.holders(inode):
             return True
-        residency.let_go(inode)
+        ledger.removals.let_go(inode)
         return False
 
     def _settled(self) -> bool:
@@ -247,7 +247,7 @@ class Adoption:
         inode.ino = self.catalog.next_id()
         inode.links = ((place.parent, inode.ino),)
         inode.version = 1
-        inode.session = self.residency.session
+        inode.session = self.ledger.session
         inode.sealed = inode.in_bucket = True
         _describe(inode, facts)
         if self.namespaces.of(directory).expired(inode):
@@ -258,7 +258,7 @@ class Adoption:
         batch.put(inode)
         batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-        batch.then(partial(self.residency.admit, inode))
+        batch.then(partial(self.ledger.accounts.admit, inode))
         return True
 
     def _place(
@@ -281,7 +281,7 @@ class Adoption:
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-            batch.then(partial(self.residency.described, before, inode))
+            batch.then(partial(self.ledger.records.described, before, inode))
 
 
 def _describe(inode: Inode, facts: Facts) -> None:

@@ -71,11 +71,11 @@ class Contests:
 
     async def _ask(self, inos: list[int]) -> None:
         """What is not to be in the bucket any more is in conflict with nobody."""
-        residency = self.discovery.residency
+        ledger = self.discovery.ledger
         for ino in inos:
-            inode = residency.inode(ino)
+            inode = ledger.table.inode(ino)
             if ino in self.contested and (inode is None or self.dirty.key(inode) is None):
-                with residency.catalog.batch() as batch:
+                with ledger.catalog.batch() as batch:
                     self.dirty.settled(ino, batch)
         await self.discovery.ask_of([ino for ino in inos if ino in self.contested])
 

@@ -77,7 +77,7 @@ class Discovery:
         self.adoption = adoption
         self.remote = remote
         self.bucket = bucket
-        self.residency = adoption.residency
+        self.ledger = adoption.ledger
         self.dirty = adoption.dirty
         self._looks: dict[str, _Look] = {}
         self._waiting: deque[_Look] = deque()
@@ -142,7 +142,7 @@ class Discovery:
 
     def _key(self, ino: int) -> str | None:
         """Where it is, or would be if another node had not its name."""
-        if ino in self.dirty.contested and (inode := self.residency.inode(ino)) is not None:
+        if ino in self.dirty.contested and (inode := self.ledger.table.inode(ino)) is not None:
             return self.dirty.key(inode)
         stored = self.dirty.stored(ino)
         return None if stored is None else stored.key
@@ -172,10 +172,10 @@ class Discovery:
 
     async def complete(self, ino: int) -> Inode | None:
         """The facts of what only a listing told of; the inode, None if it is not to be had now."""
-        inode = self.residency.inode(ino)
+        inode = self.ledger.table.inode(ino)
         if inode is not None and is_bare(inode):
             await self.confirm(inode)
-            inode = self.residency.inode(ino)
+            inode = self.ledger.table.inode(ino)
         return None if inode is None or is_bare(inode) else inode
 
     def life(self, inode: Inode, most: float, *, listed: bool = False) -> float:
@@ -187,7 +187,7 @@ class Discovery:
             return 0.0
         if not self.bucket.shared or not inode.is_file:
             return most
-        if not self.residency.namespaces.of(inode).takes(self.bucket):
+        if not self.ledger.namespaces.of(inode).takes(self.bucket):
             return most
         believed = self._believed(inode)
         if listed and inode.in_bucket:
@@ -195,7 +195,7 @@ class Discovery:
         return min(most, believed)
 
     def _is_here(self, inode: Inode) -> bool:
-        return inode.ino in self.residency.open or bool(self.residency.holders(inode))
+        return inode.ino in self.ledger.table.open or bool(self.ledger.tiers.holders(inode))
 
     def _believed(self, inode: Inode) -> float:
         return self.bucket.recheck if not inode.in_bucket or self._is_here(inode) else VALID
@@ -285,7 +285,7 @@ class Discovery:
             return True
         if look.place is not None and verdict == "absent":
             self._absent.note(look.ask.key)
-        entry = None if look.place is None else self.residency.catalog.lookup(*look.place)
+        entry = None if look.place is None else self.ledger.catalog.lookup(*look.place)
         ino = look.ino if entry is None else entry.ino
         if ino and verdict == "here":
             self.confirmed.note(ino)

@@ -38,15 +38,15 @@ class Folders:
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
         self.tree = tree
         self.bucket = bucket
-        self.residency = tree.residency
+        self.ledger = tree.ledger
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
-        self.superseded = tree.residency.dirty.superseded
+        self.superseded = tree.ledger.dirty.superseded
         self.keys = bucket.keys
 
     def directory(self, ino: int) -> Inode | None:
         """A directory in which names of the bucket may be found."""
-        found = self.residency.inode(ino)
+        found = self.ledger.table.inode(ino)
         if found is None or not found.is_dir or not found.links:
             return None
         if self.namespaces.is_dropped(found) or not self.namespaces.of(found).takes(self.bucket):
@@ -124,7 +124,9 @@ class Folders:
         for part in way:
             entry = self.catalog.lookup(at, part)
             inode = (
-                self.residency.inode(entry.ino) if entry else self.make_directory(Place(at, part))
+                self.ledger.table.inode(entry.ino)
+                if entry
+                else self.make_directory(Place(at, part))
             )
             if inode is None or not inode.is_dir:
                 return "below a name that is no directory here"

@@ -202,7 +202,7 @@ class Importing:
             self._refused[_NO_NAME] += 1
             return []
         known = self.adoption.catalog.lookup(*place)
-        inode = None if known is None else self.adoption.residency.inode(known.ino)
+        inode = None if known is None else self.adoption.ledger.table.inode(known.ino)
         if known is None or inode is None:
             return [_Wanted(0, place, key)]
         if is_bare(inode):

@@ -13,7 +13,7 @@ import trio
 
 from kvfs import runtime
 from kvfs.core.bucket.node import claims
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import TierError
 from kvfs.movement.remote import Remote
 from kvfs.s3.keys import Space
@@ -30,9 +30,9 @@ class Announcement:
     """`identity` of this node; `mountpoint` for people."""
 
     def __init__(
-        self, residency: Residency, remote: Remote, bucket: Bucket, identity: str, mountpoint: str
+        self, ledger: Ledger, remote: Remote, bucket: Bucket, identity: str, mountpoint: str
     ) -> None:
-        self.residency = residency
+        self.ledger = ledger
         self.remote = remote
         self.bucket = bucket
         self.identity = identity
@@ -43,7 +43,7 @@ class Announcement:
 
     async def watch(self) -> None:
         """Publish, for ever."""
-        namespaces = self.residency.namespaces
+        namespaces = self.ledger.namespaces
         while True:
             changed = namespaces.changed
             await self.look()
@@ -74,7 +74,7 @@ class Announcement:
 
     def _wanted(self) -> frozenset[Space]:
         """What there is, and what may yet be in use of what there was."""
-        namespaces, dirty = self.residency.namespaces, self.residency.dirty
+        namespaces, dirty = self.ledger.namespaces, self.ledger.dirty
         has = claims.spaces(namespaces)
         went = (self.published or frozenset()) - has
         if not went:

@@ -52,4 +52,4 @@ class Availability:
             self.spill.backoff.reset()
         if health.state != was:
             self.spill.dirty.wake()
-            self.spill.residency.wake()
+            self.spill.ledger.work.wake()

@@ -27,13 +27,13 @@ class Backlog:
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = transfers
-        self.residency = transfers.residency
-        self.dirty = self.residency.dirty
-        self.catalog = self.residency.catalog
+        self.ledger = transfers.ledger
+        self.dirty = self.ledger.dirty
+        self.catalog = self.ledger.catalog
 
     async def run(self) -> None:
         """Look back whenever there is something to be looked for. Raises CatalogError."""
-        await self.residency.census_done.wait()
+        await self.ledger.accounts.census_done.wait()
         while True:
             self.dirty.behind = trio.Event()
             if not self.catalog.fact(CAUGHT_UP) or not self.catalog.fact(TOLD_APART):
@@ -67,10 +67,10 @@ class Backlog:
             return False
         if ino in self.dirty.contested:
             return False
-        return self.dirty.wanted(inode) and bool(self.residency.holders(inode))
+        return self.dirty.wanted(inode) and bool(self.ledger.tiers.holders(inode))
 
     async def _wait_for_room(self) -> None:
-        bucket = self.residency.bucket
+        bucket = self.ledger.tiers.bucket
         while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
             with trio.move_on_after(PAUSE):
                 await self.dirty.changed.wait()

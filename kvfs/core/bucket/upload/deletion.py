@@ -14,7 +14,7 @@ import trio
 
 from kvfs import failpoints
 from kvfs.core.bucket.upload.backoff import Backoff
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
@@ -33,15 +33,15 @@ class Deletion:
 
     def __init__(
         self,
-        residency: Residency,
+        ledger: Ledger,
         remote: Remote,
         bucket: Bucket,
         backoff: Backoff,
         locked: set[str],
     ) -> None:
-        self.residency = residency
-        self.dirty = residency.dirty
-        self.superseded = residency.dirty.superseded
+        self.ledger = ledger
+        self.dirty = ledger.dirty
+        self.superseded = ledger.dirty.superseded
         self.remote = remote
         self.bucket = bucket
         self.backoff = backoff
@@ -74,7 +74,7 @@ class Deletion:
             left = await self.remote.remove([*keys, *records], attempts)
             if failpoints.active:
                 failpoints.reach("dispatcher.deleted")
-            with self.residency.catalog.batch() as batch:
+            with self.ledger.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
                     self.superseded.settle(key, batch)
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())

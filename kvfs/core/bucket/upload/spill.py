@@ -25,7 +25,7 @@ from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.bucket.upload.deletion import Deletion
 from kvfs.core.bucket.upload.upload import AGAIN, BUSY, Later, Uploads
 from kvfs.core.capacity.quota import Quota
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.parts import SourceChangedError
@@ -55,18 +55,18 @@ class Spill:
         complete: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
         """complete: brings the facts of what only a listing told of; None if they do not come."""
-        self.residency: Residency = transfers.residency
+        self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.remote = remote
         self.bucket = bucket
-        self.dirty = self.residency.dirty
+        self.dirty = self.ledger.dirty
         self.running = 0
         self._jobs = jobs
         self._notes = notes
         self._locked: set[str] = set()  # keys about which a request is under way
         self._swept = False
         self.backoff = backoff = Backoff(bucket, transfers.trouble)
-        self.deletion = Deletion(self.residency, remote, bucket, backoff, self._locked)
+        self.deletion = Deletion(self.ledger, remote, bucket, backoff, self._locked)
         self.uploads = Uploads(
             *(transfers, quota, remote, bucket, backoff), notes=notes, complete=complete
         )
@@ -130,11 +130,11 @@ class Spill:
                 self._jobs.discard(ino)
             self.dirty.give_back(ino, _in(later.seconds))
             self.dirty.wake()
-            self.residency.wake()
+            self.ledger.work.wake()
 
     async def _upload(self, ino: int) -> Later | None:
         """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
-        residency, dirty = self.residency, self.dirty
+        ledger, dirty = self.ledger, self.dirty
         inode = self.transfers.fit(ino)
         if inode is None:
             return Later(BUSY)
@@ -144,7 +144,7 @@ class Spill:
             return None
         if key in self._locked:
             return Later(BUSY)
-        name = residency.namespaces.bucket_name(inode)
+        name = ledger.namespaces.bucket_name(inode)
         assert name is not None  # it has a key
         if dirty.superseded.claims.get(key, ino) != ino:
             return await self._make_way(dirty.superseded.claims[key])
@@ -161,7 +161,7 @@ class Spill:
         It has its turn, unless it waits for a third one, which may be this one: names that were
         exchanged. Then it is put aside.
         """
-        residency, dirty = self.residency, self.dirty
+        ledger, dirty = self.ledger, self.dirty
         other, stored = self.transfers.fit(ino), dirty.stored(ino)
         if stored is None:
             dirty.superseded.disclaim(ino)
@@ -171,8 +171,8 @@ class Spill:
         wanted = dirty.key(other)
         if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
             return Later(BUSY)
-        if residency.holders(other) or not other.in_bucket:  # it can go up anew
-            residency.take_from_bucket(other, dirty=ino in dirty)
+        if ledger.tiers.holders(other) or not other.in_bucket:  # it can go up anew
+            ledger.records.take_from_bucket(other, dirty=ino in dirty)
             return Later(0.0)
         aside = self.uploads.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
         self._jobs.add(ino)
@@ -191,13 +191,13 @@ class Spill:
 
     def stranded(self) -> tuple[int, int]:
         """(bytes, objects) that only RAM has, and that no tier below takes but the bucket."""
-        residency, nvme = self.residency, self.residency.nvme
+        ledger, nvme = self.ledger, self.ledger.tiers.nvme
         size = count = 0
         for ino in self.dirty:
-            inode = residency.inode(ino)
-            if inode is None or inode.on_nvme or inode.in_bucket or not residency.holders(inode):
+            inode = ledger.table.inode(ino)
+            if inode is None or inode.on_nvme or inode.in_bucket or not ledger.tiers.holders(inode):
                 continue
-            if nvme is None or not residency.namespaces.of(inode).takes(nvme):
+            if nvme is None or not ledger.namespaces.of(inode).takes(nvme):
                 size, count = size + inode.size, count + 1
         return size, count
 

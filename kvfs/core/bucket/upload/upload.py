@@ -19,7 +19,7 @@ from kvfs.catalog import Inode, Stored
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
-from kvfs.core.ledger.residency import Residency
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
 from kvfs.movement.packing import Packing
 from kvfs.movement.parts import SourceChangedError
@@ -62,13 +62,13 @@ class Uploads:
         complete: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
         """complete: brings the facts of what only a listing told of; None if they do not come."""
-        self.residency: Residency = transfers.residency
+        self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.quota = quota
         self.remote = remote
         self.bucket = bucket
         self.backoff = backoff
-        self.dirty = self.residency.dirty
+        self.dirty = self.ledger.dirty
         self.superseded = self.dirty.superseded
         self._notes = notes
         self._complete = complete
@@ -87,7 +87,7 @@ class Uploads:
             or self.bucket.gives_wrong_bytes(key)
         ):
             return Target(key, record, once=False, token=token)
-        with self.residency.catalog.batch() as batch:
+        with self.ledger.catalog.batch() as batch:
             superseded.attempt(key, token, batch)
         return Target(key, record, once=True, token=token, ours=ours)
 
@@ -95,7 +95,7 @@ class Uploads:
         """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
         if is_bare(inode):  # it is to get another name with all its facts
             return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
-        holders = self.residency.holders(inode)
+        holders = self.ledger.tiers.holders(inode)
         copied = inode.in_bucket and stored is not None
         source = None if copied else self._source(inode, holders)
         if not copied and source is None:
@@ -109,12 +109,12 @@ class Uploads:
             else:
                 path = source.path(inode.ino, inode.version)
                 about, scratch = self._about(inode), self._scratch(inode)
-                copy = inode.packed if self.residency.is_packed_in(inode, source) else None
+                copy = inode.packed if self.ledger.tiers.is_packed_in(inode, source) else None
                 uploaded = await self.remote.upload(
                     path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
                 )
         except ObjectExistsError as error:
-            if self.residency.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
+            if self.ledger.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
                 return Later(AGAIN)
             return self._conflict(inode, stored, target.key, error)
         except (NoObjectError, ObjectChangedError) as error:
@@ -132,14 +132,14 @@ class Uploads:
             return Later(AGAIN)
         except SourceError as error:
             current = self.transfers.fit(inode.ino, inode.version)
-            if current is not None and source and source in self.residency.holders(current):
+            if current is not None and source and source in self.ledger.tiers.holders(current):
                 log.error("inode %d is not uploaded: %s", inode.ino, error)
                 self.transfers.rotten(current, source)
                 return Later(BUSY)
             return Later(AGAIN)
         except FileNotFoundError:
             current = self.transfers.fit(inode.ino, inode.version)
-            if current is not None and source in self.residency.holders(current):
+            if current is not None and source in self.ledger.tiers.holders(current):
                 raise
             return Later(BUSY)  # its room was needed, and another tier has it
         if failpoints.active:
@@ -150,7 +150,7 @@ class Uploads:
 
     def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
         """The copy that goes up: the fastest, or a packed one that need not be made once more."""
-        packed = next((one for one in holders if self.residency.is_packed_in(inode, one)), None)
+        packed = next((one for one in holders if self.ledger.tiers.is_packed_in(inode, one)), None)
         wanted = packed is not None and not packed.health.down
         if wanted and self._scratch(inode) is not None:
             return packed
@@ -161,12 +161,12 @@ class Uploads:
 
         Without NVMe the notes are in memory, which large objects must not fill.
         """
-        if self.residency.namespaces.of(inode).settings.compression == "off":
+        if self.ledger.namespaces.of(inode).settings.compression == "off":
             return None
-        return self._notes if self.residency.nvme is not None else ""
+        return self._notes if self.ledger.tiers.nvme is not None else ""
 
     def _about(self, inode: Inode) -> About:
-        models = self.residency.namespaces.places.models
+        models = self.ledger.namespaces.places.models
         engine_and_model = models.get(inode.model, ("", ""))
         return About(
             inode.size,
@@ -179,12 +179,12 @@ class Uploads:
             inode.parent_key,
             engine_and_model[1],
             inode.told,
-            self.residency.namespaces.places.element_size(inode),
+            self.ledger.namespaces.places.element_size(inode),
         )
 
     def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
         """It is there: say so. Raises CatalogError; then it goes up again."""
-        residency, dirty, key = self.residency, self.dirty, uploaded.stored.key
+        ledger, dirty, key = self.ledger, self.dirty, uploaded.stored.key
         counters = self.bucket.counters
         self.bucket.wrote(key)
         counters["copies" if copied else "uploads"] += 1
@@ -194,11 +194,11 @@ class Uploads:
         current = self.transfers.fit(inode.ino, inode.version)
         if current is not None:
             clean = dirty.key(current) == key and uploaded.stored.told == current.told
-            residency.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
-            self.quota.trim(residency.namespaces.of(current))  # it may go now
+            ledger.records.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
+            self.quota.trim(ledger.namespaces.of(current))  # it may go now
             return
-        changed = residency.inode(inode.ino)
-        with residency.catalog.batch() as batch:
+        changed = ledger.table.inode(inode.ino)
+        with ledger.catalog.batch() as batch:
             if changed is not None and changed.links and changed.version != inode.version:
                 dirty.replaced(inode.ino, uploaded.stored, batch)
             else:
@@ -224,12 +224,12 @@ class Uploads:
 
     def settle(self, inode: Inode, *, wanted: bool) -> None:
         """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
-        residency = self.residency
-        if wanted or self.dirty.stored(inode.ino) is None or not residency.holders(inode):
-            with residency.catalog.batch() as batch:
+        ledger = self.ledger
+        if wanted or self.dirty.stored(inode.ino) is None or not ledger.tiers.holders(inode):
+            with ledger.catalog.batch() as batch:
                 self.dirty.settled(inode.ino, batch)
         else:
-            residency.take_from_bucket(inode)
+            ledger.records.take_from_bucket(inode)
 
     def _conflict(
         self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
@@ -239,13 +239,13 @@ class Uploads:
         What the bucket has of it by another name goes, and with it an object that is nowhere else:
         its name means that of the other node from then on.
         """
-        residency, counters = self.residency, self.bucket.counters
+        ledger, counters = self.ledger, self.bucket.counters
         current = self.transfers.fit(inode.ino, inode.version)
-        if current is not None and not residency.holders(current) and self._in_use(current.ino):
+        if current is not None and not ledger.tiers.holders(current) and self._in_use(current.ino):
             return Later(AGAIN)
         renamed = current is not None and self.dirty.key(current) not in {key, None}
         if renamed:  # meanwhile: it goes up by its new name
-            with residency.catalog.batch() as batch:
+            with ledger.catalog.batch() as batch:
                 self.superseded.settle(key, batch)
             return Later(0.0)
         counters["conflicts"] += 1
@@ -254,20 +254,20 @@ class Uploads:
             "inode %d stays on this node only: %s (said once)",
             *(inode.ino, error),
         )
-        with residency.catalog.batch() as batch:
+        with ledger.catalog.batch() as batch:
             self.superseded.settle(key, batch)  # what is there is not ours
             if current is not None and stored is None:
                 self.dirty.contest(inode.ino, batch)
         if current is None or stored is None:
             return None
-        if residency.holders(current):
-            residency.take_from_bucket(current, contested=True)
+        if ledger.tiers.holders(current):
+            ledger.records.take_from_bucket(current, contested=True)
         else:
-            residency.let_go(current, delete=True)
+            ledger.removals.let_go(current, delete=True)
         return None
 
     def _in_use(self, ino: int) -> bool:
-        return ino in self.residency.open or ino in self.residency.busy
+        return ino in self.ledger.table.open or ino in self.ledger.table.busy
 
     def _vanished(self, inode: Inode, stored: Stored, error: StoreError) -> Later | None:
         """Another node has unlinked or replaced what was to be called, or described, otherwise.
@@ -284,10 +284,10 @@ class Uploads:
             *(inode.ino, error),
         )
         meant = self.dirty.key(current) != stored.key or not self.bucket.shared
-        if meant and self.residency.holders(current):
-            self.residency.take_from_bucket(current, dirty=True, delete=False)
+        if meant and self.ledger.tiers.holders(current):
+            self.ledger.records.take_from_bucket(current, dirty=True, delete=False)
             return Later(0.0)
         if self._in_use(current.ino):
             return Later(AGAIN)
-        self.residency.let_go(current)
+        self.ledger.removals.let_go(current)
         return None

@@ -1,0 +1,82 @@
+"""The parts of the ledger, made in one order. It has no behaviour of its own.
+
+Contract: `Ledger` is plain data. A module takes from it the parts that it needs when it is made.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from kvfs.catalog import Catalog
+from kvfs.core.ledger.accounts import Accounts
+from kvfs.core.ledger.dirty import Dirty
+from kvfs.core.ledger.latencies import Latencies
+from kvfs.core.ledger.open_table import OpenTable
+from kvfs.core.ledger.orphans import Orphans
+from kvfs.core.ledger.prefixes import Prefixes
+from kvfs.core.ledger.records import Records
+from kvfs.core.ledger.removals import Removals
+from kvfs.core.ledger.retries import Retries
+from kvfs.core.ledger.tiers import Tiers
+from kvfs.core.ledger.trash import Trash
+from kvfs.core.ledger.work import Work
+from kvfs.core.namespaces.namespaces import Namespaces
+
+COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
+    "opens_passthrough",
+    "opens_served",
+    "opens_lent",
+    "misses",
+    "created",
+    "sealed",
+    "settled",
+    "verified",
+    "demoted",
+    "promoted",
+    "dropped",
+    "missing",
+    "quarantined",
+    "swept",
+    "inodes_unreadable",
+    "mover_failures",
+    "job_failures",
+)
+
+
+class Ledger:
+    """`gone(parent, name, ino)` is called for each name that eviction takes away.
+
+    session: the number of this one; suspect: sessions whose bytes on NVMe only a digest can vouch
+    for.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        tiers: Tiers,
+        *,
+        session: int,
+        suspect: range = range(0),
+        gone: Callable[[int, bytes, int], None],
+    ) -> None:
+        self.catalog = catalog
+        self.tiers = tiers
+        self.session = session
+        self.suspect = suspect
+        self.gone = gone
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self.work = Work()
+        self.retries = Retries()
+        self.latencies = Latencies(tiers.media)
+        self.namespaces = Namespaces(catalog, tiered=len(tiers.local) > 1)
+        self.dirty = Dirty(catalog, self.namespaces, tiers.bucket)
+        self.table = OpenTable(catalog, self.namespaces)
+        self.trash = Trash(self.counters, self.work)
+        self.accounts = Accounts(catalog, tiers, self.namespaces, self.table, self.work)
+        self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)
+        self.records = Records(tiers, self.table, self.accounts, self.dirty, self.trash)
+        self.verified = self.records.verified
+        self.removals = Removals(
+            *(tiers, self.table, self.accounts, self.orphans, self.records, self.retries),
+            *(self.namespaces, self.dirty, self.trash, self.counters, gone),
+        )
+        self.prefixes = Prefixes(catalog, self.namespaces, self.table, self.orphans, gone)

@@ -1,0 +1,94 @@
+"""Unlinked inodes of which the kernel still knows: kept until it forgets them.
+
+Contract: synchronous. An unlinked file that nobody has open keeps its fastest copy, with its room
+reserved: a process may have looked its name up and be about to open it, and must not get ESTALE.
+A removed directory stays as well: a process that has it open may ask for its attributes. Not for
+removing them (`Removals.purge`).
+"""
+
+from collections import OrderedDict
+from functools import partial
+
+from kvfs.catalog import Batch, Inode
+from kvfs.core.ledger.accounts import Accounts
+from kvfs.core.ledger.dirty import Dirty
+from kvfs.core.ledger.open_table import OpenObject, OpenTable
+from kvfs.core.ledger.tiers import Tiers
+from kvfs.core.ledger.trash import Trash
+from kvfs.tiers import Reservation, Tier
+
+
+class Orphans:
+    """`rooms`: inode number -> the room of its copy; a directory has none. Oldest first."""
+
+    def __init__(
+        self, tiers: Tiers, table: OpenTable, accounts: Accounts, dirty: Dirty, trash: Trash
+    ) -> None:
+        self.tiers = tiers
+        self.table = table
+        self.accounts = accounts
+        self.catalog = table.catalog
+        self.dirty = dirty
+        self.trash = trash
+        self.rooms: OrderedDict[int, Reservation | None] = OrderedDict()
+
+    def unlinked_open(self, inode: Inode, batch: Batch) -> None:
+        """The last name of what somebody has open is gone; its record stays until it is closed."""
+        before = inode.copy()
+        self.dirty.gone(inode.ino, batch)
+        inode.in_bucket = False
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+        held = self.table.open[inode.ino]
+        if before.in_bucket and held.accounted:
+            batch.then(partial(self.accounts.held_otherwise, before, inode))
+
+    def keep(self, inode: Inode, batch: Batch) -> None:
+        """The last name of what nobody has open is gone; keep its fastest copy a while."""
+        before = inode.copy()
+        for tier in self.tiers.holders(inode)[1:]:
+            self.tiers.set_holder(inode, tier, holds=False)
+        self.dirty.gone(inode.ino, batch)
+        inode.in_bucket = False
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+        batch.then(partial(self._kept, before))
+
+    def _kept(self, inode: Inode) -> None:
+        if inode.is_file:
+            self.accounts.dismiss(inode)
+        for tier in self.tiers.holders(inode)[1:]:
+            self.trash.throw_away(tier, inode.ino, inode.version)
+        self.enter(inode)
+
+    def enter(self, inode: Inode) -> None:
+        """Reserve what its fastest copy takes, until the kernel has forgotten it."""
+        if not inode.is_file:
+            self.rooms[inode.ino] = None
+            return
+        keep = self.tiers.holders(inode)[0]
+        self.rooms[inode.ino] = Reservation(keep, self.tiers.cost(inode, keep))
+
+    def keep_closed(self, held: OpenObject) -> None:
+        """Its last reader has closed it: another may have looked its name up, when it had one."""
+        inode = held.inode
+        if held.accounted:
+            with self.catalog.batch() as batch:
+                self.keep(inode, batch)
+        else:
+            self.rooms[inode.ino] = held.reservation or Reservation(held.tier, 0)
+
+    def take(self, ino: int) -> Reservation | None:
+        """It is opened after all: the caller owns its room."""
+        return self.rooms.pop(ino, None)
+
+    def leave(self, ino: int) -> None:
+        room = self.rooms.pop(ino)
+        if room is not None:
+            room.release()
+
+    def bytes_in(self, tier: Tier) -> int:
+        """Bytes of a tier that unlinked files have, of which the kernel still knows."""
+        return sum(
+            room.size for room in self.rooms.values() if room is not None and room.tier is tier
+        )

@@ -1,0 +1,291 @@
+"""Objects that go: evicted, expired, lost, dropped with all names, forgotten by the kernel.
+
+Contract: synchronous; the record first, its consequences after, as in `records`. Kernel entries of
+names that go are invalidated by `gone(parent, name, ino)`. An open object goes as an unlinked one
+does: its handles read on. Unlinking backing files is left to `trash`. Not for choosing what goes
+(that is `Victims`).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.core.ledger.accounts import Accounts
+from kvfs.core.ledger.dirty import Dirty
+from kvfs.core.ledger.open_table import OpenObject, OpenTable
+from kvfs.core.ledger.orphans import Orphans
+from kvfs.core.ledger.records import Records
+from kvfs.core.ledger.retries import Retries
+from kvfs.core.ledger.tiers import Tiers
+from kvfs.core.ledger.trash import Trash
+from kvfs.core.namespaces.namespaces import Namespaces
+from kvfs.errors import CatalogError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+NOWHERE = bytes(8)  # the directory of what is cut off, where others have the one they will be in
+Away = Callable[[Tier, int, int], None]
+Gone = Callable[[int, bytes, int], None]
+
+
+class Removals:
+    """`gone(parent, name, ino)` is called for each name that goes."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        table: OpenTable,
+        accounts: Accounts,
+        orphans: Orphans,
+        records: Records,
+        retries: Retries,
+        namespaces: Namespaces,
+        dirty: Dirty,
+        trash: Trash,
+        counters: Counter[str],
+        gone: Gone,
+    ) -> None:
+        self.catalog = table.catalog
+        self.tiers = tiers
+        self.table = table
+        self.accounts = accounts
+        self.orphans = orphans
+        self.records = records
+        self.retries = retries
+        self.namespaces = namespaces
+        self.dirty = dirty
+        self.trash = trash
+        self.counters = counters
+        self.gone = gone
+        self.verified = records.verified
+        self._losing: set[tuple[int, int, str]] = set()  # copies that wait in `retries` to be lost
+
+    def is_gone(self, inode: Inode) -> bool:
+        """Whether nobody may find it: its namespace was dropped, or its lifetime has ended."""
+        namespaces = self.namespaces
+        return namespaces.is_dropped(inode) or namespaces.of(inode).expired(inode)
+
+    def expire(self, inode: Inode) -> bool:
+        """Drop an object whose lifetime has ended, unless it is in use; return `is_gone`."""
+        if self.namespaces.is_dropped(inode):
+            return True
+        if not self.namespaces.of(inode).expired(inode):
+            return False
+        if inode.ino not in self.table.open and inode.ino not in self.table.busy:
+            self.drop(inode, "expired")
+        return True
+
+    def lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
+        """A copy is no more, or not what it should be: no open is served from it any more.
+
+        The last one takes the object along. That somebody has it open, or is about to, changes
+        nothing: handles that read this copy read on, and nobody else opens it until they are
+        closed. The kernel would refuse an open with another backing file, EIO. `quarantine` and
+        `why` are those of `throw_away`. Raises CatalogError; then it is done when the catalog takes
+        it, and no open is served from the copy meanwhile.
+        """
+        current = self.table.inode(inode.ino)
+        if (
+            current is None
+            or current.version != inode.version
+            or tier not in self.tiers.holders(current)
+            or inode.ino in self.table.staging
+        ):
+            return
+        self.verified.forget(inode.ino)
+        self.records.distrust(inode, tier)
+        try:
+            if current.in_bucket or len(self.tiers.holders(current)) > 1:
+                self.records.uncached.add(inode.ino)
+                self.records.drop_copy(current, tier, quarantine=quarantine, why=why)
+            else:
+                self.drop(current, "lost", quarantine=quarantine, why=why)
+        except CatalogError as error:
+            again = partial(self._lose_again, inode.copy(), tier, quarantine=quarantine, why=why)
+            self._lose_when_it_can((inode.ino, inode.version, tier.name), again, error)
+            raise
+        self.verified.end_doubt(inode.ino, inode.version, tier.name)
+
+    async def _lose_again(
+        self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
+    ) -> None:
+        self.lose(inode, tier, quarantine=quarantine, why=why)
+        self._losing.discard((inode.ino, inode.version, tier.name))
+
+    def _lose_when_it_can(
+        self, copy: tuple[int, int, str], again: Callable[[], Awaitable[None]], error: CatalogError
+    ) -> None:
+        if copy in self._losing:  # each open of it may ask for that
+            return
+        log.error(
+            "the copy of inode %d, version %d, on %s is wrong, and no open is served from it; its "
+            "record goes when the catalog works: %s",
+            *(*copy, error),
+        )
+        self._losing.add(copy)
+        self.retries.add(again)
+
+    def let_go(self, inode: Inode, *, delete: bool = False) -> None:
+        """The bucket has something else by its name, or nothing: its names go.
+
+        delete: and so does what the bucket has of it elsewhere, which is ours.
+        """
+        self._drop(inode, "stale", stored=delete)
+        if self.tiers.bucket is not None:
+            self.tiers.bucket.counters["stale"] += 1
+
+    def evict(self, inode: Inode) -> None:
+        """Its room is needed: what the bucket has as well stays there, with its names."""
+        if not inode.in_bucket:
+            self.drop(inode, "evicted")
+            return
+        before = inode.copy()
+        with self.catalog.batch() as batch:
+            for tier in self.tiers.holders(before):
+                self.tiers.set_holder(inode, tier, holds=False)
+                batch.then(partial(self.trash.throw_away, tier, inode.ino, inode.version))
+            batch.put(inode)
+            batch.then(partial(self.accounts.held_otherwise, before, inode))
+        if self.tiers.bucket is not None:
+            self.tiers.bucket.counters["spilled"] += 1
+        self.namespaces.left(before, "spilled")
+
+    def drop(
+        self,
+        inode: Inode,
+        reason: str,
+        *,
+        quarantine: bool = False,
+        why: str = "",
+        stored: bool = True,
+    ) -> None:
+        """The object goes with all its names, and what else is here of its group.
+
+        stored: what the bucket has of them goes as well.
+        """
+        self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
+        for ino in self.namespaces.of(inode).members(inode):
+            other = self.table.inode(ino)
+            if other is None or self.namespaces.places.is_pinned(other):
+                continue
+            if ino not in self.table.open and ino not in self.table.busy:
+                self._drop(other, "incomplete", stored=stored)  # half a group is a miss
+
+    def _drop(
+        self,
+        inode: Inode,
+        reason: str,
+        *,
+        quarantine: bool = False,
+        why: str = "",
+        stored: bool = True,
+    ) -> None:
+        """Kernel entries are invalidated. What is open goes as what was unlinked does."""
+        away = partial(self.trash.throw_away, keep=quarantine, why=why)
+        names: list[tuple[int, Dentry]] = []
+        with self.catalog.batch() as batch:
+            for parent, cookie in inode.links:
+                entry = self.catalog.dentry(parent, cookie)
+                if entry is not None:
+                    batch.unlink(parent, entry)
+                    names.append((parent, entry))
+            if inode.ino in self.table.open:
+                self._drop_open(inode, batch, away)
+            else:
+                self.forget(inode, batch, stored=stored, away=away)
+        self.counters["dropped"] += 1
+        self.counters[f"dropped_{reason}"] += 1
+        self.namespaces.left(inode, f"dropped_{reason}")
+        for parent, entry in names:
+            self.gone(parent, entry.name, inode.ino)
+
+    def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
+        """Its copies leave the accounts at once, its record goes when it is closed."""
+        before, held = inode.copy(), self.table.open[inode.ino]
+        inode.links, inode.in_bucket = (), False
+        for tier in self.tiers.holders(before):
+            self.tiers.set_holder(inode, tier, holds=False)
+            batch.then(partial(away, tier, inode.ino, inode.version))
+        if held.accounted:
+            batch.then(partial(self.accounts.dismiss, before))
+            batch.then(partial(setattr, held, "accounted", False))  # noqa: FBT003 (setattr's)
+        self.orphans.unlinked_open(inode, batch)
+
+    def forget(
+        self,
+        inode: Inode,
+        batch: Batch,
+        *,
+        accounted: bool | None = None,
+        stored: bool = True,
+        away: Away | None = None,
+    ) -> None:
+        """Remove the record and all copies of an inode; its names are the caller's.
+
+        away: has its files thrown away.
+        """
+        batch.delete(inode)
+        self.dirty.gone(inode.ino, batch, delete=stored)
+        batch.mark_finished(inode.ino)
+        if not inode.links:
+            batch.unmark(b"p", inode.ino)
+        if inode.ino in self.namespaces.unaccounted:
+            self.namespaces.end_account_anew(inode.ino, batch)
+        known = inode.is_file and (inode.sealed if accounted is None else accounted)
+        away = away or self.trash.throw_away
+        batch.then(partial(self._forgotten, inode, accounted=known, away=away))
+
+    def _forgotten(self, inode: Inode, *, accounted: bool, away: Away) -> None:
+        if inode.ino in self.orphans.rooms:
+            self.orphans.leave(inode.ino)
+        elif accounted:
+            self.accounts.dismiss(inode)
+        self.namespaces.hot.discard(inode.ino)
+        for tier in self.tiers.holders(inode):
+            away(tier, inode.ino, inode.version)
+
+    def take_names(self, held: OpenObject, why: bytes) -> None:
+        """Nobody finds it any more, though its writer has it. `why` is for the next daemon.
+
+        Raises CatalogError, and has changed nothing then.
+        """
+        inode, names = held.inode, list[tuple[int, Dentry]]()
+        links, found = inode.links, bool(inode.links or held.publish)
+        try:
+            with self.catalog.batch() as batch:
+                for parent, cookie in links:
+                    entry = self.catalog.dentry(parent, cookie)
+                    if entry is not None:
+                        batch.unlink(parent, entry)
+                        names.append((parent, entry))
+                inode.links = ()
+                batch.mark(b"p", inode.ino, NOWHERE + why)
+                self.orphans.unlinked_open(inode, batch)
+        except BaseException:
+            inode.links = links
+            raise
+        held.publish = None
+        if found:
+            self.counters["dropped"] += 1
+            self.counters["dropped_too_large"] += 1
+            self.namespaces.left(inode, "dropped_too_large")
+        for parent, entry in names:
+            self.gone(parent, entry.name, inode.ino)
+
+    def purge(self, ino: int) -> bool:
+        """The kernel has forgotten it, or its room is needed. Returns whether it has gone.
+
+        Raises CatalogError.
+        """
+        if ino not in self.orphans.rooms or ino in self.table.busy:
+            return False
+        inode = self.catalog.inode(ino)
+        if inode is None:  # its record is damaged, or was never there: the sweep finds its files
+            self.orphans.leave(ino)
+            return True
+        with self.catalog.batch() as batch:
+            self.forget(inode, batch)
+        return True

@@ -1,0 +1,57 @@
+"""The tiers of a mount, and which of them hold an object.
+
+Contract: synchronous and without state of its own: an inode's record says which tiers hold it.
+`local` are RAM and NVMe, as far as they are mounted, fastest first. Not for bytes (`kvfs.tiers`).
+"""
+
+from kvfs.catalog import Inode
+from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
+
+
+class Tiers:
+    """RAM, NVMe and the bucket; each may be None, but one of the first two is there."""
+
+    def __init__(
+        self, ram: RamTier | None, nvme: NvmeTier | None, bucket: Bucket | None = None
+    ) -> None:
+        self.ram = ram
+        self.nvme = nvme
+        self.bucket = bucket
+        self.local: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
+
+    @property
+    def media(self) -> list[str]:
+        """The names of the tiers that are mounted, the bucket's among them."""
+        lower = [] if self.bucket is None else [self.bucket.name]
+        return [*(tier.name for tier in self.local), *lower]
+
+    def holders(self, inode: Inode) -> list[Tier]:
+        """The tiers that hold a copy, fastest first."""
+        found: list[Tier] = []
+        if self.ram is not None and inode.ram_epoch == self.ram.epoch:
+            found.append(self.ram)
+        if self.nvme is not None and inode.on_nvme:
+            found.append(self.nvme)
+        return found
+
+    def cost(self, inode: Inode, tier: Tier) -> int:
+        """Bytes to account for its copy in a tier, be it packed."""
+        if inode.packed is not None and tier is self.nvme:
+            return tier.cost(inode.packed.blocks)
+        return tier.cost(inode.blocks)
+
+    def is_packed_in(self, inode: Inode, tier: Tier) -> bool:
+        """Whether its copy in a tier is one that cannot be opened."""
+        return inode.packed is not None and tier is self.nvme
+
+    def can_open(self, inode: Inode) -> bool:
+        """Whether there is a copy that can be opened as it is."""
+        return any(not self.is_packed_in(inode, tier) for tier in self.holders(inode))
+
+    def set_holder(self, inode: Inode, tier: Tier, *, holds: bool) -> None:
+        """A copy that NVMe gets is no packed one, unless that is said afterwards."""
+        if self.ram is not None and tier is self.ram:
+            inode.ram_epoch = self.ram.epoch if holds else 0
+        else:
+            inode.on_nvme = holds
+            inode.packed = None
