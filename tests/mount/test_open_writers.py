@@ -302,6 +302,31 @@ def test_small_writers_in_an_empty_mount_take_nothing(mount: Mount, mode: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_small_writers_are_let_in_where_nothing_may_go(mount: Mount, mode: str) -> None:
+    """What is only set aside for others is no reason to refuse one: nothing is there to be lost."""
+    kv = mount(f"ram=0,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    folders = [kv.path / f"new{number}" for number in range(64)]
+    for folder in folders:
+        folder.mkdir()
+    with writers([folder / "a.bin" for folder in folders]) as grown:
+        assert grown.grow(100)
+        assert grown.close() == [0] * 64
+    assert [(folder / "a.bin").stat().st_size for folder in folders] == [100] * 64
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_writers_that_grow_a_little_are_no_reason_to_refuse_one(mount: Mount, mode: str) -> None:
+    kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
+    paths = [kv.path / f"{number}.bin" for number in range(256)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(opened(path, os.O_CREAT | os.O_WRONLY)) for path in paths[:4]]
+        for path in paths[4:]:
+            files.append(stack.enter_context(opened(path, os.O_CREAT | os.O_WRONLY)))
+            assert os.write(files[-1], b"g" * 100_000) == 100_000
+    assert {path.stat().st_size for path in paths[4:]} == {100_000}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, known: bool) -> None:  # noqa: FBT001

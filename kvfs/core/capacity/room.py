@@ -87,12 +87,19 @@ class Room:
         return Reservation(tier, found)
 
     def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
-        """Whether what it lacks of that will be there when it is needed."""
-        crowded = self._is_crowded(tier)
-        while wanted + spare > tier.capacity - tier.reserved - self._awaited(tier):
+        """Whether what it lacks of that will be there when it is needed.
+
+        The least is there as long as others have no bytes in its place, whatever is set aside.
+        """
+        crowded, least = self._is_crowded(tier), wanted == Tier.cost(0)
+
+        def unused() -> int:
+            return self._idle(tier) if least else 0
+
+        while wanted + spare > tier.capacity - tier.reserved - self._awaited(tier) + unused():
             if not self._purge_one(tier):
-                return crowded and wanted == Tier.cost(0)
-        while tier.free - spare < wanted:
+                return crowded and least
+        while tier.free + unused() - spare < wanted:
             if not self._purge_one(tier) and not self._spill_one(tier):
                 break
         else:
