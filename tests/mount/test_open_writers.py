@@ -186,6 +186,24 @@ def test_what_was_cut_off_cannot_be_opened(mount: Mount, mode: str) -> None:
         assert path.read_bytes() == b"another"
 
 
+def test_readers_of_what_was_cut_off_keep_none_of_its_bytes(mount: Mount) -> None:
+    """Its writer has gone before the daemon looked again, so that nothing is emptied later."""
+    kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
+    kv.allow_log(LOST)
+    space = namespace(kv, "space", quota_hard="4M")
+    with ExitStack() as stack:
+        for number in range(16):
+            path = space / f"{number}.bin"
+            with writers([path]) as grown:
+                stack.enter_context(opened(path, os.O_RDONLY))
+                for _ in range(12):
+                    grown.grow()
+                assert grown.close() == [errno.EDQUOT]
+        within(kv, 4 * M)
+        kv.kill_daemon()
+        within(kv, 4 * M)
+
+
 def test_a_daemon_that_takes_over_keeps_what_was_cut_off_so(mount: Mount) -> None:
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
     kv.expect_log("is cut off")

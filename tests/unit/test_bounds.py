@@ -1,5 +1,6 @@
 """Limits hold between two looks at what is written; a file that is just closed is no obstacle."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import trio
 import trio.testing
 
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.errors import NoSpaceError, QuotaError
+from kvfs.errors import NoSpaceError, NotFoundError, QuotaError
 from kvfs.settings import Settings
 from tests.unit.world import World, world
 
@@ -86,6 +87,31 @@ def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
             with pytest.raises((QuotaError, NoSpaceError)):
                 await made.create(b"b")
         await made.objects.release(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_is_too_large_at_its_close_goes_though_it_is_read(
+    tmp_path: Path, *, read: bool
+) -> None:
+    """It came between two looks, so that its close is the first to see it."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        held = await made.create(b"a", b"x" * 6 * M)
+        if read:
+            await made.objects.open(held.inode.ino, writable=False)
+        with pytest.raises(QuotaError):
+            await made.close(held, writable=True)
+        with pytest.raises(NotFoundError):
+            made.find(b"a")
+        assert made.ledger.namespaces.default.bytes == 0
+        if read:
+            path = held.tier.path(held.inode.ino, held.inode.version)
+            assert os.stat(path).st_blocks == 0
+            await made.close(held, writable=False)
 
     with world(tmp_path) as made:
         trio.run(case, made)

@@ -14,7 +14,8 @@ as users cannot be asked for them, and tmpfs may have none; the immutable flag, 
 writers on ext4 only; a tmpfs for each namespace, from which nothing sealed could be moved; having
 the daemon serve all files, at a tenth of the speed.
 
-Invariant: of what is cut off nothing is `staged`; what it has all the same is `leaving`.
+Invariant: of what is cut off nothing is `staged`; what it has all the same is `leaving`. When its
+last writer has gone it is empty, whoever reads it still.
 Not for choosing what goes (`Room`, `Victims`), nor for handles (`Objects`).
 """
 
@@ -75,7 +76,7 @@ class Bounds:
                 for held in ledger.table.staging.values():
                     if held.leaving and held not in self._emptying:
                         self._emptying.add(held)
-                        nursery.start_soon(self._empty, held, os.dup(held.fd))
+                        nursery.start_soon(self.empty, held, os.dup(held.fd))
                 if not ledger.table.staging:
                     ledger.table.writing = trio.Event()
                 else:
@@ -118,7 +119,7 @@ class Bounds:
         held.grows = False
         self._cut_off(held, why)
 
-    async def _empty(self, held: OpenObject, fd: int) -> None:
+    async def empty(self, held: OpenObject, fd: int) -> None:
         """In a thread: it waits for the write(2) that is in the file, if there is one."""
         try:
             await held.tier.calls.wait(partial(_cut, fd))

@@ -714,6 +714,8 @@ class Objects:
             os.close(held.lent)
             held.lent = -1
         if not last:
+            if held.doom is not None and not held.writers:  # nobody looks at it any more
+                await self.bounds.empty(held, os.dup(held.fd))
             return
         if held.fd >= 0:
             if held.tier.slow and writable:
@@ -731,7 +733,11 @@ class Objects:
         written = writable and held.writers == 1
         if held.doom is not None and inode.links:  # the catalog has refused that before
             ledger.removals.take_names(held, type(held.doom).__name__.encode())
-        lost = written and last and self._too_large(held) is not None
+        why = self._too_large(held) if written else None
+        if why is not None and not last:  # who reads it keeps it open, but none of its bytes
+            ledger.table.weigh(held, held.taken)
+            self.cut_off(held, why)
+        lost = why is not None and last
         if written and held.publish is not None:
             self._publish(held)
         if inode.links:
