@@ -63,7 +63,7 @@ def test_never_full(mount: Mount, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_in_use(mount: Mount, mode: str) -> None:
     """
-    Nothing that anybody has open or mapped is dropped, however long ago it was opened.
+    Nothing that anybody has open, or mapped to write, is dropped, however long ago it was opened.
     """
     kv = mount(f"{SMALL},{mode}")
     (kv.path / "old.kv").write_bytes(b"old" * M)
@@ -166,7 +166,8 @@ def test_bounds(mount: Mount, mode: str) -> None:
     """
     By open files a tier exceeds its size, and a namespace its hard quota, by no more than is
     written between two looks of the daemon, which come every 2 ms and are late when the machine is
-    busy, or in one write(2) of each writer, if that is more. Linux takes 2 GiB in one. RAM has half
+    busy, or in one write(2) of each writer, if that is more. Linux takes 2 GiB in one. Nobody looks
+    while another daemon takes over, nor while one hangs: `watchdog` seconds at most. RAM has half
     as much again as its size at most, and no more than 512 MiB beyond it. Where the daemon serves
     the bytes nothing is exceeded.
     """
