@@ -82,7 +82,7 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
         raise NotFoundError(f"inode {ino}: there is none any more")
     held = mount.ledger.table.staging.get(ino)
     if held is not None:
-        mount.operations.objects.measure(held)
+        mount.operations.objects.files.measure(held)
     space = mount.ledger.namespaces.of(inode)
     found = {
         "path": path_of(mount.lifecycle, ino),

@@ -27,6 +27,7 @@ from kvfs.core.dispatcher import Dispatcher
 from kvfs.core.names.tree import Tree
 from kvfs.core.names.walks import Walks
 from kvfs.core.objects import takeover
+from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.objects import Objects
 from kvfs.daemon import bucket
 from kvfs.daemon.events import Events
@@ -154,7 +155,7 @@ class Mount:
             objects = Objects(
                 self.ledger,
                 Placement(self.room, quota),
-                self.backings,
+                BackingFiles(self.ledger, self.backings),
                 self.dispatcher.settlement,
                 promote=self.dispatcher.opened,
                 settle=self.dispatcher.settlement.written,
@@ -243,7 +244,7 @@ class Mount:
         self.backings.adopt(slot.backing_id for slot in living)
         found = takeover.adopt(objects, lefts)
         for handle in self.operations.handles.adopt(slots, self.backings.slots_end(), found.get):
-            await objects.release(handle.held, writable=handle.writable)
+            await objects.sealing.release(handle.held, writable=handle.writable)
         log.info(
             "%s: took over %d handles of %d objects, %d of them being written",
             self.config.mountpoint,
@@ -263,8 +264,8 @@ class Mount:
             nursery.start_soon(self.dispatcher.keep_up, self.walks.close_prefixes)
             nursery.start_soon(self.dispatcher.keep_up, self.walks.expire)
             nursery.start_soon(self.dispatcher.keep_up, self.ranking.run)
-            nursery.start_soon(self.operations.objects.mappings.watch)
-            nursery.start_soon(self.operations.objects.bounds.watch)
+            nursery.start_soon(self.operations.objects.sealing.mappings.watch)
+            nursery.start_soon(self.operations.objects.sealing.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)
             nursery.start_soon(self._announce)
             nursery.start_soon(self.events.sum_up, self.ledger, self.operations.errors)
@@ -281,7 +282,7 @@ class Mount:
                 self.dispatcher.hydration.stop()
             self.dispatcher.unpacking.stop()
             with trio.move_on_after(SEAL if self.discards else math.inf):
-                await self.operations.objects.mappings.end(lambda _: True)
+                await self.operations.objects.sealing.mappings.end(lambda _: True)
             await self._save()
             if self.discards:
                 self._end_now()

@@ -183,7 +183,7 @@ class Operations(pyfuse3.Operations):
         """listed: nobody has looked at its name."""
         held = self.ledger.table.staging.get(inode.ino)
         if held is not None:
-            self.objects.measure(held)
+            self.objects.files.measure(held)
         entry = EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode.ino)
         entry.st_mode = pyfuse3.ModeT(inode.mode)
@@ -347,7 +347,7 @@ class Operations(pyfuse3.Operations):
             made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
             return self._attributes(made)
         held = await self._create(parent_inode, name, mode, ctx)
-        await self.objects.close(held, writable=True)
+        await self.objects.sealing.close(held, writable=True)
         return self._attributes(held.inode)
 
     @_once
@@ -413,7 +413,7 @@ class Operations(pyfuse3.Operations):
         directory, _ = make()  # fail before anything is set aside; it is called again after that
         namespace = self.ledger.namespaces.of(directory)
         at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
-        return await self.objects.create(parent, name, make, at_once=at_once)
+        return await self.objects.creation.create(parent, name, make, at_once=at_once)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """By the limits of its namespace, and its share of what the mount may move at all."""
@@ -434,7 +434,7 @@ class Operations(pyfuse3.Operations):
         try:
             handle = self.handles.add(held, writable=writable, request=request)
         except KvfsError:
-            await self.objects.release(held, writable=writable)
+            await self.objects.sealing.release(held, writable=writable)
             raise
         uncached, ino = self.ledger.records.uncached, held.inode.ino
         keep = ino not in uncached
@@ -465,7 +465,7 @@ class Operations(pyfuse3.Operations):
             try:
                 self.opened([held], began)
             except KvfsError:
-                await self.objects.release(held, writable=writable)
+                await self.objects.sealing.release(held, writable=writable)
                 raise
         return await self._handle(held, writable=writable, request=request)
 
@@ -543,7 +543,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def flush(self, fh: int) -> None:
         handle = self.handles[fh]
-        new = self.objects.flush(handle.held, writable=handle.writable)
+        new = self.objects.sealing.flush(handle.held, writable=handle.writable)
         if new and self.ledger.namespaces.limited:
             held = handle.held
             owed = max(0, held.inode.data - held.charged)
@@ -557,7 +557,7 @@ class Operations(pyfuse3.Operations):
         if handle is None:  # it comes again: the predecessor has carried it out
             return
         try:
-            await self.objects.release(handle.held, writable=handle.writable)
+            await self.objects.sealing.release(handle.held, writable=handle.writable)
         finally:
             self.handles.end_release(fh)
 
@@ -570,12 +570,12 @@ class Operations(pyfuse3.Operations):
             sync = os.fdatasync if datasync else os.fsync
             patience = sync_patience(held.inode.size)
             try:
-                await self.objects.on_file(held, "fsync", sync, patience)
+                await self.objects.files.on_file(held, "fsync", sync, patience)
             except OSError as error:
                 inode = held.inode
                 lose = partial(self.objects.verifier.lose, inode.ino, inode.version)
                 self.ledger.retries.add(lose)
-                raise self.objects.failed("fsync", held, error) from error
+                raise self.objects.files.failed("fsync", held, error) from error
 
     # The file system
 

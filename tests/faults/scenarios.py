@@ -126,7 +126,7 @@ async def linked(made: World) -> None:
 async def directories(made: World) -> None:
     made.expect(b"a", MIB)
     parent = make_directory(made, b"d").ino
-    await made.objects.close(await made.create(b"f", OLD, parent), writable=True)
+    await made.objects.sealing.close(await made.create(b"f", OLD, parent), writable=True)
 
 
 async def empty_directory(made: World) -> None:

@@ -21,7 +21,7 @@ from kvfs.core.capacity import bounds
 from kvfs.core.ledger import census
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names import walks
-from kvfs.core.objects.objects import Objects
+from kvfs.core.objects.files import BackingFiles
 from kvfs.errors import (
     ConfigError,
     ExistsError,
@@ -218,7 +218,7 @@ class Walk:
     async def flush(self) -> None:
         opened = self.handle(writable=False)
         if opened is not None:
-            self.world.objects.flush(opened.held, writable=opened.writable)
+            self.world.objects.sealing.flush(opened.held, writable=opened.writable)
 
     async def close(self) -> None:
         opened = self.handle(writable=False)
@@ -363,7 +363,7 @@ def test_accounts_are_right_after_every_operation(
     async def walk(made: World) -> None:
         walker = Walk(made, seed)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.objects.bounds.watch)
+            nursery.start_soon(made.objects.sealing.bounds.watch)
             for number in range(250):
                 await walker.step()
                 walker.check_names()
@@ -686,13 +686,13 @@ def test_accounts_of_namespaces_are_right_after_every_operation(
         trio.run(end, made, walker)
 
 
-class Hasty(Objects):
+class Hasty(BackingFiles):
     """Every wait for the disk takes a random number of turns of the loop."""
 
     random = random.Random()
 
     @classmethod
-    async def _io(cls, tier: Tier, call: Callable[[], T]) -> T:
+    async def io(cls, tier: Tier, call: Callable[[], T]) -> T:
         if not tier.slow:
             return call()
         for _ in range(cls.random.randrange(4)):
@@ -787,7 +787,7 @@ def test_accounts_are_right_between_any_two_awaits(
             nursery.cancel_scope.cancel()
         await made.check_at_rest()
 
-    with world(tmp_path, ram=RAM, nvme=NVME, passthrough=passthrough, objects=Hasty) as made:
+    with world(tmp_path, ram=RAM, nvme=NVME, passthrough=passthrough, files=Hasty) as made:
         made_watch.append(Watch(made))
         clock = MockClock(autojump_threshold=0.01)
         trio.run(storm, made, clock=clock, instruments=made_watch)

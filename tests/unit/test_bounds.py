@@ -25,7 +25,7 @@ def test_what_the_daemon_writes_counts_before_the_next_look(tmp_path: Path) -> N
 
     async def case(made: World) -> None:
         limit(made, quota_hard="4M")
-        bounds = made.objects.bounds
+        bounds = made.objects.sealing.bounds
         files = [await made.create(b"%d" % number) for number in range(4)]
         for held in files[:2]:
             await made.objects.write(held, 0, b"x" * M)
@@ -57,7 +57,7 @@ def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool)
         limit(made, quota_hard="4M")
         made.expect(b"b", 3 * M)
         held = await made.create(b"a", b"x" * 3 * M)
-        made.objects.flush(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
         if gone:
             made.tree.unlink(1, b"a")
         found: list[OpenObject] = []
@@ -69,7 +69,7 @@ def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool)
             nursery.start_soon(create)
             await trio.testing.wait_all_tasks_blocked()
             assert not found
-            await made.objects.release(held, writable=True)
+            await made.objects.sealing.release(held, writable=True)
         await made.close(found[0], writable=True)
 
     with world(tmp_path) as made:
@@ -83,10 +83,10 @@ def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
         held = await made.create(b"a", b"x" * 3 * M)
         for flushed in (False, True):
             if flushed:  # of a second descriptor of it
-                made.objects.flush(held, writable=True)
+                made.objects.sealing.flush(held, writable=True)
             with pytest.raises((QuotaError, NoSpaceError)):
                 await made.create(b"b")
-        await made.objects.release(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
 
     with world(tmp_path) as made:
         trio.run(case, made)

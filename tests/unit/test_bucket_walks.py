@@ -127,7 +127,7 @@ def test_nothing_that_went_up_is_lost_and_what_is_there_is_what_is_here(
         await made.ledger.dirty.load()
         walker = BucketWalk(made, seed)
         async with emptying(made), trio.open_nursery() as nursery:
-            nursery.start_soon(made.objects.bounds.watch)
+            nursery.start_soon(made.objects.sealing.bounds.watch)
             for number in range(250):
                 known = {inode.ino for inode in made.inodes() if inode.in_bucket}
                 await walker.step()

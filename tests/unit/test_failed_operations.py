@@ -191,9 +191,9 @@ def test_seal_of_what_the_bucket_has_reads_nothing_after_its_commit(
             with monkeypatch.context() as patch:
                 patch.setattr(stored.catalog, "commit", once)
                 patch.setattr(stored.ledger.dirty, "stored", _guarded(stored, committed))
-                stored.objects.flush(held, writable=True)
+                stored.objects.sealing.flush(held, writable=True)
             assert committed
-            await stored.objects.release(held, writable=True)
+            await stored.objects.sealing.release(held, writable=True)
             assert stored.ledger.dirty.superseded.claimed(inode.ino)
             await stored.check_at_rest()
 

@@ -447,7 +447,7 @@ def test_reservations_follow_files_that_grow(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 4096)
         held = await made.create(b"a", bytes(3 * MIB))
-        made.objects.bounds.look()
+        made.objects.sealing.bounds.look()
         assert held.reserved >= 3 * MIB
         assert held.tier.reserved == held.reserved
         await made.close(held, writable=True)
@@ -636,7 +636,7 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
                 *(made.ledger, made.room, made.quota, movers), promote_after=1, reclaimable=25
             )
             made.objects.promote = made.dispatcher.promotion.opened
-            made.objects.settle = made.dispatcher.settlement.written
+            made.objects.sealing.settle = made.dispatcher.settlement.written
             made.objects.copies.verifier = made.dispatcher.settlement
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.dispatcher.run)

@@ -156,11 +156,11 @@ def test_what_is_written_does_not_count_before_it_is_whole(made: World) -> None:
         above = made.at(b"ns/" + KEYS[0].hex().encode()).ino
         held = await made.create(KEYS[1].hex().encode(), bytes(5), above)
         assert (await ask(made, KEYS)).blocks == 1
-        made.objects.flush(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
         assert await ask(made, KEYS, details=True) == (
             *(2, 105, 0, 0, bytes((RAM, RAM)), (100, 5)),
         )
-        await made.objects.release(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         assert (await ask(made, KEYS)).blocks == 2
 
     trio.run(case)

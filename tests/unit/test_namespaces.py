@@ -964,7 +964,7 @@ def test_a_file_has_no_name_until_it_is_closed(tmp_path: Path) -> None:
             made.at(b"a/x")
         assert names(made, b"a") == []
         made.check()
-        made.objects.flush(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
         assert await made.read(made.at(b"a/x").ino) == BYTES
         await made.close(held, writable=True)
         assert made.at(b"a").mtime_ns >= held.inode.ctime_ns
@@ -977,7 +977,7 @@ def test_an_empty_file_waits_for_its_release(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", publish="close")
         held = await made.create(b"x", b"", space.ino)
-        made.objects.flush(held, writable=True)  # of a shell's duplicate
+        made.objects.sealing.flush(held, writable=True)  # of a shell's duplicate
         assert names(made, b"a") == []
         await made.close(held, writable=True)
         assert names(made, b"a") == [b"x"]

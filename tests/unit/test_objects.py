@@ -14,7 +14,8 @@ import trio
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.objects.objects import SIZE_MAX, Objects
+from kvfs.core.objects.files import BackingFiles
+from kvfs.core.objects.objects import SIZE_MAX
 from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Reservation, Tier
 from tests.unit.world import World, world
@@ -25,13 +26,13 @@ BYTES = random.Random(1).randbytes(100_000)
 OTHER = random.Random(2).randbytes(100_000)
 
 
-class Slow(Objects):
+class Slow(BackingFiles):
     """Between a call and its system call, something may happen."""
 
     meanwhile: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
 
-    async def _io(self, tier: Tier, call: Callable[[], T]) -> T:  # type: ignore[override]
+    async def io(self, tier: Tier, call: Callable[[], T]) -> T:  # type: ignore[override]
         if not tier.slow:
             return call()
         await trio.lowlevel.checkpoint()
@@ -50,7 +51,7 @@ class Slow(Objects):
 
 @pytest.fixture(params=[False, True], ids=["served", "passthrough"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(tmp_path, passthrough=request.param, objects=Slow) as one:
+    with world(tmp_path, passthrough=request.param, files=Slow) as one:
         yield one
 
 
@@ -59,8 +60,8 @@ def run(case: Callable[..., Awaitable[None]], *arguments: object) -> None:
 
 
 def slow(made: World) -> Slow:
-    assert isinstance(made.objects, Slow)
-    return made.objects
+    assert isinstance(made.files, Slow)
+    return made.files
 
 
 # From create to seal
@@ -73,14 +74,14 @@ def test_a_file_is_sealed_by_the_flush_of_its_only_writer(made: World) -> None:
         assert made.catalog.unfinished() == [ino]
         assert not held.inode.sealed
         assert held.tier.reserved > 0
-        made.objects.flush(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
         sealed = made.catalog.inode(ino)
         assert sealed is not None
         assert sealed.sealed
         assert sealed.size == len(BYTES)
         assert made.catalog.unfinished() == []
         assert held.tier.used == 0, "what is open for writing is reserved, not used"
-        await made.objects.release(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         assert held.tier.used == held.tier.cost(held.inode.blocks)
         assert await made.read(ino) == BYTES
         await made.check_at_rest()
@@ -91,7 +92,7 @@ def test_a_file_is_sealed_by_the_flush_of_its_only_writer(made: World) -> None:
 def test_a_file_without_a_flush_is_sealed_by_its_release(made: World) -> None:
     async def case() -> None:
         held = await made.create(b"a", BYTES)
-        await made.objects.release(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         inode = made.find(b"a")
         assert inode.sealed
         assert inode.size == len(BYTES)
@@ -105,9 +106,9 @@ def test_a_flush_among_other_writers_seals_nothing(made: World) -> None:
         first = await made.create(b"a", BYTES)
         second = await made.objects.open(first.inode.ino, writable=True)
         assert second is first
-        made.objects.flush(first, writable=True)
+        made.objects.sealing.flush(first, writable=True)
         assert not first.inode.sealed
-        await made.objects.release(first, writable=True)
+        await made.objects.sealing.release(first, writable=True)
         made.check()
         await made.close(second, writable=True)
         assert made.find(b"a").sealed
@@ -120,7 +121,7 @@ def test_a_readers_flush_seals_nothing(made: World) -> None:
     async def case() -> None:
         held = await made.create(b"a", BYTES)
         await made.objects.open(held.inode.ino, writable=False)
-        made.objects.flush(held, writable=False)
+        made.objects.sealing.flush(held, writable=False)
         assert not held.inode.sealed
         await made.close(held, writable=False)
         await made.close(held, writable=True)
@@ -132,10 +133,10 @@ def test_a_readers_flush_seals_nothing(made: World) -> None:
 def test_what_a_duplicate_descriptor_writes_after_a_flush_counts(made: World) -> None:
     async def case() -> None:
         held = await made.create(b"a", BYTES)
-        made.objects.flush(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
         made.write(held, b"more", len(BYTES))
-        made.objects.flush(held, writable=True)
-        await made.objects.release(held, writable=True)
+        made.objects.sealing.flush(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         inode = made.find(b"a")
         assert inode.size == len(BYTES) + 4
         assert await made.read(inode.ino) == BYTES + b"more"
@@ -149,8 +150,8 @@ def test_an_unchanged_file_is_not_sealed_twice(made: World) -> None:
     async def case() -> None:
         held = await made.create(b"a", BYTES)
         for _ in range(3):
-            made.objects.flush(held, writable=True)
-        await made.objects.release(held, writable=True)
+            made.objects.sealing.flush(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         assert made.ledger.counters["sealed"] == 1
 
     run(case)
@@ -365,7 +366,7 @@ def test_an_unlinked_file_can_be_opened_for_writing_again(made: World) -> None:
         again = await made.objects.open(writer.inode.ino, writable=True)
         made.check()
         made.write(again, BYTES)
-        made.objects.measure(again)
+        made.objects.files.measure(again)
         assert made.tree.inode(reader.inode.ino).size == len(BYTES)
         await made.close(again, writable=True)
         await made.close(reader, writable=False)
@@ -614,7 +615,7 @@ def test_open_without_a_name_at_a_crash_is_gone(made: World, *, readable: bool) 
         held = await made.objects.open(inode.ino, writable=not readable)
         made.tree.unlink(ROOT_INO, b"a")
         if not readable:
-            made.objects.flush(held, writable=True)
+            made.objects.sealing.flush(held, writable=True)
         made.restart(crash=True)
         await made.census()
         assert made.catalog.inode(inode.ino) is None
@@ -699,15 +700,15 @@ def test_blocks_that_the_disk_allocates_after_the_seal_are_in_the_record(
 
     async def case() -> None:
         held = await made.create(b"a", BYTES)
-        made.objects.flush(held, writable=True)
-        measure = made.objects.measure
+        made.objects.sealing.flush(held, writable=True)
+        measure = made.objects.files.measure
 
         def late(held: OpenObject) -> None:
             measure(held)
             held.inode.blocks += 8
 
         monkeypatch.setattr(made.objects, "measure", late)
-        await made.objects.release(held, writable=True)
+        await made.objects.sealing.release(held, writable=True)
         monkeypatch.undo()
         made.check()
         made.tree.unlink(ROOT_INO, b"a")
@@ -725,7 +726,7 @@ def test_a_directory_that_goes_while_room_is_made(
     async def scenario() -> None:
         before = [tier.reserved for tier in made.ledger.tiers.local]
         folder = made.tree.make(ROOT_INO, b"folder", 0o40755, 0, 0)
-        choose = made.objects.placement.choose
+        choose = made.placement.choose
 
         async def meanwhile(*given: object, **named: object) -> Reservation:
             found = await choose(*given, **named)  # type: ignore[arg-type]
@@ -733,9 +734,9 @@ def test_a_directory_that_goes_while_room_is_made(
             made.ledger.removals.purge(folder.ino)
             return found
 
-        monkeypatch.setattr(made.objects.placement, "choose", meanwhile)
+        monkeypatch.setattr(made.placement, "choose", meanwhile)
         with pytest.raises(NotFoundError):
-            await made.objects.create(folder.ino, b"a", made.maker(folder.ino, b"a"))
+            await made.objects.creation.create(folder.ino, b"a", made.maker(folder.ino, b"a"))
         assert [tier.reserved for tier in made.ledger.tiers.local] == before
 
     trio.run(scenario)

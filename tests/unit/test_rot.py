@@ -932,7 +932,7 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         held = await made.objects.open(inode.ino, writable=True)
         os.pwrite(held.fd, BYTES[::-1], 0)
         await made.close(held, writable=True)
-        await made.objects.mappings.end(lambda _: True)
+        await made.objects.sealing.mappings.end(lambda _: True)
         await made.dispatcher.trash.empty()
         found = made.find(b"a")
         assert found.digest == b""

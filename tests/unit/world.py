@@ -27,6 +27,7 @@ from kvfs.core.names.tree import Tree
 from kvfs.core.names.walks import Walks
 from kvfs.core.namespaces.blocks import Blocks
 from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.objects import Objects
 from kvfs.daemon.storage import begin_session, bind
 from kvfs.layouts import prefix
@@ -178,11 +179,11 @@ class InlineRemote(Remote):
         self.store.list(identity, limit=1)
 
 
-class Calm(Objects):
+class Calm(BackingFiles):
     """Waits for the disk in this thread: threads are not what these tests are about."""
 
     @staticmethod
-    async def _io(tier: Tier, call: Callable[[], T]) -> T:
+    async def io(tier: Tier, call: Callable[[], T]) -> T:
         if tier.slow:
             await trio.lowlevel.checkpoint()
         return call()
@@ -217,7 +218,7 @@ class World:
         ram: int = 16 * MIB,
         nvme: int = 64 * MIB,
         passthrough: bool = False,
-        objects: type[Objects] = Calm,
+        files: type[BackingFiles] = Calm,
         store: Store | None = None,
     ) -> None:
         """store: there is a bucket, in which that is."""
@@ -225,7 +226,7 @@ class World:
         self.tmp = tmp
         self.sizes = (ram, nvme)
         self.passthrough = passthrough
-        self.kind = objects
+        self.kind = files
         self.gone: list[tuple[int, bytes, int]] = []
         self.templates: Callable[[str], Settings | None] = lambda _: None
         self.start()
@@ -278,10 +279,11 @@ class World:
         self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.dispatcher.warm)
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
-        self.objects = self.kind(
+        self.files = self.kind(self.ledger, self.backings)
+        self.objects = Objects(
             self.ledger,
             self.placement,
-            self.backings,
+            self.files,
             self.dispatcher.settlement,
             promote=self.dispatcher.opened,
             settle=self.dispatcher.settlement.written,
@@ -343,7 +345,7 @@ class World:
         return make
 
     async def create(self, name: bytes, content: bytes = b"", parent: int = ROOT_INO) -> OpenObject:
-        held = await self.objects.create(parent, name, self.maker(parent, name))
+        held = await self.objects.creation.create(parent, name, self.maker(parent, name))
         self.write(held, content)
         return held
 
@@ -354,7 +356,7 @@ class World:
         os.pwrite(held.fd, content, at)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
-        await self.objects.close(held, writable=writable)
+        await self.objects.sealing.close(held, writable=writable)
 
     async def store(self, name: bytes, content: bytes, tier: Tier | None = None) -> Inode:
         """A whole file, in a certain tier if that matters, in a directory that may have to be."""

@@ -143,7 +143,7 @@ class Leases:
                 continue
             self.portions.add(uid, -1)
             held.leases -= 1
-            await self.objects.release(held, writable=False)
+            await self.objects.sealing.release(held, writable=False)
             if not (at + 1) % CLOSED_AT_ONCE:
                 await trio.lowlevel.checkpoint()
 

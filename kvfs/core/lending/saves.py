@@ -110,7 +110,9 @@ class Saves:
         make()  # before room is made for it
         self.portions.take(who.uid)
         try:
-            held = await self.objects.create_at_once(directory.ino, name, make, request.size)
+            held = await self.objects.creation.create_at_once(
+                directory.ino, name, make, request.size
+            )
             if held is None:
                 raise StaleError("RAM has no room for it now")
         except BaseException:
@@ -153,12 +155,12 @@ class Saves:
         return held, size
 
     async def _seal(self, held: OpenObject, size: int) -> bool:
-        self.objects.measure(held)
+        self.objects.files.measure(held)
         if held.inode.size != size or not held.inode.links:
             await self._drop(held)
             return False
         try:
-            await self.objects.close_lent(held)
+            await self.objects.sealing.close_lent(held)
         except KvfsError as error:
             log.debug("inode %d is not saved: %s", held.inode.ino, error)
             return False
@@ -179,6 +181,6 @@ class Saves:
                 if entry is not None:
                     self.ledger.gone(parent, entry.name, inode.ino)
         try:
-            await self.objects.close_lent(held)
+            await self.objects.sealing.close_lent(held)
         except KvfsError as error:
             log.debug("inode %d: %s", inode.ino, error)

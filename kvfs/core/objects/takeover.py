@@ -126,10 +126,10 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         lost=not direct and (tier not in holders or doubted),
     )
     if ended and backing_id and fd >= 0:
-        held.backing_id = objects.backings.register(fd)
+        held.backing_id = objects.files.backings.register(fd)
     if not inode.links:
-        held.publish = objects.to_publish(ino)
-        held.doom = objects.doom_of(ino)
+        held.publish = objects.publishing.to_publish(ino)
+        held.doom = objects.publishing.doom_of(ino)
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
     ledger.table.open[ino] = held
@@ -168,13 +168,13 @@ def _finish(objects: Objects, ino: int) -> None:
         ledger.removals.drop(inode, "unfinished")
     elif inode.links:
         _seal(ledger, objects, inode)
-    elif (why := objects.doom_of(ino)) is not None and inode.is_file:
+    elif (why := objects.publishing.doom_of(ino)) is not None and inode.is_file:
         _watch(objects, inode)  # it was lent, so that no handle says whether it is written
         if (held := ledger.table.open.get(ino)) is not None:
             held.doom, held.leaving = why, held.staged
             ledger.table.weigh(held, 0)
     else:
-        if objects.to_publish(ino) is not None:
+        if objects.publishing.to_publish(ino) is not None:
             _measure(ledger, objects, inode)
         ledger.orphans.enter(inode)
 
@@ -184,7 +184,7 @@ def _measure(ledger: Ledger, objects: Objects, inode: Inode) -> None:
     tier = ledger.tiers.holders(inode)[0]
     fd = _file(inode, tier, writable=False)
     if fd >= 0:
-        objects.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
+        objects.files.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
         os.close(fd)
         with ledger.catalog.batch() as batch:
             batch.put(inode)
@@ -212,7 +212,7 @@ def _watch(objects: Objects, inode: Inode) -> None:
     held.writers += 1
     held.mapped = True
     if not held.backing_id:
-        held.backing_id = objects.register(held)
+        held.backing_id = objects.files.register(held)
 
 
 def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
@@ -228,5 +228,5 @@ def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
         _watch(objects, inode)
         return
     held = OpenObject(inode, tier, fd, writable=False, writers=1)
-    objects.flush(held, writable=True)
+    objects.sealing.flush(held, writable=True)
     os.close(fd)

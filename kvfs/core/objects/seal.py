@@ -1,0 +1,262 @@
+"""The end of writing: flush, seal, release; and writers that are cut off before.
+
+Contract: an object is sealed when its last writer's FLUSH is answered. What follows (copies,
+digests) waits until that writer's handle is released, because a duplicate of its descriptor may
+still write. A handle whose release the catalog refuses stays, and is released when the catalog
+takes writes again (`Retries`). The record goes first. Synchronous but for closing files on disks.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from kvfs.catalog import Batch, Inode
+from kvfs.core.capacity.bounds import Bounds
+from kvfs.core.capacity.placement import Placement
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.objects.files import BackingFiles
+from kvfs.core.objects.incoming import Incoming
+from kvfs.core.objects.mappings import Mappings
+from kvfs.core.objects.publishing import Publishing
+from kvfs.errors import CatalogError, KvfsError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Sealing:
+    """`settle(inode)` is told of what was sealed on NVMe."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        placement: Placement,
+        files: BackingFiles,
+        publishing: Publishing,
+        incoming: Incoming,
+        settle: Callable[[Inode], None],
+    ) -> None:
+        self.ledger = ledger
+        self.catalog = ledger.catalog
+        self.placement = placement
+        self.quota = placement.quota
+        self.files = files
+        self.backings = files.backings
+        self.publishing = publishing
+        self.incoming = incoming
+        self.settle = settle
+        self.mappings = Mappings(ledger, files.backings, partial(self._close, writable=True))
+        self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
+
+    async def close(self, held: OpenObject, *, writable: bool) -> None:
+        """As the kernel closes: whatever the flush says, the handle is released."""
+        try:
+            self.flush(held, writable=writable)
+        finally:
+            await self.release(held, writable=writable)
+
+    async def close_lent(self, held: OpenObject) -> None:
+        """The same for a writer who had a descriptor of the file itself."""
+        try:
+            self.flush(held, writable=True)
+        finally:
+            await self._release(held, writable=True, left=self.mappings.may_be_written(held))
+
+    def flush(self, held: OpenObject, *, writable: bool) -> bool:
+        """A descriptor was closed; if it was the only writer's the object is sealed.
+
+        Whether it was, with something new in it.
+        """
+        if writable and held.doom is not None:
+            raise held.doom
+        if not writable or held.writers - held.mapped != 1:
+            return False
+        began = time.perf_counter()
+        if (error := self._too_large(held)) is not None:
+            log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
+            raise error
+        if held.publish is not None:
+            self.files.measure(held)
+            if held.inode.size:
+                self.publishing.publish(held)
+        if not held.inode.links or not self._seal(held):
+            return False
+        self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
+        return True
+
+    def _too_large(self, held: OpenObject) -> KvfsError | None:
+        """Why it goes with its close; None if it stays, or goes anyway."""
+        if not held.inode.links and held.publish is None:
+            return None
+        self.files.measure(held)
+        return self.placement.too_large(held.inode, self.ledger.namespaces.of(held.inode))
+
+    def _seal(self, held: OpenObject) -> bool:
+        inode = held.inode
+        self.files.measure(held)
+        # What the record in memory says is no measure: whoever asked for attributes has updated it.
+        found = (inode.size, inode.backing_mtime_ns, inode.blocks)
+        if inode.sealed and found[:2] == held.sealed_as[:2]:
+            if found != held.sealed_as:  # ext4 allocates late: accounts go by what the record says
+                with self.catalog.batch() as batch:
+                    batch.put(inode)
+                held.sealed_as = found
+            return False
+        again, inode.sealed = inode.sealed, True
+        inode.session = self.ledger.session
+        with self.catalog.batch() as batch:
+            if again:  # by a writer who was let in while a takeover took the file for mapped
+                self._forget_former(held, batch)
+            batch.put(inode)
+            batch.mark_finished(inode.ino)
+            self.ledger.dirty.sealed(inode, batch)
+        held.sealed_as = found
+        self.ledger.counters["sealed"] += 1
+        space = self.ledger.namespaces.of(inode)
+        self.placement.learn(*self.publishing.some_name(inode), space, inode.blocks * 512)
+        return True
+
+    def _forget_former(self, held: OpenObject, batch: Batch) -> None:
+        """Its version has other bytes than before: neither digest nor other copies are of them."""
+        inode, ledger = held.inode, self.ledger
+        inode.digest = b""
+        for tier in ledger.tiers.holders(inode):
+            if tier is not held.tier:
+                ledger.tiers.set_holder(inode, tier, holds=False)
+                batch.then(partial(ledger.trash.throw_away, tier, inode.ino, inode.version))
+
+    async def release(self, held: OpenObject, *, writable: bool) -> None:
+        """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
+        left = writable and held.backing_id > 0 and await self.mappings.outlives(held)
+        await self._release(held, writable=writable, left=left)
+
+    async def _release(self, held: OpenObject, *, writable: bool, left: bool) -> None:
+        """left: somebody has it mapped, or open in another way: he stays a writer."""
+        another = writable and held.mapped
+        if another or left:
+            self.mappings.keep(held)
+            if not another:
+                return
+        await self._close(held, writable=writable)
+
+    async def _close(self, held: OpenObject, *, writable: bool) -> None:
+        try:
+            last = self._let_go(held, writable=writable)
+        except CatalogError as error:
+            log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
+            self.ledger.retries.add(partial(self._close, held, writable=writable))
+            return
+        if held.lent >= 0 and not held.leases:
+            os.close(held.lent)
+            held.lent = -1
+        if not last:
+            if held.doom is not None and not held.writers:  # nobody looks at it any more
+                await self.bounds.empty(held, os.dup(held.fd))
+            return
+        if held.fd >= 0:
+            if held.tier.slow and writable:
+                await held.tier.calls.wait(partial(os.close, held.fd))
+            else:
+                os.close(held.fd)
+        self.incoming.read_from(held, None)
+        if held.backing_id:
+            self.backings.release(held.backing_id)
+
+    def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
+        """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
+        ledger, inode = self.ledger, held.inode
+        last = held.readers + held.writers == 1
+        written = writable and held.writers == 1
+        if held.doom is not None and inode.links:  # the catalog has refused that before
+            ledger.removals.take_names(held, type(held.doom).__name__.encode())
+        why = self._too_large(held) if written else None
+        if why is not None and not last:  # who reads it keeps it open, but none of its bytes
+            ledger.table.weigh(held, held.taken)
+            self.cut_off(held, why)
+        lost = why is not None and last
+        if written and held.publish is not None:
+            self.publishing.publish(held)
+        if inode.links:
+            if written:
+                self._end_of_writing(held)
+        elif (
+            last
+            and not writable
+            and held.doom is None
+            and inode.sealed
+            and ledger.tiers.can_open(inode)
+        ):
+            ledger.orphans.keep_closed(held)
+        elif last:
+            with self.catalog.batch() as batch:
+                ledger.removals.forget(inode, batch, accounted=held.accounted)
+            held.reserve(0)
+        elif written:  # readers that stay may still ask for its size
+            self.files.measure(held)
+            with self.catalog.batch() as batch:
+                batch.put(inode)
+        if written or last:
+            ledger.table.unstage(held, stays=not last and not inode.links)
+        if written and inode.links and not lost:  # counted once from here; open yet: it stays
+            self.quota.trim(ledger.namespaces.of(inode))
+        if writable:
+            held.writers -= 1
+        else:
+            held.readers -= 1
+        if last:
+            del ledger.table.open[inode.ino]
+        if lost and inode.links:
+            self._drop_too_large(inode)
+        elif written and inode.links:
+            self.quota.trim(ledger.namespaces.of(inode))
+        return last
+
+    def _drop_too_large(self, inode: Inode) -> None:
+        """Its handles are gone, whatever the catalog says to this."""
+        try:
+            self.ledger.removals.drop(inode, "too_large")
+        except CatalogError as error:
+            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
+            again = partial(self._drop_too_large_again, inode.ino, inode.version)
+            self.ledger.retries.add(again)
+
+    async def _drop_too_large_again(self, ino: int, version: int) -> None:
+        """Unless it was written to meanwhile. Raises CatalogError."""
+        inode = self.ledger.table.inode(ino)
+        if inode is not None and inode.links and inode.version == version:
+            self.ledger.removals.drop(inode, "too_large")
+
+    def _end_of_writing(self, held: OpenObject) -> None:
+        ledger, inode = self.ledger, held.inode
+        self._seal(held)
+        held.reserve(0)
+        ledger.accounts.admit(inode)
+        held.accounted = True
+        ledger.table.unstage(held)  # or its namespace's quota would count it twice
+        ledger.namespaces.written(inode, held.charged)
+        held.charged = 0
+        if held.tier is ledger.tiers.nvme:
+            self.settle(inode)
+
+    def cut_off(self, held: OpenObject, why: KvfsError) -> None:
+        """It may not grow further: nobody finds it any more, and its writer is told at its close.
+
+        What it has goes as well, and what its writer adds (`Bounds`).
+        """
+        inode, ledger = held.inode, self.ledger
+        parent, name = held.publish or self.publishing.some_name(inode)
+        log.warning("%s is cut off: %s", self.publishing.called(held), why)
+        if name and held.staged > held.tier.configured:  # the next one begins in another tier
+            space = ledger.namespaces.of(inode)
+            self.placement.learn(parent, name, space, held.staged)
+        held.doom = why
+        held.leaving = max(held.leaving, held.staged)
+        ledger.table.weigh(held, 0)
+        held.reserve(min(held.reserved, Tier.cost(0)))
+        try:
+            ledger.removals.take_names(held, type(why).__name__.encode())
+        except CatalogError as error:  # it cannot be opened, and loses its name at its close
+            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
