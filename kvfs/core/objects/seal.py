@@ -75,11 +75,11 @@ class Sealing:
         if not writable or held.writers - held.mapped != 1:
             return False
         began = time.perf_counter()
+        self.files.measure(held)
         if (error := self._too_large(held)) is not None:
             log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
             raise error
         if held.publish is not None:
-            self.files.measure(held)
             if held.inode.size:
                 self.publishing.publish(held)
         if not held.inode.links or not self._seal(held):
@@ -88,15 +88,14 @@ class Sealing:
         return True
 
     def _too_large(self, held: OpenObject) -> KvfsError | None:
-        """Why it goes with its close; None if it stays, or goes anyway."""
+        """Why it goes with its close, as measured; None if it stays, or goes anyway."""
         if not held.inode.links and held.publish is None:
             return None
-        self.files.measure(held)
         return self.placement.too_large(held.inode, self.ledger.namespaces.of(held.inode))
 
     def _seal(self, held: OpenObject) -> bool:
+        """By what was measured. Returns whether there was something new in it."""
         inode = held.inode
-        self.files.measure(held)
         # What the record in memory says is no measure: whoever asked for attributes has updated it.
         found = (inode.size, inode.backing_mtime_ns, inode.blocks)
         if inode.sealed and found[:2] == held.sealed_as[:2]:
@@ -170,6 +169,8 @@ class Sealing:
         ledger, inode = self.ledger, held.inode
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
+        if written:
+            self.files.measure(held)
         if held.doom is not None and inode.links:  # the catalog has refused that before
             ledger.removals.take_names(held, type(held.doom).__name__.encode())
         why = self._too_large(held) if written else None
@@ -195,7 +196,6 @@ class Sealing:
                 ledger.removals.forget(inode, batch, accounted=held.accounted)
             held.reserve(0)
         elif written:  # readers that stay may still ask for its size
-            self.files.measure(held)
             with self.catalog.batch() as batch:
                 batch.put(inode)
         if written or last:
