@@ -1,4 +1,4 @@
-"""What the census does with a catalog that cannot be read in one place; else see test_residency."""
+"""What the census does with a catalog that cannot be read in one place; else see test_removals."""
 
 import random
 from pathlib import Path

@@ -544,7 +544,7 @@ def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_a_file_beyond_the_quota_goes_when_nobody_has_it_open(tmp_path: Path) -> None:
+def test_a_file_beyond_the_quota_goes_with_its_close_though_it_is_read(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", quota_hard=str(3 * COST))
         await fill(made, 2)
@@ -557,12 +557,13 @@ def test_a_file_beyond_the_quota_goes_when_nobody_has_it_open(tmp_path: Path) ->
         again = await made.objects.open(held.inode.ino, writable=False)
         with pytest.raises(QuotaError):
             await made.close(held, writable=True)
-        assert names(made, b"a") == [b"large"], "somebody reads it"
+        assert names(made, b"a") == there, "its reader keeps it open, without its name"
+        assert space.bytes == 2 * COST
         made.check()
         await made.close(again, writable=False)
         await made.make_file(b"a/small", BYTES)
-        assert names(made, b"a") == [b"small"]
-        assert space.bytes == COST
+        assert names(made, b"a") == [*there, b"small"]
+        assert space.bytes == 3 * COST
         await made.check_at_rest()
 
     run(case, tmp_path)

@@ -707,7 +707,7 @@ def test_blocks_that_the_disk_allocates_after_the_seal_are_in_the_record(
             measure(held)
             held.inode.blocks += 8
 
-        monkeypatch.setattr(made.objects, "measure", late)
+        monkeypatch.setattr(made.objects.files, "measure", late)
         await made.objects.sealing.release(held, writable=True)
         monkeypatch.undo()
         made.check()

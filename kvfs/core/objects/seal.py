@@ -79,9 +79,8 @@ class Sealing:
         if (error := self._too_large(held)) is not None:
             log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
             raise error
-        if held.publish is not None:
-            if held.inode.size:
-                self.publishing.publish(held)
+        if held.publish is not None and held.inode.size:
+            self.publishing.publish(held)
         if not held.inode.links or not self._seal(held):
             return False
         self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
