@@ -33,13 +33,13 @@ def test_a_dropped_tree_is_cleared_but_for_what_is_in_use(tmp_path: Path) -> Non
         space = lifecycle.make("kv", {}, uid=0, gid=0)
         inos = await populate(made, space.ino, 2)
         reader = await made.objects.open(inos[STEP], writable=False)
-        await made.ledger.table.lock(inos[-1])  # its backing is being opened, say
+        await made.ledger.table._lock(inos[-1])  # its backing is being opened, say
         lifecycle.drop(lifecycle.directory("kv"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Walks(made.tree, made.quota).run)
             while space.objects > len(inos) - FILES + 1:  # the rest of its directory goes
                 await trio.lowlevel.checkpoint()
-            made.ledger.table.unlock(inos[-1])
+            made.ledger.table._unlock(inos[-1])
             while space.ino in made.ledger.namespaces.dropped:
                 await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked()

@@ -155,9 +155,9 @@ def test_a_promotion_finds_it_while_the_object_is_being_opened(made: World) -> N
     async def case() -> None:
         inode = await on_nvme(made)
         rot(made.disk, inode)
-        await made.ledger.table.lock(inode.ino)
+        await made.ledger.table._lock(inode.ino)
         await made.promote(inode.ino)
-        made.ledger.table.unlock(inode.ino)
+        made.ledger.table._unlock(inode.ino)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
         await made.dispatcher.trash.empty()

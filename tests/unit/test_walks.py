@@ -123,7 +123,7 @@ def test_what_is_being_opened_is_left_for_later(tmp_path: Path) -> None:
         made.namespace("a")
         inode = await made.make_file(b"a/x", BYTES)
         await made.make_file(b"a/y", BYTES)
-        await made.ledger.table.lock(inode.ino)
+        await made.ledger.table._lock(inode.ino)
         made.drop("a")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.walks.run)
@@ -132,7 +132,7 @@ def test_what_is_being_opened_is_left_for_later(tmp_path: Path) -> None:
             for _ in range(10):
                 await trio.lowlevel.checkpoint()
             assert made.tree.inode(inode.ino).links
-            made.ledger.table.unlock(inode.ino)
+            made.ledger.table._unlock(inode.ino)
             while made.ledger.namespaces.dropped:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()

@@ -188,17 +188,14 @@ class Survey:
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:
         """Meanwhile nobody opens, moves or evicts it; it may be renamed or unlinked."""
-        ledger = self.ledger
         while True:
-            await ledger.table.lock(ino)
-            if ino not in self.jobs:
-                break
-            ledger.table.unlock(ino)
+            async with self.ledger.table.locked(ino):
+                if ino not in self.jobs:
+                    self.jobs.add(ino)
+                    try:
+                        yield
+                    finally:
+                        self.jobs.discard(ino)
+                        self.ledger.work.wake()
+                    return
             await trio.sleep(JOB_PERIOD)
-        self.jobs.add(ino)
-        try:
-            yield
-        finally:
-            self.jobs.discard(ino)
-            ledger.table.unlock(ino)
-            ledger.work.wake()

@@ -7,6 +7,8 @@ across which await. All else is synchronous. Not for what sealed objects take (`
 """
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import trio
@@ -169,8 +171,16 @@ class OpenTable:
 
     # The inode's lock
 
-    async def lock(self, ino: int) -> None:
-        """Take the inode's lock; without a rival it costs no turn of the loop."""
+    @asynccontextmanager
+    async def locked(self, ino: int) -> AsyncIterator[None]:
+        """Hold the inode's lock; without a rival it costs no turn of the loop."""
+        await self._lock(ino)
+        try:
+            yield
+        finally:
+            self._unlock(ino)
+
+    async def _lock(self, ino: int) -> None:
         busy = self.busy
         if ino not in busy:
             busy[ino] = None
@@ -180,7 +190,7 @@ class OpenTable:
             waiting = busy[ino] = trio.lowlevel.ParkingLot()
         await waiting.park()  # who unlocks hands the lock over
 
-    def unlock(self, ino: int) -> None:
+    def _unlock(self, ino: int) -> None:
         waiting = self.busy[ino]
         if waiting:
             waiting.unpark()

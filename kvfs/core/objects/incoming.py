@@ -103,10 +103,8 @@ class Incoming:
         if held.header is not None and not held.header.read_on:  # one read may come as several
             held.header.read_on = True
             self.copies.scans.read_on()
-        await self.ledger.table.lock(ino)
-        try:
-            await self.have(held, whole=False)
-        except (NotFoundError, StaleError) as error:
-            raise TierError(f"inode {ino} cannot be read on: {error}") from error
-        finally:
-            self.ledger.table.unlock(ino)
+        async with self.ledger.table.locked(ino):
+            try:
+                await self.have(held, whole=False)
+            except (NotFoundError, StaleError) as error:
+                raise TierError(f"inode {ino} cannot be read on: {error}") from error

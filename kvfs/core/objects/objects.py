@@ -77,8 +77,7 @@ class Objects:
         Raises StaleError, NotFoundError (a miss), InUseError, NoSpaceError, TierError.
         """
         ledger = self.ledger
-        await ledger.table.lock(ino)
-        try:
+        async with ledger.table.locked(ino):
             held = ledger.table.open.get(ino)
             scanned = False
             if held is not None and held.lost:
@@ -116,8 +115,6 @@ class Objects:
                 if truncate:
                     await self._empty(held)
             return held
-        finally:
-            ledger.table.unlock(ino)
 
     def _refuse_lost(self, held: OpenObject, *, writable: bool) -> NoReturn:
         """Its copy was given up, and the kernel takes no other one while handles have that.

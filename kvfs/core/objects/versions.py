@@ -141,8 +141,5 @@ class Versions:
             self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:
-        await self.ledger.table.lock(ino)
-        try:
+        async with self.ledger.table.locked(ino):
             await self._unmark(ino)
-        finally:
-            self.ledger.table.unlock(ino)
