@@ -9,5 +9,10 @@ import pytest
 def test_vllm_is_missing_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.delitem(sys.modules, "kvfs.connectors.vllm", raising=False)
-    with pytest.raises(ImportError, match=r"kvfs\.engines\.vllm is loaded by vLLM 0\.33 and needs"):
+    with pytest.raises(ImportError, match=r"kvfs\.connectors\.vllm is loaded by vLLM 0\.33 and needs"):
         importlib.import_module("kvfs.connectors.vllm")
+
+
+def test_configurations_may_use_the_former_name() -> None:
+    found = importlib.import_module("kvfs.engines.scheduling")
+    assert found.__file__ == importlib.import_module("kvfs.connectors.scheduling").__file__
