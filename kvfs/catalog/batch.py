@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvfs.catalog import keys
+from kvfs.catalog.answers import Answers
 from kvfs.catalog.inode import Inode
 from kvfs.catalog.journal import Changes
 from kvfs.catalog.keys import Dentry
@@ -19,9 +20,23 @@ from kvfs.errors import CatalogError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from kvfs.catalog.catalog import Catalog
-
 log = logging.getLogger(__name__)
+
+
+class Records(Protocol):
+    """What a batch needs of the catalog, whose methods explain themselves there."""
+
+    format: int
+    answers: Answers
+    settle: "Callable[[Batch], None]"
+
+    def inode(self, ino: int) -> Inode | None: ...
+    def lookup(self, parent: int, name: bytes) -> Dentry | None: ...
+    def names(self, parent: int, start: bytes) -> Iterator[bytes]: ...
+    def xattr_names(self, ino: int) -> list[bytes]: ...
+    def mark(self, kind: bytes, ino: int) -> bytes | None: ...
+    def answer_entries(self) -> list[tuple[bytes, bytes]]: ...
+    def commit(self, changes: Changes, *, sync: bool) -> None: ...
 
 
 class Batch:
@@ -34,7 +49,7 @@ class Batch:
 
     __slots__ = ("_catalog", "_changes", "_put", "_then", "named", "sync")
 
-    def __init__(self, catalog: "Catalog") -> None:
+    def __init__(self, catalog: Records) -> None:
         self._catalog = catalog
         self._changes: Changes = []
         self._put: list[Inode] = []

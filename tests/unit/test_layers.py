@@ -156,6 +156,17 @@ def test_imports_point_down() -> None:
     assert wrong == []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also for types only. A module is left out once all that it imports is."""
+    left = {
+        module: {one.imported for one in imports(module) if one.imported in MODULES} - {module}
+        for module in MODULES
+    }
+    while done := {module for module, below in left.items() if not below & left.keys()}:
+        left = {module: below for module, below in left.items() if module not in done}
+    assert sorted(left) == [], "these are in a circle, or import one that is"
+
+
 def test_only_the_daemon_knows_everything() -> None:
     """The command line gets by with the sockets, and the keeper with even less."""
     wrong = [
@@ -185,6 +196,21 @@ def test_a_library_stays_in_its_home(library: str, homes: tuple[str, ...]) -> No
         str(found) for found in users if not any(is_or_in(found.module, home) for home in homes)
     ] == []
     assert users, f"nobody imports {library}: take it out of this test"
+
+
+def test_only_the_catalog_knows_the_letters_of_kinds() -> None:
+    """Who marks an inode names the kind: kvfs.catalog.keys has them."""
+    wrong = [
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        if not is_or_in(module, "kvfs.catalog")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"mark", "unmark", "marks", "any_mark", "erase"}
+        and any(isinstance(one, ast.Constant) and isinstance(one.value, bytes) for one in node.args)
+    ]
+    assert wrong == []
 
 
 def test_heavy_libraries_are_not_imported() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog import Batch, Dentry, Inode, keys
 from kvfs.core.ledger.accounts import Accounts
 from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.ledger.open_table import OpenObject, OpenTable
@@ -231,7 +231,7 @@ class Removals:
         self.dirty.gone(inode.ino, batch, delete=stored)
         batch.mark_finished(inode.ino)
         if not inode.links:
-            batch.unmark(b"p", inode.ino)
+            batch.unmark(keys.UNPUBLISHED, inode.ino)
         if inode.ino in self.namespaces.unaccounted:
             self.namespaces.end_account_anew(inode.ino, batch)
         known = inode.is_file and (inode.sealed if accounted is None else accounted)
@@ -262,7 +262,7 @@ class Removals:
                         batch.unlink(parent, entry)
                         names.append((parent, entry))
                 inode.links = ()
-                batch.mark(b"p", inode.ino, NOWHERE + why)
+                batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
                 self.orphans.unlinked_open(inode, batch)
         except BaseException:
             inode.links = links

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode, keys
 from kvfs.core.namespaces.access_log import AccessLog
 from kvfs.core.namespaces.namespace import READ, Namespace
 from kvfs.core.namespaces.places import Places
@@ -54,11 +54,11 @@ class Namespaces:
         self.changed = trio.Event()  # something to walk, or other settings
         self.places = Places(catalog, self.of)
         self.access_log = AccessLog(self.places, self.name)
-        for ino, text in catalog.marks(b"n"):
+        for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
-        for ino, name in catalog.marks(b"r"):
+        for ino, name in catalog.marks(keys.DROPPED):
             self._dropped(ino, name)
-        self.unaccounted.update(ino for ino, _ in catalog.marks(b"t"))
+        self.unaccounted.update(ino for ino, _ in catalog.marks(keys.UNACCOUNTED))
         self._look_around()
 
     def _load(self, ino: int, text: bytes) -> None:
@@ -154,7 +154,7 @@ class Namespaces:
 
     def set(self, ino: int, settings: Settings, batch: Batch) -> None:
         """Give a top-level directory, or the mount itself, settings."""
-        batch.mark(b"n", ino, settings.to_json().encode())
+        batch.mark(keys.SETTINGS, ino, settings.to_json().encode())
         batch.then(lambda: self._changed(ino, settings))
 
     def wake(self) -> None:
@@ -219,7 +219,7 @@ class Namespaces:
 
     def forget(self, ino: int, batch: Batch) -> None:
         """Its directory is removed, and was empty."""
-        batch.unmark(b"n", ino)
+        batch.unmark(keys.SETTINGS, ino)
         batch.then(partial(self._end, self._all, ino))
 
     def _end(self, among: dict[int, Namespace], ino: int) -> None:
@@ -232,8 +232,8 @@ class Namespaces:
 
     def drop(self, ino: int, name: bytes, batch: Batch) -> None:
         """All below this directory, which had that name, is gone from now on; its space follows."""
-        batch.unmark(b"n", ino)
-        batch.mark(b"r", ino, name)
+        batch.unmark(keys.SETTINGS, ino)
+        batch.mark(keys.DROPPED, ino, name)
         batch.then(lambda: self._dropped(ino, name))
 
     def _dropped(self, ino: int, name: bytes) -> None:
@@ -249,12 +249,12 @@ class Namespaces:
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """Nothing of it is left."""
-        batch.unmark(b"r", ino)
+        batch.unmark(keys.DROPPED, ino)
         batch.then(lambda: self._cleared(ino))
 
     def forget_name(self, ino: int, batch: Batch) -> None:
         """The one that a dropped directory had."""
-        batch.mark(b"r", ino)
+        batch.mark(keys.DROPPED, ino)
         batch.then(lambda: self._names.update({ino: b""}))
 
     def _cleared(self, ino: int) -> None:
@@ -263,12 +263,12 @@ class Namespaces:
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""
-        batch.mark(b"t", ino)
+        batch.mark(keys.UNACCOUNTED, ino)
         batch.then(partial(self.unaccounted.update, [ino]))
         batch.then(self.wake)
 
     def end_account_anew(self, ino: int, batch: Batch) -> None:
-        batch.unmark(b"t", ino)
+        batch.unmark(keys.UNACCOUNTED, ino)
         batch.then(partial(self.unaccounted.__delitem__, ino))
         batch.then(self.wake)  # it may have more than its quota now
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from kvfs import layouts
-from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode, keys
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.settings import Settings
 
@@ -28,7 +28,7 @@ class Places:
         self._namespace = namespace
         self._numbers: dict[tuple[str, str], int] = {}
         self._paths: OrderedDict[int, layouts.Directory] = OrderedDict()
-        for number, value in catalog.marks(b"l"):
+        for number, value in catalog.marks(keys.MODELS):
             engine, _, model = value.decode("utf-8", "surrogateescape").partition("\0")
             self._know(number, engine, model)
 
@@ -155,7 +155,7 @@ class Places:
         if number > MODELS_MAX:
             return 0
         value = f"{engine}\0{model}".encode("utf-8", "surrogateescape")
-        batch.mark(b"l", number, value)
+        batch.mark(keys.MODELS, number, value)
         batch.then(lambda: self._know(number, engine, model))
         return number
 

@@ -9,7 +9,7 @@ from functools import partial
 from struct import Struct
 
 from kvfs import failpoints
-from kvfs.catalog import Batch, Dentry, Inode
+from kvfs.catalog import Batch, Dentry, Inode, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.removals import NOWHERE
@@ -27,7 +27,7 @@ class Publishing:
 
     def is_to_get(self, ino: int, parent: int, name: bytes, batch: Batch) -> None:
         """Note the name that a new file gets at its close."""
-        batch.mark(b"p", ino, _PARENT.pack(parent) + name)
+        batch.mark(keys.UNPUBLISHED, ino, _PARENT.pack(parent) + name)
 
     @staticmethod
     def name(inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
@@ -39,14 +39,14 @@ class Publishing:
 
     def to_publish(self, ino: int) -> tuple[int, bytes] | None:
         """The name that an inode without one is to get; None if it has lost its last."""
-        value = self.catalog.mark(b"p", ino)
+        value = self.catalog.mark(keys.UNPUBLISHED, ino)
         if value is None or len(value) <= _PARENT.size or value.startswith(NOWHERE):
             return None
         return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
 
     def doom_of(self, ino: int) -> KvfsError | None:
         """Why an inode without a name was cut off by the daemon before this one, if it was."""
-        value = self.catalog.mark(b"p", ino) or b""
+        value = self.catalog.mark(keys.UNPUBLISHED, ino) or b""
         if not value.startswith(NOWHERE):
             return None
         kind = QuotaError if value[len(NOWHERE) :] == b"QuotaError" else NoSpaceError
@@ -58,7 +58,7 @@ class Publishing:
         parent, name = held.publish
         inode, directory = held.inode, self.ledger.table.inode(parent)
         with self.catalog.batch() as batch:
-            batch.unmark(b"p", inode.ino)
+            batch.unmark(keys.UNPUBLISHED, inode.ino)
             if (
                 directory is not None
                 and directory.links
