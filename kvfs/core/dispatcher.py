@@ -47,6 +47,7 @@ from kvfs.core.moves.write_back import WriteBack
 from kvfs.core.names.tree import Tree
 from kvfs.errors import KvfsError
 from kvfs.fairness.admission import Admission
+from kvfs.live import LiveConfig
 from kvfs.movement.movers import Movers, SourceChangedError
 from kvfs.movement.remote import Remote
 
@@ -64,11 +65,8 @@ class Dispatcher:
         room: Room,
         quota: Quota,
         movers: Movers,
+        live: LiveConfig,
         *,
-        promote_after: int,
-        reclaimable: int,
-        nvme_writes: int = 0,
-        scrub: int = 0,
         urgent: Movers | None = None,
         remote: Remote | None = None,
         tree: Tree | None = None,
@@ -78,25 +76,21 @@ class Dispatcher:
     ) -> None:
         """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
 
-        scrub: seconds of a pass of the scrubber, 0 for none. The rest is as its users say.
+        live: the options of what is made here. The rest is as its users say.
         """
         self.ledger = ledger
         self.room = room
         self._jobs: set[int] = set()
         self._running = 0
         self._slots = 2 * movers.workers
-        self.admission = Admission(nvme_writes, spent=ledger.accounts.nvme_written())
+        self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.trouble = Trouble(ledger)
         self.requests = Requests(ledger.work.wake)
         transfers = Transfers(ledger, movers, self.trouble)
         self.write_back = WriteBack(transfers)
-        self.demotion = Demotion(
-            transfers, room, self.admission, self.write_back, self._jobs, reclaimable=reclaimable
-        )
+        self.demotion = Demotion(transfers, room, self.admission, self.write_back, self._jobs)
         self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)
-        self.promotion = Promotion(
-            transfers, room, self.requests, self.unpacking, after=promote_after
-        )
+        self.promotion = Promotion(transfers, room, self.requests, self.unpacking)
         self.settlement = Settlement(transfers, self.admission, self.requests)
         self.transfers = transfers
         self.hydration: Hydration | None = None
@@ -128,11 +122,16 @@ class Dispatcher:
             self.announcement = Announcement(ledger, remote, bucket, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.sweeps = Sweeps(ledger)
-        self.scrub = Scrub(transfers, movers, scrub)
+        self.scrub = Scrub(transfers, movers, 0)
         self.trash = TrashBin(ledger, self._jobs)
         self.census = Census(ledger, self._jobs, self.settlement.met)
         self.watch = Watch(ledger, room, quota, lambda: self.admission.spent)
         self.checks = Background(ledger, movers, self._jobs, remote)
+        live.observe("promote_after", partial(setattr, self.promotion, "after"))
+        live.observe("reclaimable", partial(setattr, self.demotion, "reclaimable"))
+        live.observe("nvme_writes", partial(setattr, self.admission, "budget"))
+        live.observe("scrub", partial(setattr, self.scrub, "period"))
+        live.observe("verify_after", partial(setattr, ledger.verified, "after"))
 
     @property
     def jobs(self) -> int:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import trio
 
-from kvfs import __version__
+from kvfs import __version__, runtime
 from kvfs.catalog import FORMAT
 from kvfs.config import Config
 from kvfs.control.channel import PROTOCOL, Channel, Closed, Message
@@ -21,14 +21,16 @@ from kvfs.daemon import verbs
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.process import prepare
 from kvfs.errors import CatalogError, ConfigError
+from kvfs.live import LiveConfig
 
 log = logging.getLogger("kvfs.daemon")
 
 
 def _serve(keeper: Channel, order: Message, config: Config) -> None:
     """All of a daemon's life. Raises KvfsError, and whatever else it dies of."""
-    prepare(config)
-    mount = Mount(config, order, keeper)
+    live = LiveConfig(config, runtime.runtime_dir(config.mountpoint) / "config")
+    prepare(live)
+    mount = Mount(live, order, keeper)
     ended = False
     try:
         keeper.send("prepared")

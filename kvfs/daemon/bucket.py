@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvfs.catalog import Catalog
 from kvfs.config import Config
 from kvfs.daemon.storage import expect_place
 from kvfs.errors import CatalogError, ConfigError
+from kvfs.live import LiveConfig
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket, identity_in
 
@@ -48,22 +50,26 @@ def notes(config: Config, directory: Path) -> str:
     return str(path)
 
 
-def prepare(config: Config, directory: Path, *, takeover: bool) -> Bucket | None:
+def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | None:
     """Raises ConfigError if it cannot be used, and is required."""
-    place = config.place
+    config, place = live.config, live.config.place
     if place is None:
         return None
     bucket = Bucket(
         *(place, None),
         most=config.dirty_most,
-        delay=config.s3_delay,
-        wait=config.s3_wait,
-        shared=config.shared,
         exclusive=config.s3_exclusive,
         identity=identity(config),
-        stream=config.s3_stream,
-        recheck=config.s3_recheck,
     )
+
+    def share(_: object) -> None:
+        bucket.shared = live.config.shared
+
+    live.observe("s3_delay", partial(setattr, bucket, "delay"))
+    live.observe("s3_wait", partial(setattr, bucket, "wait"))
+    live.observe("s3_recheck", partial(setattr, bucket, "recheck"))
+    live.observe("s3_stream", partial(setattr, bucket, "stream"))
+    live.observe("s3_shared", share)
     noted = directory / "bucket"
     if takeover:
         bucket.terms = _terms_before(noted)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import trio
 
@@ -37,6 +38,7 @@ from kvfs.errors import ConfigError
 from kvfs.fairness.shares import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
+from kvfs.live import LiveConfig
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
@@ -57,9 +59,10 @@ Contents = Callable[["Mount"], control_files.Contents]
 class Mount:
     """All that a mounted kvfs consists of. `order` is the keeper's word to serve."""
 
-    def __init__(self, config: Config, order: Message, keeper: Channel) -> None:
+    def __init__(self, live: LiveConfig, order: Message, keeper: Channel) -> None:
         """Raises ConfigError and leaves everything as it was, but for a tmpfs that it made."""
-        self.config = config
+        self.live = live
+        config = live.config
         self.order = order
         self.keeper = keeper
         self.kept = True  # the keeper lives
@@ -68,7 +71,7 @@ class Mount:
         for name in ("control", "match"):  # emptied later, when it is too late to refuse
             kept.folder(self.directory / name)
         self.started = time.monotonic()
-        self.bucket = bucket.prepare(config, self.directory, takeover=self.takeover)
+        self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self._saving: trio.CancelScope | None = None  # while what RAM has is saved
@@ -87,6 +90,11 @@ class Mount:
         except ConfigError:
             self.close(ended=False)
             raise
+
+    @property
+    def config(self) -> Config:
+        """What it is now."""
+        return self.live.config
 
     def _read_templates(self) -> Templates:
         """Raises ConfigError, but not at a takeover: the mount goes on without them."""
@@ -140,10 +148,7 @@ class Mount:
                 self.room,
                 quota,
                 movers,
-                promote_after=config.promote_after,
-                reclaimable=config.reclaimable,
-                nvme_writes=config.nvme_writes,
-                scrub=config.scrub,
+                self.live,
                 urgent=urgent,
                 remote=remote,
                 tree=tree,
@@ -151,7 +156,6 @@ class Mount:
                 identity=self.identity,
                 mountpoint=str(config.mountpoint),
             )
-            self.ledger.verified.after = config.verify_after
             objects = Objects(
                 self.ledger,
                 Placement(self.room, quota),
@@ -177,11 +181,12 @@ class Mount:
                 self.lifecycle,
                 self.backings,
                 slots=SLOTS,
-                timeout=config.entry_timeout,
                 presence=self.dispatcher.presence,
                 control=control,
                 matches=matches,
             )
+            self.live.observe("entry_timeout", partial(setattr, self.operations, "timeout"))
+            self.live.observe_first("access_log", "access_log_size", trial=self._change_access_log)
             if self.takeover:
                 await self._take_over(objects)
             self._say_notes()
@@ -192,7 +197,7 @@ class Mount:
                 await self._begin_access_log()
             await self._serve_mounted(handlers(self))
 
-    async def log_accesses(self, config: Config) -> None:
+    async def _change_access_log(self, config: Config) -> None:
         """As it says from now on. Raises ConfigError, and changes nothing then."""
         path, roots = config.access_log, [tier.root for tier in self.ledger.tiers.local]
         if path is not None:
@@ -255,8 +260,13 @@ class Mount:
 
     async def _serve_mounted(self, handlers: Mapping[str, server.Handler]) -> None:
         async with trio.open_nursery() as nursery:
-            self.shares = Shares(nursery, self.config.bandwidth)
-            self.ledger.namespaces.share(self.shares)
+            shares = Shares(nursery)
+
+            def limit(rate: int) -> None:
+                shares.total.rate = rate
+                self.ledger.namespaces.share(shares)
+
+            self.live.observe("bandwidth", limit)
             await nursery.start(server.serve, self.directory / "control.sock", handlers)
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.dispatcher.run)

@@ -9,16 +9,16 @@ import signal
 from pathlib import Path
 
 from kvfs import runtime
-from kvfs.config import Config
 from kvfs.errors import ConfigError
+from kvfs.live import LiveConfig
 
 PRIORITY = -10  # its own share in the p99 of docs/benchmarks.md was not measured apart
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
 
-def prepare(config: Config) -> None:
+def prepare(live: LiveConfig) -> None:
     """What this process needs of the system. Raises ConfigError."""
-    _start_log(config)
+    _start_log(live)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -30,7 +30,8 @@ def prepare(config: Config) -> None:
         Path("/proc/self/oom_score_adj").write_text("0")  # the keeper's is not for us
 
 
-def _start_log(config: Config) -> None:
+def _start_log(live: LiveConfig) -> None:
+    config = live.config
     path = config.log or runtime.log_path(config.mountpoint)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -40,11 +41,11 @@ def _start_log(config: Config) -> None:
     except OSError as error:
         raise ConfigError(f"log={path} cannot be written: {error}") from error
     logging.basicConfig(
-        level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         handlers=[handler],
         force=True,
     )
+    live.observe("log_level", lambda level: logging.getLogger().setLevel(level.upper()))
     logging.captureWarnings(capture=True)
     logging.getLogger("pyfuse3").addFilter(_late_release)
 

@@ -5,7 +5,6 @@ namespaces are in `administration`, those for checks in `check`.
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,30 +55,8 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {"events": mount.events.listed()}
 
     async def change(**options: str) -> dict[str, Any]:
-        """Change hot options. Raises ConfigError and changes nothing if one is not."""
-        config = mount.config
-        for name, text in options.items():
-            config = config.changed(name, text)
-        if {"access_log", "access_log_size"} & options.keys():
-            await mount.log_accesses(config)
-        mount.config = config
-        fresh = mount.directory / "config.new"  # on a tmpfs: no disk is waited for
-        fresh.write_text(config.to_json())
-        fresh.rename(mount.directory / "config")
-        mount.shares.total.rate = config.bandwidth
-        mount.ledger.namespaces.share(mount.shares)
-        mount.dispatcher.admission.budget = config.nvme_writes
-        mount.dispatcher.promotion.after = config.promote_after
-        mount.dispatcher.demotion.reclaimable = config.reclaimable
-        mount.dispatcher.scrub.period = config.scrub
-        mount.ledger.verified.after = config.verify_after
-        mount.operations.timeout = config.entry_timeout
-        if mount.bucket is not None:
-            mount.bucket.delay, mount.bucket.wait = config.s3_delay, config.s3_wait
-            mount.bucket.shared = config.shared
-            mount.bucket.stream = config.s3_stream
-            mount.bucket.recheck = config.s3_recheck
-        logging.getLogger().setLevel(config.log_level.upper())
+        """Change hot options. Raises ConfigError and changes nothing if one is refused."""
+        await mount.live.change(options)
         mount.ledger.work.wake()
         return {}
 

@@ -134,7 +134,10 @@ def _once(operation: Operation[P, R]) -> Operation[P, R]:
 
 
 class Operations(pyfuse3.Operations):
-    """`timeout` is how long (s) the kernel may keep names and attributes of sealed files."""
+    """`timeout` is how long (s) the kernel may keep names and attributes of sealed files.
+
+    It may change at any time.
+    """
 
     supports_dot_lookup = True  # NFS handles
     enable_writeback_cache = False  # excludes passthrough
@@ -147,7 +150,7 @@ class Operations(pyfuse3.Operations):
         kernel: Kernel,
         *,
         slots: int,
-        timeout: float,
+        timeout: float = 0.0,
         presence: Presence | None = None,
     ) -> None:
         """presence: of names in a bucket, if there is one."""

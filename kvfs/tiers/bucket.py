@@ -50,7 +50,10 @@ WRONG_MOST = 4096  # keys that are remembered; what is forgotten is fetched once
 
 
 class Bucket:
-    """`terms`: what its store honours; None until it could be asked. `hits`: opens it served."""
+    """`terms`: what its store honours; None until it could be asked. `hits`: opens it served.
+
+    `delay`, `wait`, `recheck` (seconds), `stream` (bytes) and `shared` may change: see `Config`.
+    """
 
     name = "s3"
 
@@ -60,19 +63,16 @@ class Bucket:
         terms: Terms | None,
         *,
         most: int,
-        delay: float,
-        wait: float,
-        recheck: float = 30.0,
+        delay: float = 0.0,
+        wait: float = 0.0,
         shared: bool = True,
         exclusive: bool = False,
         identity: str = "",
-        stream: int = 0,
     ) -> None:
-        """most: bytes that may wait for their upload; delay, wait, recheck: seconds, see `Config`.
+        """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
         shared: others may use the prefix; exclusive: they are refused there.
         identity: of the kvfs that uses it.
-        stream: bytes from which on an object is read while it comes, 0: none is.
         """
         self.place = place
         self.keys = Keys(place.prefix)
@@ -80,11 +80,11 @@ class Bucket:
         self.most = most
         self.delay = delay
         self.wait = wait
-        self.recheck = recheck
+        self.recheck = 30.0
         self.shared = shared
         self.exclusive = exclusive
         self.identity = identity
-        self.stream = stream
+        self.stream = 0
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())

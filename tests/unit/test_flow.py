@@ -632,9 +632,8 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
 
     async def case(made: World) -> None:
         async with Movers.open(2, made.ledger.counters) as movers:
-            made.dispatcher = Dispatcher(
-                *(made.ledger, made.room, made.quota, movers), promote_after=1, reclaimable=25
-            )
+            made.dispatcher = Dispatcher(*(made.ledger, made.room, made.quota, movers, made.live))
+            made.dispatcher.promotion.after = 1
             made.objects.promote = made.dispatcher.promotion.opened
             made.objects.sealing.settle = made.dispatcher.settlement.written
             made.objects.copies.verifier = made.dispatcher.settlement

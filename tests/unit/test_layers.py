@@ -36,7 +36,7 @@ LAYERS = (
     ("kvfs.eviction", "kvfs.layouts", "kvfs.profiles"),
     ("kvfs.tiers", "kvfs.s3", "kvfs.compression"),
     ("kvfs.catalog",),
-    ("kvfs.config", "kvfs.templates", "kvfs.settings"),
+    ("kvfs.config", "kvfs.live", "kvfs.templates", "kvfs.settings"),
     ("kvfs.nfs",),
     ("kvfs.s3.place", "kvfs.metrics.address"),  # plain data, that options are read into
     ("kvfs.preflight",),

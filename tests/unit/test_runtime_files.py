@@ -93,6 +93,6 @@ def test_a_file_of_exports_that_is_a_link_is_not_written_through(
     kernel.file.parent.mkdir()
     kernel.file.symlink_to(tmp_path / "precious")
     export = Export(Path("/mnt/kv"), uuid.uuid4(), networks("--allow", LOOPBACK))
-    with pytest.raises(ConfigError, match=f"{kernel.file} cannot be opened"):
+    with pytest.raises(ConfigError, match=f"{kernel.file} is lrwxrwxrwx, expected a file"):
         kernel.start(export)
     assert not (tmp_path / "precious").exists()

@@ -14,6 +14,7 @@ import xxhash
 
 from kvfs import prefix as prefix_paths
 from kvfs.catalog import ROOT_INO, Catalog, Inode, PackedCopy, keys
+from kvfs.config import Config
 from kvfs.core.admin.lifecycle import Lifecycle
 from kvfs.core.capacity.placement import Placement
 from kvfs.core.capacity.quota import Quota
@@ -31,6 +32,7 @@ from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.objects import Objects
 from kvfs.daemon.storage import begin_session, bind
 from kvfs.layouts import prefix
+from kvfs.live import LiveConfig
 from kvfs.movement import copying, repacking
 from kvfs.movement.movers import Moved, Movers, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
@@ -267,10 +269,10 @@ class World:
             self.remote = InlineRemote(self.movers, self.bucket, self.bucket_store)
         notes = self.tmp / "uploads"
         notes.mkdir(exist_ok=True)
+        config = Config(mountpoint=self.tmp, promote_after=2, reclaimable=25, scrub=0)
+        self.live = LiveConfig(config, self.tmp / "config")
         self.dispatcher = Dispatcher(
-            *(self.ledger, self.room, self.quota, self.movers),
-            promote_after=2,
-            reclaimable=25,
+            *(self.ledger, self.room, self.quota, self.movers, self.live),
             remote=self.remote,
             tree=self.tree,
             notes=str(notes),

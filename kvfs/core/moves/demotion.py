@@ -26,7 +26,10 @@ BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted 
 
 
 class Demotion:
-    """`reclaimable` is in percent of RAM; `jobs` are inodes that movers work on."""
+    """`reclaimable` is in percent of RAM, and may change at any time.
+
+    `jobs` are inodes that movers work on.
+    """
 
     name = "demote"
 
@@ -37,8 +40,6 @@ class Demotion:
         admission: Admission,
         write_back: WriteBack,
         jobs: Container[int],
-        *,
-        reclaimable: int,
     ) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
@@ -46,7 +47,7 @@ class Demotion:
         self.room = room
         self.admission = admission
         self.write_back = write_back
-        self.reclaimable = reclaimable
+        self.reclaimable = 0
         self._jobs = jobs
         self._under_way = 0  # bytes on their way to NVMe
 

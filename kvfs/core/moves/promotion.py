@@ -27,15 +27,13 @@ class Promotion:
         room: Room,
         requests: Requests,
         unpacking: Unpacking,
-        *,
-        after: int,
     ) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.requests = requests
         self.unpacking = unpacking
-        self.after = after
+        self.after = 0
         self._opens: OrderedDict[int, int] = OrderedDict()
 
     def opened(self, inode: Inode) -> None:
