@@ -43,7 +43,7 @@ from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
-from kvfs.fuse import control_files, match_files  # isort: skip  # they import pyfuse3
+from kvfs.fuse import control_files, match_files, operations, virtual_files  # isort: skip
 
 log = logging.getLogger(__name__)
 
@@ -172,18 +172,19 @@ class Mount:
             self.walks = Walks(tree, quota)
             self.ranking = Ranking(self.lifecycle)
             control = control_files.ControlFiles(
-                contents(self), self.directory / "control", takeover=self.takeover
+                contents(self), self.directory / "control", tree.catalog, takeover=self.takeover
             )
-            matches = match_files.MatchFiles(self.directory / "match", takeover=self.takeover)
-            self.operations = match_files.Matched(
+            self.matches = match_files.MatchFiles(
+                self.directory / "match", tree, objects, self.backings, takeover=self.takeover
+            )
+            self.operations = operations.Operations(
                 tree,
                 objects,
                 self.lifecycle,
                 self.backings,
                 slots=SLOTS,
                 presence=self.dispatcher.presence,
-                control=control,
-                matches=matches,
+                virtual=virtual_files.VirtualFiles(control, self.matches),
             )
             self.live.observe("entry_timeout", partial(setattr, self.operations, "timeout"))
             self.live.observe_first("access_log", "access_log_size", trial=self._change_access_log)

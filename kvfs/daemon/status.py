@@ -98,7 +98,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "objects": ledger.accounts.objects,
         "without_bucket": ledger.accounts.spilled if mount.bucket is None else 0,
         "census_done": ledger.accounts.census_done.is_set(),
-        "open_handles": len(mount.operations.handles) + len(mount.operations.leases),
+        "open_handles": len(mount.operations.handles) + len(mount.matches.leases),
         "writers": len(ledger.table.staging),
         "jobs": dispatcher.jobs,
         "writing_back": dispatcher.write_back.wanted,

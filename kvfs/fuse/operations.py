@@ -54,6 +54,7 @@ from kvfs.fuse.handles import Handles, Table
 from kvfs.fuse.killed import Waits
 from kvfs.fuse.nfs_servers import is_nfs_server
 from kvfs.fuse.shown import shown
+from kvfs.fuse.virtual_files import FIRST_VIRTUAL, VirtualFiles
 from kvfs.tiers import sync_patience
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,25 @@ def _once(operation: Operation[P, R]) -> Operation[P, R]:
     return answering(once)
 
 
+def count_opens(
+    attributes: Attributes, kernel: Kernel, opened: Sequence[OpenObject], began: float
+) -> None:
+    """Count opens for reading, which have taken the time since `began` together."""
+    try:
+        used = attributes.used(held.inode for held in opened)
+    except CatalogError as error:  # a time is no reason to refuse the bytes
+        log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
+        used = []
+    for inode in used:  # a read would let the kernel ask for it; not each open has one
+        kernel.changed(inode.ino)
+    ledger = attributes.tree.ledger
+    spent = (time.perf_counter() - began) / max(1, len(opened))
+    for held in opened:
+        found_in, held.brought_from = held.brought_from or held.tier.name, ""
+        ledger.latencies.open[found_in].observe(spent)
+        ledger.namespaces.opened(held.inode, spent)
+
+
 class Operations(pyfuse3.Operations):
     """`timeout` is how long (s) the kernel may keep names and attributes of sealed files.
 
@@ -152,8 +172,9 @@ class Operations(pyfuse3.Operations):
         slots: int,
         timeout: float = 0.0,
         presence: Presence | None = None,
+        virtual: VirtualFiles | None = None,
     ) -> None:
-        """presence: of names in a bucket, if there is one."""
+        """presence: of names in a bucket, if there is one. virtual: files beside the tree."""
         super().__init__()
         self.tree = tree
         self.renames = Renames(tree)
@@ -164,6 +185,7 @@ class Operations(pyfuse3.Operations):
         self.answers = tree.catalog.answers
         self.kernel = kernel
         self.handles = Handles(slots, kernel)
+        self.virtual = virtual or VirtualFiles()
         self.timeout = timeout
         self.waits = Waits()
         # Answers that were errors, by operation and class of error.
@@ -211,6 +233,10 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        if parent_inode >= FIRST_VIRTUAL or name in self.virtual.names:
+            entry = self.virtual.lookup(parent_inode, name, ctx)
+            if entry is not None:
+                return entry
         discovery = self.discovery
         if discovery is not None:
             try:
@@ -235,6 +261,8 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        if inode >= FIRST_VIRTUAL:
+            return self.virtual.of(inode).getattr(inode)
         found = self.tree.inode(inode)
         if is_bare(found):
             await self._complete(inode)
@@ -250,6 +278,7 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
+        self.virtual.refuse(inode)
         await self._complete(inode)
         found = self.tree.inode(inode)
         if is_bare(found):
@@ -290,6 +319,8 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
+        if inode >= FIRST_VIRTUAL:
+            return inode
         found = self.tree.directory(inode).ino
         if self.presence is not None:
             await self.presence.show(inode)
@@ -297,6 +328,9 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        if fh >= FIRST_VIRTUAL:
+            self.virtual.readdir(fh, start_id, token)
+            return
         wanted = FIRST_ENTRIES
         if self.ledger.tiers.bucket is not None:
             caller.set(self.kernel.requester())
@@ -328,12 +362,14 @@ class Operations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
+        self.virtual.refuse(parent_inode, name)
         return self._attributes(self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid))
 
     @_once
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
+        self.virtual.refuse(parent_inode, name)
         mode = stat.S_IFLNK | 0o777
         made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
         return self._attributes(made)
@@ -346,6 +382,7 @@ class Operations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
+        self.virtual.refuse(parent_inode, name)
         if not stat.S_ISREG(mode):
             made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
             return self._attributes(made)
@@ -357,14 +394,18 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
+        self.virtual.refuse(inode)
+        self.virtual.refuse(new_parent_inode, new_name)
         return self._attributes(self.tree.link(inode, new_parent_inode, new_name))
 
     @_once
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.virtual.refuse(parent_inode, name)
         self.tree.unlink(parent_inode, name)
 
     @_once
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.virtual.refuse(parent_inode, name)
         found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
         if self.presence is not None and found.is_dir:  # what others have in it stays
             await self.presence.show(found.ino)
@@ -385,6 +426,8 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
+        self.virtual.refuse(parent_inode_old, name_old)
+        self.virtual.refuse(parent_inode_new, name_new)
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
         await self._show_below(parent_inode_old, name_old)
@@ -466,38 +509,27 @@ class Operations(pyfuse3.Operations):
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:
-                self.opened([held], began)
+                count_opens(self.attributes, self.kernel, [held], began)
             except KvfsError:
                 await self.objects.sealing.release(held, writable=writable)
                 raise
         return await self._handle(held, writable=writable, request=request)
 
-    def opened(self, opened: Sequence[OpenObject], began: float) -> None:
-        """Count opens for reading, which have taken the time since `began` together."""
-        try:
-            used = self.attributes.used(held.inode for held in opened)
-        except CatalogError as error:  # a time is no reason to refuse the bytes
-            log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
-            used = []
-        for inode in used:  # a read would let the kernel ask for it; not each open has one
-            self.kernel.changed(inode.ino)
-        spent = (time.perf_counter() - began) / max(1, len(opened))
-        for held in opened:
-            found_in, held.brought_from = held.brought_from or held.tier.name, ""
-            self.ledger.latencies.open[found_in].observe(spent)
-            self.ledger.namespaces.opened(held.inode, spent)
-
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if inode >= FIRST_VIRTUAL:
+            handle = self.virtual.of(inode).open(inode, flags, ctx)
+            return FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True, keep_cache=False)
         request, again = self.kernel.request()
-        if again and (handle := self.handles.claim(request)) is not None:
-            return FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
+        if again and (claimed := self.handles.claim(request)) is not None:
+            return FileInfo(fh=pyfuse3.FileHandleT(claimed), keep_cache=True)
         return await self._open(inode, flags, request, ctx)
 
     @answering
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
+        self.virtual.refuse(parent_inode, name)
         request, again = self.kernel.request()
         if again and (handle := self.handles.claim(request)) is not None:
             inode = self.handles[handle].held.inode
@@ -527,6 +559,8 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def read(self, fh: int, off: int, size: int) -> bytes:
+        if fh >= FIRST_VIRTUAL:
+            return self.virtual.of(fh).read(fh, off, size)
         held = self.handles[fh].held
         if held.direct and not (held.header is not None and held.header.has(off, size)):
             request, _ = self.kernel.request()
@@ -541,10 +575,14 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def write(self, fh: int, off: int, buf: bytes) -> int:
+        if fh >= FIRST_VIRTUAL:
+            return await self.virtual.of(fh).write(fh, off, buf)
         return await self.objects.write(self.handles[fh].held, off, buf)
 
     @answering
     async def flush(self, fh: int) -> None:
+        if fh >= FIRST_VIRTUAL:
+            return
         handle = self.handles[fh]
         new = self.objects.sealing.flush(handle.held, writable=handle.writable)
         if new and self.ledger.namespaces.limited:
@@ -555,6 +593,9 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def release(self, fh: int) -> None:
+        if fh >= FIRST_VIRTUAL:
+            await self.virtual.of(fh).release(fh)
+            return
         handle = self.handles.begin_release(fh)
         caller.set(0)  # the kernel does not say who had it
         if handle is None:  # it comes again: the predecessor has carried it out
@@ -566,6 +607,8 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
+        if fh >= FIRST_VIRTUAL:
+            return
         held = self.handles[fh].held
         if held.doom is not None:
             raise held.doom
@@ -601,6 +644,7 @@ class Operations(pyfuse3.Operations):
 
     @_once
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        self.virtual.refuse(inode)
         if name.startswith(PREFIX):
             found = self.tree.inode(inode)
             with self._told(name, ctx, found):
@@ -610,6 +654,8 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        if inode >= FIRST_VIRTUAL:
+            raise FUSEError(errno.ENODATA)
         if name.startswith(b"system."):
             raise UnsupportedError(f"attribute {name!r}: no access control lists")
         if name.startswith(PREFIX):
@@ -621,10 +667,13 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        if inode >= FIRST_VIRTUAL:
+            return []
         return self.attributes.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
 
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
+        self.virtual.refuse(inode)
         if name.startswith(PREFIX):
             found = self.tree.inode(inode)
             with self._told(name, ctx, found):

@@ -115,3 +115,5 @@ def test_nothing_else_can_be_done_to_them(here: Path, shared: Mounted) -> None:
     (here / NAME).mkdir()
     (here / NAME / "stats").write_bytes(b"mine")
     assert (here / NAME / "stats").read_bytes() == b"mine"
+    with pytest.raises(OSError, match="not permitted"):
+        os.rename(here / NAME, top)

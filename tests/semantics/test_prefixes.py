@@ -287,8 +287,11 @@ def test_match(space: Path) -> None:
     os.close(second)
     hidden = space / ".match"
     (space / "aside").touch()
+    (space / "below").mkdir()
+    (space / "below" / ".match").touch()
     for change in (
         hidden.unlink,
+        partial((space / "below" / ".match").rename, hidden),
         partial(hidden.rename, space / "other"),
         partial((space / "aside").rename, hidden),
         partial(os.truncate, hidden, 0),
