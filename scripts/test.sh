@@ -3,6 +3,9 @@
 # most: each has daemons and stores of its own). Installs what that needs. Arguments go to pytest:
 # scripts/test.sh -k umount tests/unit
 #
+# scripts/test.sh --fast [ARGUMENT...] is for while one works: lint, types, tests/unit, and
+# tests/semantics on one kind of mount. It needs no engines.
+#
 # A wait that ran out is tried once more, because the machine may be shared, and is listed at the end
 # (RERUN). Any other failure is one. A missing file is exactly the failure that a cache must report.
 #
@@ -11,8 +14,14 @@
 # `patch = subprocess`, so nothing here or in a test need pass it on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+fast=()
+if [ "${1:-}" = --fast ]; then
+    shift
+    fast=(tests/unit tests/semantics)
+    export KVFS_TEST_MOUNTS=kernel # of those in tests/semantics/conftest.py
+fi
 scripts/install.sh test
-scripts/install-clients.sh
+[ ${#fast[@]} -gt 0 ] || scripts/install-clients.sh
 
 bin=.venv/bin
 $bin/ruff check .
@@ -24,11 +33,11 @@ if [ -z "${COVERAGE:-}" ]; then
     # In the order of their names: files of few tests, and slow ones, come first that way, and no
     # worker is left alone with one of them at the end.
     exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-        --no-loadscope-reorder "${again[@]}" "$@"
+        --no-loadscope-reorder "${again[@]}" "${fast[@]}" "$@"
 fi
 $bin/coverage erase
 result=0
-$bin/coverage run -m pytest "${again[@]}" "$@" || result=$?
+$bin/coverage run -m pytest "${again[@]}" "${fast[@]}" "$@" || result=$?
 $bin/coverage combine --quiet || true # nothing to combine if not a single test ran
 $bin/coverage report || true
 exit $result

@@ -4,6 +4,7 @@
 bytes read and written: by the kernel or by the daemon, from RAM or from NVMe.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,10 @@ KINDS = {
     "daemon": "ram=256M,nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
     "daemon-nvme": "ram=0,nvme={tmp}/nvme,nvme_size=2G,passthrough=off",
 }
+CHOSEN = os.environ.get("KVFS_TEST_MOUNTS", "").split() or list(KINDS)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=CHOSEN)
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mounted]:
