@@ -10,10 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs import mounts
 from kvfs.catalog import ROOT_INO, Inode
@@ -943,5 +944,56 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.check_at_rest()
+
+    run(case)
+
+
+# After a power loss a file without a digest may have any bytes
+
+
+async def _torn(made: World) -> Inode:
+    """A file on NVMe that got no digest before the machine went down, with other bytes now."""
+    inode = await made.store(b"a", BYTES, made.disk)
+    assert not inode.digest
+    rot(made.disk, inode)
+    made.restart(crash=True, reboot=True)
+    assert inode.session in made.ledger.suspect
+    await made.census()
+    return inode
+
+
+def test_warming_makes_no_copy_of_a_torn_file(made: World) -> None:
+    async def case() -> None:
+        inode = await _torn(made)
+        found: dict[str, Any] | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.dispatcher.warm.run)
+            number = made.dispatcher.warm.start([inode.ino])
+            while found is None or not found["over"]:
+                await wait_all_tasks_blocked()
+                found = made.dispatcher.warm.look(number)
+            nursery.cancel_scope.cancel()
+        assert found["failed"] == 1
+        assert made.fast not in made.ledger.tiers.holders(made.find(b"a"))
+        with pytest.raises(GONE):
+            await made.read(inode.ino)
+        await made.dispatcher.trash.empty()
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_a_torn_file_does_not_go_up(stored: World) -> None:
+    async def case() -> None:
+        inode = await _torn(stored)
+        assert stored.dispatcher.spill is not None
+        await stored.dispatcher.spill.dirty.load()
+        await stored.upload(inode.ino)
+        assert stored.bucket is not None
+        assert stored.bucket.counters["uploads"] == 0
+        with pytest.raises(GONE):
+            await stored.read(inode.ino)
+        await stored.dispatcher.trash.empty()
+        await stored.check_at_rest()
 
     run(case)

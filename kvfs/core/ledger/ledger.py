@@ -73,7 +73,7 @@ class Ledger:
         self.trash = Trash(self.counters, self.work)
         self.accounts = Accounts(catalog, tiers, self.namespaces, self.table, self.work)
         self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)
-        self.records = Records(tiers, self.table, self.accounts, self.dirty, self.trash)
+        self.records = Records(*(tiers, self.table, self.accounts, self.dirty, self.trash), suspect)
         self.verified = self.records.verified
         self.removals = Removals(
             *(tiers, self.table, self.accounts, self.orphans, self.records, self.retries),

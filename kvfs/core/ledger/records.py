@@ -28,13 +28,16 @@ class Records:
         accounts: Accounts,
         dirty: Dirty,
         trash: Trash,
+        suspect: range,
     ) -> None:
+        """suspect: see `Ledger`."""
         self.catalog: Catalog = table.catalog
         self.tiers = tiers
         self.table = table
         self.accounts = accounts
         self.dirty = dirty
         self.trash = trash
+        self.suspect = suspect
         self.verified = Verified()
         # Copies of them were given up: what the kernel has of their bytes may be wrong.
         self.uncached: set[int] = set()
@@ -126,8 +129,15 @@ class Records:
             held.lost = True
 
     def is_distrusted(self, inode: Inode) -> bool:
-        """Whether nothing can tell what a copy of it should be that is known to be wrong."""
-        return not inode.digest and any(
-            self.verified.is_doubted(inode.ino, inode.version, tier.name)
-            for tier in self.tiers.holders(inode)
+        """Whether its bytes may be wrong, and no digest can tell: no copy is made of them.
+
+        A check found a copy wrong; or NVMe alone has it, and a power loss came after it was sealed.
+        """
+        if inode.digest:
+            return False
+        holders = self.tiers.holders(inode)
+        if holders == [self.tiers.nvme] and inode.session in self.suspect:
+            return True
+        return any(
+            self.verified.is_doubted(inode.ino, inode.version, tier.name) for tier in holders
         )

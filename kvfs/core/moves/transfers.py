@@ -212,10 +212,20 @@ class Transfers:
     def rotten(self, inode: Inode, tier: Tier) -> None:
         """A copy that looked untouched has other bytes than it was sealed with.
 
-        No open is served from it any more, whoever has the object open: see `Ledger.lose`.
+        No open is served from it any more, whoever has the object open: see `Removals.lose`.
         """
         why = "its bytes do not match their digest"
         self.ledger.removals.lose(inode, tier, quarantine=True, why=why)
+
+    def give_up_distrusted(self, ino: int) -> None:
+        """Lose copies that no digest can prove, as an open would: no job can use them."""
+        inode = self.ledger.table.inode(ino)
+        if inode is None or not inode.links or not inode.sealed or self.written(ino):
+            return
+        if self.ledger.records.is_distrusted(inode):
+            for tier in self.ledger.tiers.holders(inode):
+                why = "its bytes may be wrong, and it has no digest"
+                self.ledger.removals.lose(inode, tier, quarantine=True, why=why)
 
 
 def _is_too_large(error: Exception, target: Tier) -> bool:

@@ -137,6 +137,7 @@ class Spill:
         ledger, dirty = self.ledger, self.dirty
         inode = self.transfers.fit(ino)
         if inode is None:
+            self.transfers.give_up_distrusted(ino)
             return Later(BUSY)
         key, stored = dirty.key(inode), dirty.stored(ino)
         if key is None or dirty.is_there(inode, stored, key):
