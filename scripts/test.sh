@@ -30,10 +30,7 @@ $bin/mypy
 
 again=(-raR --reruns 1 --only-rerun "not within [0-9]+ s: ")
 if [ -z "${COVERAGE:-}" ]; then
-    # In the order of their names: files of few tests, and slow ones, come first that way, and no
-    # worker is left alone with one of them at the end.
-    exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
-        --no-loadscope-reorder "${again[@]}" "${fast[@]}" "$@"
+    exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile "${again[@]}" "${fast[@]}" "$@"
 fi
 $bin/coverage erase
 result=0
