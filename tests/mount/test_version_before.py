@@ -1,66 +1,107 @@
-"""This version mounts the NVMe directories that the version before has left: tests/data has two."""
+"""NVMe directories and a session file that the version before left: tests/data has them."""
 
+import json
 import os
-import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvfs import runtime
+from kvfs.errors import ConfigError
+from kvfs.fuse import session
 from tests.conftest import Mount
-from tests.data import fill
+from tests.data import make
 from tests.harness import KVFS, Mounted
+from tests.semantics.test_prefixes import ask
 
-DATA = Path(fill.__file__).parent
-
-
-def unpacked(tmp_path: Path, archive: str) -> None:
-    nvme = tmp_path / "nvme"
-    nvme.mkdir(mode=0o700)
-    command = ["tar", "--extract", "--file", str(DATA / archive), "--directory", str(nvme)]
-    subprocess.run(command, check=True)  # Python's tarfile loses nanoseconds
+MOVED = "did not end properly: copies are verified before use"
 
 
-def settings(kv: Mounted, name: str) -> dict[str, Any]:
-    spaces = kv.status()["namespaces"]
-    found: dict[str, Any] = next(one for one in spaces if one["name"] == name)["settings"]
+def fsck(target: Path) -> None:
+    command = [*KVFS, "fsck", "--hashes", "--json", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), done.stderr
+
+
+def expected(folder: Path, name: str) -> dict[str, Any]:
+    """Return what the version before showed."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
 
 
-@pytest.mark.parametrize("archive", ["nvme-closed.tar.xz", "nvme-killed.tar.xz"])
-def test_a_directory_of_the_version_before_is_mounted(
-    mount: Mount, tmp_path: Path, archive: str
-) -> None:
-    unpacked(tmp_path, archive)
-    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
-    kv.expect_log("is a copy: it begins without what the other has in RAM")
-    if "killed" in archive:
-        kv.expect_log("the last session did not end properly")
-    root = kv.path
-    for name in fill.SIZES:
-        assert (root / name).read_bytes() == fill.content(name), name
-    assert (root / "kv/packed").read_bytes() == fill.packed()
-    with (root / "sparse").open("rb") as file:
-        assert os.pread(file.fileno(), 6, 1 << 19) == fill.ISLAND
-        assert os.fstat(file.fileno()).st_size == 1 << 20
-    assert os.readlink(root / "link") == "kv/a"
-    assert (root / "dir/hard").samefile(root / "plain")
-    assert stat.S_ISFIFO((root / "dir/fifo").lstat().st_mode)
-    assert os.getxattr(root / "kv/a", "user.note") == fill.NOTE
-    assert os.getxattr(root / "kv/pinned", "user.kvfs.pin") == b"on"
-    assert (root / "kv/b").stat().st_mtime_ns == fill.TIME
-    assert stat.S_IMODE((root / "kv/b").stat().st_mode) == 0o640
-    assert stat.S_IMODE((root / "dir/below").stat().st_mode) == 0o750
-    told = settings(kv, "kv")
-    assert (told["quota_hard"], told["eviction"], told["compression"]) == ("64M", "lru", "nvme")
-    assert settings(kv, "tree")["prefix"] == "on"
-    assert kv.counter("dropped") == 0
-    (root / "kv/new").write_bytes(b"of this version")
-    done = subprocess.run(
-        [*KVFS, "fsck", str(root), "--hashes"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    kv.umount()
-    kv.mount()
-    assert (root / "kv/new").read_bytes() == b"of this version"
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    make.unpack("nvme.tar.gz", tmp_path)
+    return tmp_path
+
+
+def same(kv: Mounted, shown: dict[str, Any]) -> None:
+    assert make.state(kv.path) == shown["files"]
+    assert make.settings(kv.path) == shown["settings"]
+    assert ask(kv.path / "prefixes", KEYS, ROOT).blocks == len(KEYS)
+
+
+ROOT, *KEYS = map(bytes.fromhex, [make.ROOT, *make.KEYS])
+
+
+def test_a_directory_that_was_unmounted(before: Path, mount: Mount) -> None:
+    shown = expected(before, "closed")
+    fsck(before / "closed")
+    kv = mount("ram=64M,nvme={tmp}/closed,nvme_size=1G")
+    assert kv.status()["catalog"]["doubt"] == ""
+    same(kv, shown)
+    assert kv.status()["tiers"]["nvme"]["decompressed"] == 3
+    kv.idle()
+    fsck(kv.path)
+    (kv.path / "plain/new").write_bytes(b"new")
+    inodes = [one["ino"] for one in shown["files"].values()]
+    assert (kv.path / "plain/new").stat().st_ino > max(inodes)
+    (kv.path / "plain/new").unlink()
+    shown["files"]["plain"] = make.state(kv.path)["plain"]  # its times
+    kv.remount()
+    same(kv, shown)
+    fsck(kv.path)
+
+
+def test_a_directory_whose_daemon_was_killed(before: Path, mount: Mount) -> None:
+    """Objects that only memory had are misses, and so is a file without its end."""
+    shown = expected(before, "killed")
+    fsck(before / "killed")
+    for gone in ("in memory", "torn"):
+        del shown["files"][f"new/{gone}"]
+    kv = mount("ram=64M,nvme={tmp}/killed,nvme_size=1G")
+    kv.expect_log(MOVED)
+    assert kv.status()["catalog"]["doubt"] == ""
+    kv.idle()
+    shown["files"]["new"] |= times(kv.path / "new")
+    same(kv, shown)
+    fsck(kv.path)
+    kv.remount()
+    same(kv, shown)
+
+
+def times(path: Path) -> dict[str, int]:
+    """Return the times that change when a name goes."""
+    return {field: getattr(path.stat(), f"st_{field}") for field in ("mtime_ns", "ctime_ns")}
+
+
+def test_the_slots_of_a_session_file(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = before / "session"
+    label = path.read_bytes()[:8192].rstrip(b"\0")
+    _, _, boot, mountpoint = label.decode().split("\n")[:4]
+    monkeypatch.setattr(runtime, "boot_id", lambda: boot)
+    os.close(session.open_file(path, Path(mountpoint)))
+    command = [sys.executable, "-c", make.SLOTS, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    slots = json.loads(done.stdout)
+    assert slots == json.loads((before / "session.json").read_text())
+    files = expected(before, "killed")["files"]
+    opened = {one["inode"]: one["writable"] for one in slots}
+    assert opened == {files["new/torn"]["ino"]: True, files["plain/moved"]["ino"]: False}
+    with path.open("r+b") as file:
+        file.write(label.replace(b"session\n1\n", b"session\n2\n"))
+    with pytest.raises(ConfigError, match=r"does not fit: it says .*session.n2"):
+        session.open_file(path, Path(mountpoint))
