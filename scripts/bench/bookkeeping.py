@@ -4,7 +4,7 @@
 
 Without a mount: the daemon's own accounts, filled with that many objects as if they had been
 written, in prompts of 50 blocks, in a namespace of its own. Then objects by random, uniformly, are
-touched as an open does it (`Namespaces.read`, `Ledger.touch`): processor time of a call, the
+touched as an open does it (`Namespaces.read`, `Accounts.touch`): processor time of a call, the
 best of several rounds, less an empty loop. Memory is what the process grew by while they came in,
 so with the policies' orders and ghosts; the objects' records are in the catalog, not here.
 """

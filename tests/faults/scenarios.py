@@ -788,7 +788,7 @@ def _walk(
 ) -> Iterator[tuple[bytes, int, bytes, Inode]]:
     for entry in made.catalog.entries_after(parent, 0, 1000):
         inode = made.tree.inode(entry.ino)
-        if made.ledger.removals.is_gone(inode):
+        if made.ledger.removals.expire(inode):
             continue  # its time was over, and nobody had asked
         path = prefix + entry.name + (b"/" if inode.is_dir else b"")
         yield path, parent, entry.name, inode

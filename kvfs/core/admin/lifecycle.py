@@ -3,7 +3,7 @@
 Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds.
 A switch or a drop takes the top-level directory's name away from its inode: what was below is not
 found any more, by path at once, by whoever is still inside because it is accounted to something
-that was dropped (`Ledger.is_gone`). Settings are validated here against the tiers of the mount.
+that was dropped (`Removals.is_gone`). Settings are validated here against the tiers of the mount.
 All methods are synchronous. Not for the space that follows: `Walks`.
 """
 

@@ -110,16 +110,11 @@ class Ranking:
             if number % DESCRIBED == DESCRIBED - 1:
                 await trio.lowlevel.checkpoint()
             inode = self.ledger.table.inode(ino)
-            if inode is None or self._is_past(inode):
+            if inode is None or self.ledger.removals.is_gone(inode):
                 continue
             if path := path_of(self.lifecycle, ino):
                 found.append(self._one(inode, path))
         return found
-
-    def _is_past(self, inode: Inode) -> bool:
-        """As `Ledger.is_gone`, but a question drops nothing."""
-        namespaces = self.ledger.namespaces
-        return namespaces.is_dropped(inode) or namespaces.of(inode).expired(inode)
 
     def _one(self, inode: Inode, path: str) -> dict[str, Any]:
         ledger, namespaces = self.ledger, self.ledger.namespaces

@@ -1,6 +1,6 @@
 """What earlier sessions left: counted once at the start, beside the first operations.
 
-Contract: until `run` has counted, `Ledger.census_done` is not set, and creates that depend on
+Contract: until `run` has counted, `Accounts.census_done` is not set, and creates that depend on
 the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
 backing files that no inode means, which a crash left half done; none while the catalog is in doubt.
 What cannot be read of the catalog

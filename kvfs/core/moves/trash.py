@@ -1,6 +1,6 @@
 """The emptying of the trash: backing files that no record names any more.
 
-Contract: `Ledger.trash` says what is to go; an entry leaves it when its file is gone, or was
+Contract: `Trash.files` says what is to go; an entry leaves it when its file is gone, or was
 tried. Not while NVMe is down. What a failing disk refused is tried once more when it is healthy;
 after that it is the next mount's sweep that finds it. Only one task empties at a time (the
 dispatcher; at the end of a mount, the daemon).
