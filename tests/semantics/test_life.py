@@ -604,6 +604,7 @@ def test_scrubbed(either: Mounted) -> None:
     (either.path / "b.kv").write_bytes(b"right" * M)
     write_back(either)
     (either.path / "c.kv").write_bytes(b"in RAM only" * M)
+    either.idle()  # its RELEASE comes after close(2): until then it is being written
     content = {"b.kv": b"right" * M}
     either.expect_log("quarantined")
 
