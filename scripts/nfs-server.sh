@@ -40,16 +40,16 @@ server() { # ganesha's process
   p=$(pid_of "${conf%/*}/pid" ganesha.nfsd) && tr '\0' '\n' <"/proc/$p/cmdline" | grep -qxF -- "$conf" && echo "$p"; }
 gone() { local i; for ((i = 0; i < $2; i++)); do kill -0 "$1" 2>/dev/null || return 0; sleep 0.1; done; return 1; }
 
+lock() { exec 9>/run/kvfs-nfs-server.lock; flock -w 120 9 || die "another server starts for too long"; }
+unlock() { exec 9>&-; }
 with_rpcbind() {
   local i
-  exec 9>/run/kvfs-nfs-server.lock; flock -w 60 9
   if ! rpcinfo_answers; then
     rpcbind -f </dev/null >>"$DIR/rpcbind.log" 2>&1 9>&- &
     echo $! >"$DIR/rpcbind.pid"
     for ((i = 0; i < 300; i++)); do rpcinfo_answers && break; sleep 0.1; done
     rpcinfo_answers || die "rpcbind does not answer, see $DIR/rpcbind.log"
   fi
-  exec 9>&-
 }
 rpcinfo_answers() { "$PYTHON" -c 'import socket
 socket.socket(socket.AF_UNIX).connect("/run/rpcbind.sock")' 2>/dev/null; }
@@ -60,14 +60,19 @@ start() {
   [[ $port =~ ^[0-9]+$ ]] && ((port >= 1024 && port <= 65000)) || die "PORT must be 1024..65000"
   need || install
   mkdir -p "$DIR"; server >/dev/null && return 0
+  # Until ganesha has registered: another server's stop may end the rpcbind that it has started.
+  lock
   with_rpcbind
-  "$PYTHON" -m scripts.nfs_server "$path" "$port" "$DIR/conf" >&2
+  "$PYTHON" -m scripts.nfs_server "$path" "$port" "$DIR/conf" >&2 9>&-
+  unlock
 }
 
 stop() {
   local p
   if p=$(server); then kill "$p"; gone "$p" 300 || { say "ganesha does not stop, kill -9"; kill -9 "$p"; gone "$p" 100; }; fi
+  lock
   if p=$(pid_of "$DIR/rpcbind.pid" rpcbind); then kill "$p"; gone "$p" 100 || kill -9 "$p"; fi
+  unlock
   rm -f "$DIR/rpcbind.pid"
 }
 
