@@ -11,22 +11,23 @@ numcodecs read as well. All integers are little-endian:
     8               XXH3-64 of all of the above
     ...             the frames, one behind the other, nothing between or behind them
 
-The head comes first because who fetches a range needs it first, and its length follows from the
-size of the object. Blosc's chunks have no checksum, hence ours: frames are proven before the
-library sees them. The codec's name, `blosc-zstd-sN/1`, N bytes an element, is kept beside the
-object; the number behind the slash is the version above. Not for reading or writing files.
+The length of the head follows from the size of the object. Blosc's chunks have no checksum, hence
+ours: frames are proven before the library sees them. The codec's name, `blosc-zstd-sN/1`, N bytes
+an element, is kept beside the object; the number behind the slash is the version above. Not for
+reading or writing files.
 """
 
 import re
 import struct
 from array import array
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from kvfs.errors import TierError, TooLargeError, UnsupportedError
 
-FRAME = 4 << 20  # bytes: a range costs one frame more than it has, an object 12 bytes a frame
+FRAME = 4 << 20  # bytes: an object costs 12 bytes a frame, and memory for some frames
 ELEMENT_SIZES = (1, 2, 4, 8)
 LARGEST = 16 << 40  # bytes, ext4's largest file; its head is 48 MiB, and no hostile one is larger
 
@@ -117,23 +118,8 @@ class Index:
     def _length(self, number: int) -> int:
         return min(FRAME, self.size - number * FRAME)
 
-    def numbers(self, offset: int, length: int) -> range:
-        """The frames that have a part of these bytes of the object."""
-        end = min(offset + length, self.size)
-        return range(offset // FRAME, frames_of(end) if offset < end else 0)
-
-    def frame(self, number: int) -> Frame:
-        return Frame(
-            self._positions[number],
-            *self._entry(number),
-            number * FRAME,
-            self._length(number),
-        )
-
-    def stored_range(self, offset: int, length: int) -> tuple[int, int]:
-        """(position, count) of the stored bytes that a reader of this range needs."""
-        numbers = self.numbers(offset, length)
-        if not numbers:
-            return self._positions[0], 0
-        position = self._positions[numbers.start]
-        return position, self._positions[numbers.stop] - position
+    def frames(self) -> Iterator[Frame]:
+        """All frames, in their order."""
+        for number in range(frames_of(self.size)):
+            position, length = self._positions[number], self._length(number)
+            yield Frame(position, *self._entry(number), number * FRAME, length)

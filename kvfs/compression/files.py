@@ -81,29 +81,17 @@ def compress(
     return Compressed(codec_name(found), position, size / position, spent, content.digest())
 
 
-def decompress(
-    codec: str,
-    source: int,
-    destination: int,
-    size: int,
-    stored_size: int,
-    offset: int = 0,
-    length: int | None = None,
-) -> float:
-    """Write the object's bytes, or those frames of it that a range touches, at their places.
+def decompress(codec: str, source: int, destination: int, size: int, stored_size: int) -> float:
+    """Write the object's bytes into a new file, in which frames of zeros stay holes.
 
-    size, stored_size: of the object in both forms, from its metadata. offset, length: the range;
-    then the source needs the head and `Index.stored_range` only, the rest may be holes.
-    destination: a new file, or one that has holes where the range is; it gets `size` bytes, and
-    frames of zeros stay holes. Returns the processor time in seconds. Raises DamagedError whenever
-    the source is not what was written, NoSpaceError, TierError; UnsupportedError for a codec that
-    is not known here.
+    size, stored_size: of the object in both forms, from its metadata. Returns the processor time in
+    seconds. Raises DamagedError whenever the source is not what was written, NoSpaceError,
+    TierError; UnsupportedError for a codec that is not known here.
     """
     begun = time.thread_time()
     index = _index(codec, source, size, stored_size)
     _resize(destination, size)
-    for number in index.numbers(offset, size if length is None else length):
-        frame = index.frame(number)
+    for frame in index.frames():
         data = unpack(_stored(source, frame.position, frame.stored), frame)
         if data != _ZEROS[: frame.length]:
             _write(destination, data, frame.offset)
@@ -114,8 +102,7 @@ def content_digest(codec: str, source: int, size: int, stored_size: int) -> byte
     """The xxh3-128 of the object's bytes, which are written nowhere. Raises as `decompress`."""
     index = _index(codec, source, size, stored_size)
     content = xxh3_128()
-    for number in index.numbers(0, size):
-        frame = index.frame(number)
+    for frame in index.frames():
         content.update(unpack(_stored(source, frame.position, frame.stored), frame))
     return content.digest()
 

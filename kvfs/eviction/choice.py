@@ -23,13 +23,12 @@ _DEVIATIONS = 2
 
 
 class Choice(Observer[str]):
-    """`winner` is a name in KINDS; `switches` counts how often it changed."""
+    """`winner` is a name in KINDS."""
 
     def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
         """`entries`: of each ghost at most."""
         super().__init__(capacity, entries, _WINDOW, fewest=_FEWEST)
         self.winner = next(iter(KINDS))
-        self.switches = 0
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
 
     def _make(self) -> dict[str, Ghost]:
@@ -55,7 +54,6 @@ class Choice(Observer[str]):
         lead = misses[self.winner] - misses[best]
         if lead > hits * _LEAD + _DEVIATIONS * self._apart[best] ** 0.5:
             self.winner = best
-            self.switches += 1
             self._apart = dict.fromkeys(KINDS, 0.0)
         for kind in KINDS:
             self._apart[kind] *= self._keep

@@ -88,7 +88,7 @@ def whole(path: Path, folder: Path, element_size: int | None, rounds: int) -> di
         spent = best(rounds, compressed)
         data = (folder / "stored").read_bytes()
         index = Index(data[: head_size(size)], size, len(data))
-        listed = [index.frame(each) for each in index.numbers(0, size)]
+        listed = list(index.frames())
         found = compress(source, stored, size, element_size)
         assert found is not None
 

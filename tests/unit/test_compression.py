@@ -165,38 +165,6 @@ def test_memory_does_not_grow_with_the_object() -> None:
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("offset", "length"),
-    [(0, 1), (FRAME - 1, 2), (FRAME, FRAME), (2 * FRAME + 5, 100), (0, 3 * FRAME), (FRAME, 0)],
-)
-def test_a_range_needs_the_head_and_its_own_frames(offset: int, length: int) -> None:
-    found, data = stored(BF16, 2)
-    begin = data[: head_size(len(BF16))]
-    index = Index(begin, len(BF16), len(data))
-    position, count = index.stored_range(offset, length)
-    assert count <= (length // FRAME + 2) * FRAME
-    with file(begin) as source, file() as destination:
-        os.truncate(source, len(data))
-        os.pwrite(source, data[position : position + count], position)
-        decompress(found.codec, source, destination, len(BF16), len(data), offset, length)
-        got = content_of(destination)
-    assert got[offset : offset + length] == BF16[offset : offset + length]
-    assert len(got) == len(BF16)
-    first, end = offset // FRAME, -(-(offset + length) // FRAME)
-    untouched = got[: first * FRAME] + (got[end * FRAME :] if length else got[first * FRAME :])
-    assert untouched == bytes(len(untouched))
-
-
-def test_ranges_one_after_the_other_make_the_whole() -> None:
-    found, data = stored(BF16, 2)
-    with file(data) as source, file() as destination:
-        for number in (2, 0, 1):
-            decompress(
-                found.codec, source, destination, len(BF16), len(data), number * FRAME, FRAME
-            )
-        assert content_of(destination) == BF16
-
-
 # Damage
 
 SMALL = BF16[: 64 << 10] * 130  # three frames that become small, so that flips hit everything
