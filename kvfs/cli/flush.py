@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvfs import runtime
 from kvfs.cli import human, mountpoint_argument
+from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import KvfsError
 
@@ -35,17 +34,8 @@ def command(mountpoint: Path, *, wait: bool) -> None:
 
 def _wait(mountpoint: Path, found: dict[str, Any]) -> None:
     """Poll until nothing is left; a bar shows it if it takes long enough to be read."""
-    columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(binary_units=True))
-    console = Console(stderr=True)
-    bar = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
     done, moved, total = -1, time.monotonic(), 0  # others may add to what is left
-    with bar:
+    with moving("uploading") as bar:
         task = bar.add_task("", total=None)
         while found["objects_left"] or not found["loaded"]:
             left = (found["objects_left"], found["bytes_left"])

@@ -1,6 +1,6 @@
 """Jobs of a daemon about trees, begun by one request and looked at by others, with a bar.
 
-Not for what a job does, nor for warming, which knows before how much is to come.
+Not for what a job does, nor for the bar of `warm`, which knows before how much is to come.
 """
 
 import time
@@ -46,11 +46,11 @@ def follow(jobs: Started, what: str) -> dict[str, Any]:
     try:
         with counting() as bar:
             task = bar.add_task(what, total=None)
-            while not (found := _look(jobs))["over"]:
+            while not (found := look(jobs, "swept"))["over"]:
                 bar.update(task, completed=found["files"])
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
-        _look(jobs, cancel=True)
+        look(jobs, "swept", cancel=True)
         click.echo("ended; what was begun goes on", err=True)
         raise click.exceptions.Exit(130) from None
     if found["problem"]:
@@ -58,8 +58,9 @@ def follow(jobs: Started, what: str) -> dict[str, Any]:
     return found
 
 
-def _look(jobs: Started, *, cancel: bool = False) -> dict[str, Any]:
-    found = [request(mountpoint, "swept", job=job, cancel=cancel) for mountpoint, job in jobs]
+def look(jobs: Started, verb: str, *, cancel: bool = False) -> dict[str, Any]:
+    """Ask each job by `verb` how far it is, and return the sum."""
+    found = [request(mountpoint, verb, job=job, cancel=cancel) for mountpoint, job in jobs]
     merged = found[0]
     for one in found[1:]:
         merged = _merge(merged, one)

@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -61,6 +63,18 @@ def progress() -> Progress:
         console=console,
         transient=True,
         redirect_stdout=False,  # it would lead to stderr
+        disable=not console.is_terminal,
+    )
+
+
+def moving(what: str) -> Progress:
+    """The same for bytes that move, with a description behind them."""
+    console = Console(stderr=True)
+    return Progress(
+        *(TextColumn(what), BarColumn(), DownloadColumn(binary_units=True)),
+        *(TextColumn("{task.description}"), TimeRemainingColumn()),
+        console=console,
+        transient=True,
         disable=not console.is_terminal,
     )
 

@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvfs import runtime
 from kvfs.cli import mountpoint_argument, users
+from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
 
@@ -87,16 +86,7 @@ def _keeper(mountpoint: Path) -> int | None:
 
 def _write_back(mountpoint: Path) -> None:
     """Poll until nothing is left; a bar shows it if it takes long enough to be read."""
-    columns = (TextColumn("writing back"), BarColumn(), DownloadColumn(binary_units=True))
-    console = Console(stderr=True)
-    bar = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
+    with moving("writing back") as bar:
         task, total, least = None, 0, None
         moved = time.monotonic()
         while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
