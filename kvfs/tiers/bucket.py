@@ -13,6 +13,7 @@ from kvfs.s3.keys import Keys
 from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
 from kvfs.tiers.health import Health
+from kvfs.tiers.tier import PACKING_COUNTERS
 
 COUNTERS = (
     "uploads",
@@ -25,13 +26,7 @@ COUNTERS = (
     "spilled",
     "conflicts",
     "conflicts_ended",
-    "compressed",
-    "compressed_bytes",
-    "compressed_to_bytes",
-    "not_compressed",
-    "compress_cpu_us",
-    "decompressed",
-    "decompress_cpu_us",
+    *PACKING_COUNTERS,
     "failures",
     "waits",
     "lookups",

@@ -17,17 +17,8 @@ from pathlib import Path
 from kvfs import kept
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import Tier
+from kvfs.tiers.tier import PACKING_COUNTERS, Tier
 
-COUNTERS = (  # of compressed copies; microseconds
-    "compressed",
-    "compressed_bytes",
-    "compressed_to_bytes",
-    "not_compressed",
-    "compress_cpu_us",
-    "decompressed",
-    "decompress_cpu_us",
-)
 PROBE = "probe"  # a name that the sweep takes for a file that was left half made
 _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
@@ -58,7 +49,7 @@ class NvmeTier(Tier):
         self, root: Path, capacity: int, *, expected: str | None = None, fresh: str = ""
     ) -> None:
         super().__init__(root, capacity)
-        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self.counters = Counter(dict.fromkeys(PACKING_COUNTERS, 0))
         self.measured = 0.0  # when, on the monotonic clock
         self.grows = False  # the size is a share of what is free, to which its objects are added
         if expected is not None:

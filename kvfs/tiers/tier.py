@@ -24,6 +24,15 @@ log = logging.getLogger(__name__)
 
 FANOUT = 256  # directories of backing files; keeps ext4's htree shallow at 10^7 objects
 EXISTING = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # flags of each open
+PACKING_COUNTERS = (  # of a tier that has compressed copies; microseconds
+    "compressed",
+    "compressed_bytes",
+    "compressed_to_bytes",
+    "not_compressed",
+    "compress_cpu_us",
+    "decompressed",
+    "decompress_cpu_us",
+)
 INODE_COST = 4096  # least bytes a copy is accounted at, so that empty files are not free
 
 

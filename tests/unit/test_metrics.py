@@ -23,7 +23,7 @@ from kvfs.metrics.__main__ import Scrape, handler
 from kvfs.metrics.address import EXPECTED, Address
 from kvfs.metrics.families import METRICS, NAMESPACES_MOST, OTHERS
 from kvfs.tiers.bucket import COUNTERS as BUCKET_COUNTERS
-from kvfs.tiers.nvme import COUNTERS as NVME_COUNTERS
+from kvfs.tiers.tier import PACKING_COUNTERS
 from kvfs.web.serving import CONNECTIONS, Server, Snapshot
 from tests.harness import PATIENCE, wait_for
 from tests.unit.test_page import HOSTILE, code, get, served
@@ -68,7 +68,7 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
         "huge_pages": {"on": False, "why": ""},
         "tiers": {
             "ram": tier(),
-            "nvme": tier() | counted(NVME_COUNTERS),
+            "nvme": tier() | counted(PACKING_COUNTERS),
             "s3": tier()
             | counted((*dirty, *BUCKET_COUNTERS, "streaming", "in_conflict"))
             | {"loaded": True, "errors": {"DownError": next(unique)}},

@@ -28,7 +28,8 @@ from kvfs.movement.movers import (
     Repacked,
     SourceChangedError,
 )
-from kvfs.tiers import NvmeTier, Tier
+from kvfs.movement.packing import Packing
+from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Transfers:
         self.sending: set[int] = set()
         self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
-        self._said_packing = self._said_too_large = False
+        self._said_too_large = False
+        self._said_packing: set[str] = set()  # names of tiers
 
     def written(self, ino: int) -> bool:
         """Whether a copy would be in vain: it is being written, or goes when it is closed.
@@ -175,7 +177,8 @@ class Transfers:
             return Repacked(moved)
         element_size = self.ledger.namespaces.places.element_size(inode)
         found = await self.movers.pack(source, destination, size, element_size)
-        self._count(inode, nvme, found)
+        assert found.packing is not None
+        self.count_packing(inode, nvme, found.packing, found.packed.size if found.packed else 0)
         return found
 
     async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
@@ -184,24 +187,25 @@ class Transfers:
             self.ledger.work.wake()
             await trio.sleep(PERIOD)
 
-    def _count(self, inode: Inode, nvme: NvmeTier, found: Repacked) -> None:
-        """What compressing it came to."""
-        counters, packing = nvme.counters, found.packing
-        assert packing is not None
+    def count_packing(
+        self, inode: Inode, tier: NvmeTier | Bucket, packing: Packing, size: int
+    ) -> None:
+        """Count what the compression for `tier` came to: `size` bytes, if that is smaller."""
+        counters = tier.counters
         counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
-        if found.packed is not None:
+        if packing.smaller:
             counters["compressed"] += 1
             counters["compressed_bytes"] += inode.size
-            counters["compressed_to_bytes"] += found.packed.size
+            counters["compressed_to_bytes"] += size
             return
         counters["not_compressed"] += 1
         if packing.failure:
             log.log(
-                logging.DEBUG if self._said_packing else logging.WARNING,
+                logging.DEBUG if tier.name in self._said_packing else logging.WARNING,
                 "inode %d is not compressed (said once): %s",
                 *(inode.ino, packing.failure),
             )
-            self._said_packing = True
+            self._said_packing.add(tier.name)
 
     def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
         """A copy is there: say so. Raises CatalogError."""

@@ -21,7 +21,6 @@ from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
-from kvfs.movement.packing import Packing
 from kvfs.movement.parts import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
@@ -72,7 +71,6 @@ class Uploads:
         self.superseded = self.dirty.superseded
         self._notes = notes
         self._complete = complete
-        self._said_packing = False
 
     def target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
         """Where it goes; what goes there for the first time is noted before. CatalogError.
@@ -190,7 +188,8 @@ class Uploads:
         counters["copies" if copied else "uploads"] += 1
         counters["upload_bytes"] += 0 if copied else uploaded.stored.size
         if uploaded.packing is not None:
-            self._count(inode, uploaded.stored, uploaded.packing)
+            size = uploaded.stored.size
+            self.transfers.count_packing(inode, self.bucket, uploaded.packing, size)
         current = self.transfers.fit(inode.ino, inode.version)
         if current is not None:
             clean = dirty.key(current) == key and uploaded.stored.told == current.told
@@ -203,24 +202,6 @@ class Uploads:
                 dirty.replaced(inode.ino, uploaded.stored, batch)
             else:
                 self.superseded.delete(key, batch)
-
-    def _count(self, inode: Inode, stored: Stored, packing: Packing) -> None:
-        """What compressing it came to."""
-        counters = self.bucket.counters
-        counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
-        if packing.smaller:
-            counters["compressed"] += 1
-            counters["compressed_bytes"] += inode.size
-            counters["compressed_to_bytes"] += stored.size
-            return
-        counters["not_compressed"] += 1
-        if packing.failure:
-            log.log(
-                logging.DEBUG if self._said_packing else logging.WARNING,
-                "inode %d is not compressed (said once): %s",
-                *(inode.ino, packing.failure),
-            )
-            self._said_packing = True
 
     def settle(self, inode: Inode, *, wanted: bool) -> None:
         """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
