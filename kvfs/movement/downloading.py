@@ -13,7 +13,7 @@ from kvfs.catalog import Stored
 from kvfs.movement import copying, publishing
 from kvfs.movement.copying import Moved
 from kvfs.movement.parts import complete, part
-from kvfs.s3.errors import ObjectChangedError, WrongBytesError
+from kvfs.s3.errors import ObjectChangedError
 from kvfs.s3.transfer import Transfers
 
 
@@ -71,7 +71,5 @@ def _decompressed(
         spent = decompress(stored.codec, packed, out, size, stored.size)
     finally:
         os.close(packed)
-    found = copying.digest_of(out, size, sparse=False)
-    if found != digest:
-        raise WrongBytesError(f"{stored.key}: the bytes have xxh3-128 {found.hex()}")
+    transfers.expect_bytes(stored.key, copying.digest_of(out, size, sparse=False), digest)
     return spent

@@ -20,7 +20,7 @@ from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import Transfers, expect_source
 
 
 def upload(
@@ -73,11 +73,7 @@ def upload(
             stored = Stored(
                 target.key, "", packed.size, packed.digest, packed.codec, told=about.told
             )
-        if about.digest not in {b"", digest}:
-            raise SourceError(
-                f"the file that was to be stored as {target.key} has xxh3-128 {digest.hex()}, "
-                f"expected {about.digest.hex()}"
-            )
+        expect_source(target.key, digest, about.digest or digest)
         metadata = publishing.facts(about, stored, digest, chunks, first).metadata()
         publishing.publish_name(transfers, target.record)
 

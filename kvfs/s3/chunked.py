@@ -182,7 +182,4 @@ def download(
         for future in running:
             future.cancel()
         wait(running)
-    if job.digest() != digest:
-        raise WrongBytesError(
-            f"{job.name}: the bytes have xxh3-128 {job.digest().hex()}, expected {digest.hex()}"
-        )
+    transfers.expect_bytes(key, job.digest(), digest)

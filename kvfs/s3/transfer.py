@@ -125,19 +125,35 @@ class Transfers:
             buffer = self._buffer(size)
             data = memoryview(buffer)[:size]
             _read(fd, 0, data)
-            _expect(key, xxhash.xxh3_128_digest(data), digest)
+            expect_source(key, xxhash.xxh3_128_digest(data), digest)
             etag = self.put(key, data, metadata, once=once, token=token)
             self._free.append(buffer)
             return etag
+
+        def send(upload_id: str) -> list[Part]:
+            begun(upload_id)
+            return self._send_parts(key, upload_id, fd, size, digest)
+
+        return self._in_parts(key, size, metadata, send, once=once, token=token)
+
+    def _in_parts(
+        self,
+        key: str,
+        size: int,
+        metadata: Mapping[str, str],
+        send: Callable[[str], list[Part]],
+        *,
+        once: bool,
+        token: str,
+    ) -> str:
+        """Make an object of the parts that `send` has sent; the ETag. See `upload`."""
         token = token or uuid.uuid4().hex
         upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
         try:
-            begun(upload_id)
-            parts = self._send_parts(key, upload_id, fd, size, digest)
+            parts = send(upload_id)
             if once and not self.terms.once_complete:
                 self.refuse_existing(key)
-            once = once and self.terms.once_complete
-            self.store.complete(key, upload_id, parts, once=once)
+            self.store.complete(key, upload_id, parts, once=once and self.terms.once_complete)
         except (ObjectExistsError, NoUploadError, OutageError):
             if etag := self._made(key, token):
                 return etag
@@ -179,9 +195,13 @@ class Transfers:
                     _read(fd, start, data)
                     found.update(data)
                 position += length
-        if found.digest() != digest:
+        self.expect_bytes(key, found.digest(), digest)
+
+    def expect_bytes(self, key: str, found: bytes, digest: bytes) -> None:
+        """Raises WrongBytesError if what came has another xxh3-128."""
+        if found != digest:
             raise WrongBytesError(
-                f"{self.store.name}/{key}: the bytes have xxh3-128 {found.hexdigest()}, expected "
+                f"{self.store.name}/{key}: the bytes have xxh3-128 {found.hex()}, expected "
                 f"{digest.hex()}"
             )
 
@@ -203,35 +223,21 @@ class Transfers:
         etag: of the source. token, begun: as `upload` has them. Raises ObjectChangedError,
         NoObjectError, ObjectExistsError and what `Store.complete` raises.
         """
-        token = token or uuid.uuid4().hex
         part = max(part, -(-size // PARTS_MAX))
         ranges = [(start, min(part, size - start)) for start in range(0, size, part)]
-        upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
 
-        def send(number: int, wanted: tuple[int, int]) -> Part:
-            start, length = wanted
-            made = self.store.copy_part(*(source, key, upload_id, number, start, length), etag=etag)
-            return Part(number, made)
+        def send(upload_id: str) -> list[Part]:
+            def copy(number: int, wanted: tuple[int, int]) -> Part:
+                made = self.store.copy_part(*(source, key, upload_id, number, *wanted), etag=etag)
+                return Part(number, made)
 
-        try:
             begun(upload_id)
-            parts = list(self._in_turn(send, enumerate(ranges, 1)))
+            parts = list(self._in_turn(copy, enumerate(ranges, 1)))
             if self.store.head(source).etag != etag:  # not every store looks by itself
                 raise ObjectChangedError(f"{self.store.name}/{source}: its ETag has changed")
-            if once and not self.terms.once_complete:
-                self.refuse_existing(key)
-            self.store.complete(key, upload_id, parts, once=once and self.terms.once_complete)
-        except (ObjectExistsError, NoUploadError, OutageError):
-            if made := self._made(key, token):
-                return made
-            self._abort(key, upload_id)
-            raise
-        except BaseException:
-            self._abort(key, upload_id)
-            raise
-        if made := self._made(key, token):
-            return made
-        raise ObjectExistsError(f"{self.store.name}/{key}: another one has the name")
+            return parts
+
+        return self._in_parts(key, size, metadata, send, once=once, token=token)
 
     def fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> Future[None]:
         """Begin to write one range into an open file, where it stands in the object.
@@ -270,7 +276,7 @@ class Transfers:
             return Part(number, etag)
 
         sent = list(self._in_turn(send, read()))
-        _expect(key, found.digest(), digest)
+        expect_source(key, found.digest(), digest)
         return sent
 
     def _fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> None:
@@ -352,7 +358,8 @@ def _read(fd: int, start: int, into: memoryview) -> None:
         got += more
 
 
-def _expect(key: str, found: bytes, digest: bytes) -> None:
+def expect_source(key: str, found: bytes, digest: bytes) -> None:
+    """Raises SourceError if the file that goes up has another xxh3-128."""
     if found != digest:
         raise SourceError(
             f"the file that was to be stored as {key} has xxh3-128 {found.hex()}, expected "
