@@ -185,22 +185,28 @@ class Removals:
     ) -> None:
         """Kernel entries are invalidated. What is open goes as what was unlinked does."""
         away = partial(self.trash.throw_away, keep=quarantine, why=why)
-        names: list[tuple[int, Dentry]] = []
         with self.catalog.batch() as batch:
-            for parent, cookie in inode.links:
-                entry = self.catalog.dentry(parent, cookie)
-                if entry is not None:
-                    batch.unlink(parent, entry)
-                    names.append((parent, entry))
+            names = self._unlink_all(inode, batch)
             if inode.ino in self.table.open:
                 self._drop_open(inode, batch, away)
             else:
                 self.forget(inode, batch, stored=stored, away=away)
+        self._count(inode, reason)
+        for parent, entry in names:
+            self.gone(parent, entry.name, inode.ino)
+
+    def _unlink_all(self, inode: Inode, batch: Batch) -> list[tuple[int, Dentry]]:
+        """Take all names of an inode away; return them."""
+        found = ((parent, self.catalog.dentry(parent, cookie)) for parent, cookie in inode.links)
+        names = [(parent, entry) for parent, entry in found if entry is not None]
+        for name in names:
+            batch.unlink(*name)
+        return names
+
+    def _count(self, inode: Inode, reason: str) -> None:
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
-        for parent, entry in names:
-            self.gone(parent, entry.name, inode.ino)
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Its copies leave the accounts at once, its record goes when it is closed."""
@@ -252,15 +258,11 @@ class Removals:
 
         Raises CatalogError, and has changed nothing then.
         """
-        inode, names = held.inode, list[tuple[int, Dentry]]()
+        inode = held.inode
         links, found = inode.links, bool(inode.links or held.publish)
         try:
             with self.catalog.batch() as batch:
-                for parent, cookie in links:
-                    entry = self.catalog.dentry(parent, cookie)
-                    if entry is not None:
-                        batch.unlink(parent, entry)
-                        names.append((parent, entry))
+                names = self._unlink_all(inode, batch)
                 inode.links = ()
                 batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
                 self.orphans.unlinked_open(inode, batch)
@@ -269,9 +271,7 @@ class Removals:
             raise
         held.publish = None
         if found:
-            self.counters["dropped"] += 1
-            self.counters["dropped_too_large"] += 1
-            self.namespaces.left(inode, "dropped_too_large")
+            self._count(inode, "too_large")
         for parent, entry in names:
             self.gone(parent, entry.name, inode.ino)
 
