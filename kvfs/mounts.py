@@ -44,6 +44,14 @@ def umount(target: Path, flags: int = 0) -> None:
         raise OSError(code, os.strerror(code), str(target))
 
 
+def umount_command(*, lazy: bool) -> list[str]:
+    """The command that unmounts the mount point behind it; lazy: that detaches it."""
+    if os.geteuid() == 0:
+        # The path is canonical; to look at it again would be to ask a daemon that may hang.
+        return ["umount", "--no-canonicalize", *(["-l"] if lazy else [])]
+    return ["fusermount3", "-u", *(["-z"] if lazy else [])]
+
+
 def read_only(path: Path) -> int:
     """A descriptor of a mount of its own of what is mounted at a path, to be read only.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from kvfs import runtime
+from kvfs import mounts, runtime
 from kvfs.cli import mountpoint_argument, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
@@ -115,11 +115,7 @@ def _write_back(mountpoint: Path) -> None:
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:
-    if os.geteuid() == 0:
-        # The path is canonical; to look at it again would be to ask a daemon that may hang.
-        program = ["umount", "--no-canonicalize", *(["-l"] if lazy else [])]
-    else:
-        program = ["fusermount3", "-u", *(["-z"] if lazy else [])]
+    program = mounts.umount_command(lazy=lazy)
     environment = os.environ | {"LC_ALL": "C"}
     try:
         subprocess.run(

@@ -77,10 +77,6 @@ def _fusermount(mountpoint: Path, options: list[str]) -> int:
 
 def unmount(mountpoint: Path, *, lazy: bool) -> str:
     """Unmount, or say why not. lazy: detach, it ends with the last open file."""
-    if os.geteuid() == 0:
-        # The path is canonical; to look at it again would be to ask a daemon that may hang.
-        program = ["umount", "--no-canonicalize", *(["-l"] if lazy else [])]
-    else:
-        program = ["fusermount3", "-u", *(["-z"] if lazy else [])]
-    done = subprocess.run([*program, "--", mountpoint], check=False, capture_output=True, text=True)
+    command = [*mounts.umount_command(lazy=lazy), "--", str(mountpoint)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else ""
