@@ -259,6 +259,12 @@ class Catalog:
         value = self.database.get(keys.COOKIES + keys.cookie_key(parent, cookie))
         return None if value is None else keys.by_cookie(cookie, value)
 
+    def first_name(self, inode: Inode) -> tuple[Inode, Dentry] | None:
+        """The directory and the entry of an inode's first name; None if either is not there."""
+        entry = self.dentry(*inode.links[0]) if inode.links else None
+        directory = None if entry is None else self.inode(inode.links[0][0])
+        return None if entry is None or directory is None else (directory, entry)
+
     def entries_after(self, parent: int, cookie: int, limit: int) -> list[Dentry]:
         """Up to `limit` entries of a directory with greater cookies, in order."""
         found = []

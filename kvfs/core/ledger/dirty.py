@@ -149,10 +149,9 @@ class Dirty:
         if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
             return False
         if name is None:
-            entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
-            if entry is None:
+            if (found := self.catalog.first_name(inode)) is None:
                 return False
-            name, directory = entry.name, self.catalog.inode(inode.links[0][0])
+            directory, name = found[0], found[1].name
         return directory is not None and not namespaces.places.is_temporary(directory, name)
 
     # Changes

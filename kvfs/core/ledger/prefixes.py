@@ -168,11 +168,10 @@ class Prefixes:
 
     def has_entries(self, inode: Inode) -> bool:
         """Whether there is anything in the directory of a file's block, or about to be."""
-        link = inode.links[0] if inode.links else (0, 0)
-        entry, above = self.catalog.dentry(*link), self.catalog.inode(link[0])
-        if entry is None or above is None or self.parent_of(above) is None:
+        name = self.catalog.first_name(inode)
+        if name is None or self.parent_of(name[0]) is None:
             return False
-        found = self.catalog.lookup(above.links[0][0], entry.name[:32])
+        found = self.catalog.lookup(name[0].links[0][0], name[1].name[:32])
         if found is None:
             return False
         return self._is_awaited(found.ino) or any(self.catalog.entries_after(found.ino, 0, 1))

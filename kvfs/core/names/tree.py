@@ -312,10 +312,9 @@ class Tree:
 
     def _place_anew(self, inode: Inode, batch: Batch) -> None:
         """It has another first name from now on, which says what it is."""
-        above, cookie = inode.links[0]
-        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
-        if directory is None or entry is None:
+        if (found := self.catalog.first_name(inode)) is None:
             return
+        directory, entry = found
         before = inode.copy()
         self.namespaces.places.place(inode, directory, entry.name, batch)
         if inode != before and self.ledger.accounts.accounted(inode):

@@ -126,11 +126,9 @@ class Walks:
 
     def _account_to_other(self, inode: Inode, batch: Batch) -> None:
         """It has a name elsewhere, from before the directory was a namespace."""
-        above, cookie = inode.links[0]
-        directory, entry = self.catalog.inode(above), self.catalog.dentry(above, cookie)
         batch.put(inode)
-        if directory is not None and entry is not None:
-            self._place(inode, directory, entry.name, batch)
+        if (found := self.catalog.first_name(inode)) is not None:
+            self._place(inode, found[0], found[1].name, batch)
 
     def _remove(self, ino: int, *, top: bool, parent: int) -> None:
         """A directory in which there is nothing any more."""

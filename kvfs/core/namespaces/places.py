@@ -81,11 +81,8 @@ class Places:
 
     def path_of(self, inode: Inode) -> layouts.Directory | None:
         """Of a file, from its namespace's directory down; None if it has no name."""
-        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
-        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
-        if entry is None or directory is None:
-            return None
-        return (*self.path(directory), entry.name)
+        found = self.catalog.first_name(inode)
+        return None if found is None else (*self.path(found[0]), found[1].name)
 
     def keys(self, directory: Inode, name: bytes) -> tuple[int, int]:
         """The keys that a file of this name would have: its own, and that of the block before."""
@@ -101,11 +98,8 @@ class Places:
 
     def block(self, inode: Inode) -> layouts.Block | None:
         """What its first name says, if a connector makes such names."""
-        entry = self.catalog.dentry(*inode.links[0]) if inode.links else None
-        directory = None if entry is None else self.catalog.inode(inode.links[0][0])
-        if entry is None or directory is None:
-            return None
-        return layouts.recognise(self.path(directory), entry.name)
+        found = self.catalog.first_name(inode)
+        return None if found is None else layouts.recognise(self.path(found[0]), found[1].name)
 
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""
