@@ -457,9 +457,9 @@ async def cut_prefix(made: World) -> None:
     above, _, name = _block(1).rpartition(b"/")
     made.tree.unlink(made.at(above).ino, name)
     for ino in list(made.ledger.prefixes.going):
-        await made.walks._close(ino)
+        await made.walks._empty(ino, prefix=True)
     while made.ledger.prefixes.going:  # what went with it
-        await made.walks._close(min(made.ledger.prefixes.going))
+        await made.walks._empty(min(made.ledger.prefixes.going), prefix=True)
     await made.dispatcher.trash.empty()
 
 

@@ -73,29 +73,41 @@ class Walks:
         for ino in list(self.namespaces.unaccounted):
             await self._account_anew(ino)
         name = self.namespaces.name(top)
+        await self._empty(top, prefix=False)
+        log.info("namespace %s was dropped, and nothing of it is left", name or top)
+
+    async def _empty(self, top: int, *, prefix: bool) -> None:
+        """Remove a directory and all below, deepest first.
+
+        prefix: the directory is of a block that is gone, which may be there again. The kernel may
+        still find the way there: it is told of each name.
+        """
         way = [_Place(top, 0)]
-        while way:
+        while way and (not prefix or top in self.ledger.prefixes.going):
             place = way[-1]
             entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
             if entries:
                 place.cookie = entries[-1].cookie
-                way += self._clear_files(entries, place)
+                way += self._clear_files(entries, place, told=prefix)
             elif place.busy:
                 place.cookie, place.busy = 0, False
+                await trio.sleep(BUSY_PERIOD)
             else:
                 way.pop()
-                self._remove(place.ino, top=place.ino == top, parent=place.parent)
-            if failpoints.active:
+                if prefix and place.ino == top:
+                    self._remove_prefix(top)
+                else:
+                    self._remove(place.ino, top=place.ino == top, parent=place.parent)
+            if failpoints.active and prefix:
+                failpoints.reach("walks.closed")
+            elif failpoints.active:
                 failpoints.reach("walks.cleared")
             await self._pause()
-        log.info("namespace %s was dropped, and nothing of it is left", name or top)
 
-    def _clear_files(
-        self, entries: list[Dentry], place: "_Place", *, told: bool = False
-    ) -> list["_Place"]:
+    def _clear_files(self, entries: list[Dentry], place: "_Place", *, told: bool) -> list["_Place"]:
         """Unlink the files among some entries; directories are to be cleared first.
 
-        told: the kernel is, since it may still find the way there.
+        told: tell the kernel of each name that goes.
         """
         deeper = []
         with self.catalog.batch() as batch:
@@ -176,33 +188,11 @@ class Walks:
             changed = self.namespaces.changed
             going = self.ledger.prefixes.going
             while going:
-                await self._close(min(going))
+                # What is in it takes the directories of its own blocks along.
+                await self._empty(min(going), prefix=True)
             await changed.wait()
 
-    async def _close(self, top: int) -> None:
-        """One of them; what is in it takes the directories of its own blocks along."""
-        prefixes = self.ledger.prefixes
-        way = [_Place(top, 0)]
-        while way and top in prefixes.going:  # its block may be there again
-            place = way[-1]
-            entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
-            if entries:
-                place.cookie = entries[-1].cookie
-                way += self._clear_files(entries, place, told=True)
-            elif place.busy:
-                place.cookie, place.busy = 0, False
-                await trio.sleep(BUSY_PERIOD)
-            else:
-                way.pop()
-                self._remove_below(top, place)
-            if failpoints.active:
-                failpoints.reach("walks.closed")
-            await self._pause()
-
-    def _remove_below(self, top: int, place: "_Place") -> None:
-        if place.ino != top:
-            self._remove(place.ino, top=False, parent=place.parent)
-            return
+    def _remove_prefix(self, top: int) -> None:
         directory = self.catalog.inode(top)
         with self.catalog.batch() as batch:
             if directory is None:
