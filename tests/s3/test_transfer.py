@@ -268,6 +268,22 @@ def test_who_was_overtaken_at_the_last_moment_learns_of_it() -> None:
         Side(FaultyStore(store, pause=overtake)).upload(DATA)
 
 
+def test_an_outage_at_the_end_of_a_copy_in_parts_is_no_other_object() -> None:
+    store = FaultyStore(MemoryStore())
+    side = Side(store)
+    etag = side.upload(DATA)
+    outage = OutageError("the store does not answer")
+    store.faults.append(Fault("head", nth=store.calls["head"] + 2, error=outage))
+    with pytest.raises(OutageError):
+        side.transfers.copy_in_parts(
+            *("key", "copy", LARGE, {}),
+            etag=etag,
+            part=PART_MIN,
+            once=True,
+            begun=side.begun.append,
+        )
+
+
 def test_a_connection_that_breaks_is_taken_up_where_it_broke() -> None:
     one = faulty()
     etag = one.upload(DATA)
