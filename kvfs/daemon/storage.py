@@ -252,7 +252,9 @@ def begin_session(
         else:
             batch.forget_answers()
     Tree(ledger).make_root(uid=os.geteuid(), gid=os.getegid())
-    ledger.accounts.first_new = catalog.next_id()  # what is older, the census has yet to count
+    ledger.trash.first_new = ledger.accounts.first_new = (
+        catalog.next_id()
+    )  # what is older, the census has yet to count
     if not takeover:
         recovery.drop_unfinished(ledger)
     return ledger

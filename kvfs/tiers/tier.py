@@ -112,18 +112,25 @@ class Tier:
         except OSError as error:
             raise self.failed("open", ino, error) from error
 
-    @staticmethod
-    def shared(fd: int) -> bool:
-        """Whether anybody but `fd`, open for writing, has its file open or mapped.
+    @classmethod
+    def shared(cls, fd: int) -> bool:
+        """Whether anybody but `fd` has its file open or mapped.
 
         Under passthrough that is how to learn of a mapping: it keeps the backing file, and the
         kernel has long told of the last close. A lease is given to who is alone with a file.
         """
+        found = cls._shared(fd)
+        if not found:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return found
+
+    @staticmethod
+    def _shared(fd: int) -> bool:
+        """The same, and the lease stays."""
         try:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             return error.errno == errno.EAGAIN  # else this file system has no leases
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return False
 
     def rename(self, ino: int, version: int, new_version: int) -> None:
@@ -151,6 +158,18 @@ class Tier:
         if failpoints.active:
             failpoints.reach("tiers.unlinked")
         return True
+
+    def discard(self, ino: int, version: int) -> tuple[bool, int]:
+        """Unlink a file; also a descriptor of it where somebody has it open or mapped, else -1."""
+        try:
+            fd = os.open(self.path(ino, version), os.O_RDONLY | EXISTING)
+        except OSError:  # whether it is there, and what is wrong with it, `unlink` says
+            fd = -1
+        done = self.unlink(ino, version)
+        if fd >= 0 and not (done and self._shared(fd)):
+            os.close(fd)  # and with it the lease
+            fd = -1
+        return done, fd
 
     def quarantine(self, ino: int, version: int) -> bool | None:
         """Keep bytes that are not what they should be for a human to look at; not accounted.

@@ -5,7 +5,9 @@ the files still open and written on, and says by how much it may be passed then.
 """
 
 import errno
+import mmap
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from tests.conftest import Mount
 from tests.harness import Mounted, local, wait_for
 from tests.leases import Borrower
-from tests.semantics.syscalls import opened, refused
+from tests.semantics.syscalls import NOBODY, libc, opened, refused
 from tests.semantics.test_namespaces import change, left, namespace, numbered, show, write
 from tests.semantics.test_prefixes import ROOT, chain
 from tests.semantics.test_prefixes import namespace as prefixes
@@ -391,3 +393,96 @@ def test_what_is_lent_comes_back_to_who_writes(mount: Mount, tier: str, mode: st
     kv.idle()
     assert left(busy, numbered(0, 20)) == numbered(0, 20)
     assert len(left(idle, numbered(0, 150))) >= 20
+
+
+def map_and_close(path: str) -> None:
+    """Write 1 MiB, and keep a mapping of it only; Python's own has a descriptor."""
+    with Path(path).open("wb", buffering=0) as stream:
+        stream.write(b"m" * M)
+    with Path(path).open("rb", buffering=0) as stream:
+        assert libc.mmap(None, M, mmap.PROT_READ, mmap.MAP_SHARED, stream.fileno(), 0) > 0
+
+
+@contextmanager
+def mapping(directory: Path, files: int, *, unlink: bool) -> Iterator[int]:
+    """Another user maps so many files of 1 MiB, or as many as he may; the bytes that he has."""
+    done, begun = os.pipe()
+    hold, end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.chdir(directory)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        mapped = 0
+        try:
+            for number in range(files):
+                map_and_close(str(number))
+                mapped += M
+                if unlink:
+                    os.unlink(str(number))
+        except OSError:
+            pass
+        os.write(begun, struct.pack("q", mapped))
+        os.read(hold, 1)
+        os._exit(0)
+    os.close(hold)
+    try:
+        yield struct.unpack("q", os.read(done, 8))[0]
+    finally:
+        for descriptor in (end, done, begun):
+            os.close(descriptor)
+        os.waitpid(child, 0)
+
+
+def counts(kv: Mounted) -> int:
+    """Bytes that the accounts of all tiers say."""
+    return sum(tier["used_bytes"] + tier["reserved_bytes"] for tier in local(kv.status()).values())
+
+
+@pytest.mark.parametrize("unlink", [True, False], ids=["unlinked", "dropped"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_mappings_of_what_is_gone_count(mount: Mount, tier: str, *, unlink: bool) -> None:
+    """Bytes of files that only a mapping keeps are of the hard quota, and of the tier."""
+    kv = mount(f"{tier},allow_other")
+    kv.allow_log(LOST)
+    bob, alice = namespace(kv, "bob", quota_hard="8M"), namespace(kv, "alice")
+    os.chown(bob, NOBODY, NOBODY)
+    write(alice, numbered(0, 15))
+    kv.idle()
+    before = counts(kv)
+    with mapping(bob, 128, unlink=unlink) as mapped:
+        assert 4 * M < mapped <= 8 * M + 8 * SLACK
+        wait_for(lambda: counts(kv) >= before + mapped, "they count")
+        with pytest.raises(OSError, match="quota exceeded"):
+            (bob / "another").write_bytes(b"a" * 8 * M)
+        assert left(alice, numbered(0, 15)) == numbered(0, 15)
+    wait_for(lambda: fits(bob / "another"), "they do not count any more")
+
+
+def fits(path: Path) -> bool:
+    """Whether a quota of 8 MiB has room for a file of 6."""
+    try:
+        path.write_bytes(b"a" * 6 * M)
+        return path.stat().st_size == 6 * M
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_mappings_take_nothing_from_who_has_less(mount: Mount, tier: str) -> None:
+    """Without a quota the tiers bound them, and what others have within their share stays."""
+    kv = mount(f"{tier},allow_other")
+    kv.allow_log(LOST)
+    kv.allow_log(CROWDED)
+    bob, alice = namespace(kv, "bob"), namespace(kv, "alice")
+    os.chown(bob, NOBODY, NOBODY)
+    write(alice, numbered(0, 15))
+    kv.idle()
+    limit = sum(sizes(kv).values())
+    with mapping(bob, 256, unlink=True) as mapped:
+        assert 16 * M < mapped <= limit + 8 * SLACK
+        assert left(alice, numbered(0, 15)) == numbered(0, 15)
+    kv.idle()
+    assert left(alice, numbered(0, 15)) == numbered(0, 15)

@@ -1,4 +1,5 @@
 import errno
+import mmap
 import os
 from contextlib import suppress
 from functools import partial
@@ -8,7 +9,7 @@ import pytest
 
 from tests.conftest import Mount
 from tests.harness import Mounted, local, wait_for
-from tests.semantics.syscalls import opened, refused
+from tests.semantics.syscalls import libc, opened, refused
 
 M = 1 << 20
 SMALL = "ram=16M,nvme={tmp}/nvme,nvme_size=48M"
@@ -198,6 +199,38 @@ def test_bounds(mount: Mount, mode: str) -> None:
         for path in directory.glob("*.bin"):
             path.unlink()
         kv.idle()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mapped(mount: Mount, mode: str) -> None:
+    """
+    A mapping that outlives its descriptor keeps the bytes of a file that is unlinked, dropped or
+    rewritten. They count for the tier and for the hard quota of the namespace until the mapping is
+    gone, or a second longer. A daemon that takes over does not know of such files; of those on NVMe
+    it sees what its file system has left.
+    """
+    kv = mount(f"{SMALL},{mode}")
+    kv.allow_log("is (cut off|lost with its close)")
+    space = kv.path / "space"
+    space.mkdir()
+    os.setxattr(space, "user.kvfs.quota_hard", b"4M")
+    (space / "a").write_bytes(b"a" * 3 * M)
+    with opened(space / "a", os.O_RDONLY) as file:
+        mapped = libc.mmap(None, 3 * M, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+    (space / "a").unlink()
+    wait_for(lambda: not _takes(space / "b"), "its quota has no room for another")
+    libc.munmap(mapped, 3 * M)
+    wait_for(lambda: _takes(space / "b"), "it has")
+
+
+def _takes(path: Path) -> bool:
+    """Whether there is room for 3 MiB."""
+    path.unlink(missing_ok=True)
+    try:
+        path.write_bytes(b"b" * 3 * M)
+        return path.stat().st_size == 3 * M
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,5 +1,6 @@
 """Limits hold between two looks at what is written; a file that is just closed is no obstacle."""
 
+import mmap
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import trio.testing
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import NoSpaceError, NotFoundError, QuotaError
 from kvfs.settings import Settings
+from tests.semantics.syscalls import opened
 from tests.unit.world import World, world
 
 M = 1 << 20
@@ -112,6 +114,71 @@ def test_what_is_too_large_at_its_close_goes_though_it_is_read(
             path = held.tier.path(held.inode.ino, held.inode.version)
             assert os.stat(path).st_blocks == 0
             await made.close(held, writable=False)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+@pytest.mark.parametrize("ram", [0, 16 * M], ids=["nvme", "ram"])
+@pytest.mark.parametrize("way", ["unlinked", "evicted", "rewritten", "expired"])
+def test_what_is_mapped_counts_when_its_file_is_gone(tmp_path: Path, way: str, ram: int) -> None:
+    """Under passthrough a mapping keeps the backing file, and no handle tells of it."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        space = made.ledger.namespaces.default
+        made.expect(b"a", 3 * M)  # or it begins on NVMe
+        await made.close(await made.create(b"a", b"x" * 3 * M), writable=True)
+        inode = made.find(b"a")
+        await made.close(await made.objects.open(inode.ino, writable=False), writable=False)
+        (tier,) = made.ledger.tiers.holders(inode)
+        assert tier is made.tiers[0]
+        with opened(Path(tier.path(inode.ino, inode.version)), os.O_RDONLY) as file:
+            mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        await go(made, way, inode.ino)
+        await made.dispatcher.trash.empty()
+        assert [*made.ledger.trash.count()] == [space]
+        made.check()
+        assert space.bytes == (4096 if way == "rewritten" else 0)
+        assert space.unlinked == 3 * M
+        assert tier.reserved >= 3 * M
+        with pytest.raises(QuotaError, match=f"processes have {3 * M} bytes of files mapped"):
+            made.quota.keep(space, 2 * M)
+        mapped.close()
+        (left,) = made.ledger.trash.mapped
+        assert not made.ledger.trash.look_at(left)
+        await made.close(await made.create(b"b", b"x" * 2 * M), writable=True)
+        await made.check_at_rest()
+
+    async def go(made: World, way: str, ino: int) -> None:
+        if way == "unlinked":
+            made.tree.unlink(1, b"a")
+            made.ledger.removals.purge(ino)
+        elif way == "evicted":
+            made.ledger.removals.evict(made.find(b"a"))
+        elif way == "rewritten":
+            held = await made.objects.open(ino, writable=True, truncate=True)
+            await made.close(held, writable=True)
+        else:
+            limit(made, quota_hard="4M", ttl="1", ttl_from="write")
+            made.find(b"a").mtime_ns = 0
+            made.ledger.removals.drop(made.find(b"a"), "expired")
+
+    with world(tmp_path, ram=ram) as made:
+        trio.run(case, made)
+
+
+def test_an_unlinked_file_counts_until_the_kernel_forgets_it(tmp_path: Path) -> None:
+    """And goes first where its namespace needs the room."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        space = made.ledger.namespaces.default
+        await made.close(await made.create(b"a", b"x" * 3 * M), writable=True)
+        made.tree.unlink(1, b"a")
+        assert (space.bytes, space.unlinked) == (0, 3 * M)
+        await made.close(await made.create(b"b", b"x" * 2 * M), writable=True)
+        assert (space.bytes, space.unlinked) == (2 * M, 0)
 
     with world(tmp_path) as made:
         trio.run(case, made)

@@ -300,6 +300,9 @@ class World:
         for held in self.ledger.table.open.values():
             if held.fd >= 0:
                 os.close(held.fd)
+        self.ledger.trash.count()
+        for fd in (*(file.fd for file in self.ledger.trash.mapped), *self.ledger.trash.closing):
+            os.close(fd)
         self.catalog.close()
         if self.nvme is not None:
             self.nvme.close()
@@ -641,14 +644,21 @@ class World:
                 assert ledger.tiers.holders(inode) == [room.tier]
                 reserved[room.tier.name] += room.size
             unfinished.add(ino)
+        for file in ledger.trash.mapped:
+            reserved[file.tier.name] += file.size
         assert not ledger.orphans.rooms.keys() & ledger.table.open.keys()
         assert set(ledger.table.staging) == staging
         written = Counter[Namespace]()
         for held in ledger.table.open.values():
             if held.space is not None:
                 written[held.space] += held.staged
+        unlinked = Counter[Namespace]()
+        for one in (*ledger.orphans.rooms.values(), *ledger.trash.mapped):
+            if one is not None:
+                unlinked[one.space] += one.size
         for space in self.spaces():
             assert space.staged == written[space]
+            assert space.unlinked == unlinked[space]
             assert not space.ahead or written[space]
         if self.dispatcher.hydration is not None:
             headers = sum(held.header is not None for held in ledger.table.open.values())
@@ -737,7 +747,10 @@ class World:
         for ino in list(self.ledger.orphans.rooms):
             self.ledger.removals.purge(ino)  # the kernel forgets what was unlinked
         await self.dispatcher.trash.empty()
+        self.ledger.trash.count()
+        await self.dispatcher.trash.empty()
         self.check()
+        assert not self.ledger.trash.mapped
         assert all(tier.reserved == 0 for tier in self.tiers)
         assert self.dispatcher.demotion._under_way == 0
         assert not self.dispatcher._jobs

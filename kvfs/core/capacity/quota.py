@@ -1,9 +1,10 @@
 """Hard quotas: what a namespace has beyond them goes, or what would come is refused.
 
-Contract: what counts is what sealed objects take, and what is being written takes by now; when one
-more comes also what it, and what is being written, is expected to. Room is made from the
-namespace's own objects only, a few groups at a time, so that whoever has much to drop gives way
-between two steps; after such an await all is weighed anew.
+Contract: what counts is what sealed objects take, and what is being written takes by now, and what
+is left of files without a name (`Unlinked`); when one more comes also what it, and what is being
+written, is expected to. Room is made from the namespace's own objects only, a few groups at a time,
+so that whoever has much to drop gives way between two steps; after such an await all is weighed
+anew. Files without a name that nobody has open go first.
 Not for soft quotas, which are a namespace's urgency (`Namespace.urgency`); nor for the room of
 tiers (`Room`).
 """
@@ -68,10 +69,10 @@ class Quota:
                 count += 1
                 if held.expected <= settings.quota_hard:
                     coming += max(0, held.expected - held.staged)
-        size, count = wanted + namespace.staged, objects + count
+        count += objects
         for _ in range(most):
             if not (
-                0 < settings.quota_hard < namespace.bytes + size
+                0 < settings.quota_hard < namespace.counted + wanted
                 or 0 < settings.quota_objects < namespace.objects + count
             ):
                 break
@@ -79,7 +80,7 @@ class Quota:
                 raise self._used_up(namespace)
         else:
             return False
-        later = namespace.bytes + size + coming + max(0, expected - wanted)
+        later = namespace.counted + coming + max(expected, wanted)
         lacks = later > settings.quota_hard > 0
         if expected and lacks and not self._may_give(namespace):
             raise self._used_up(namespace)
@@ -89,8 +90,9 @@ class Quota:
         settings = namespace.settings
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.objects} objects of "
-            f"{namespace.bytes} bytes, its quota is {settings.quota_hard or 'any'} bytes, "
-            f"{settings.quota_objects or 'any'} objects, and nothing more may be dropped"
+            f"{namespace.bytes} bytes, {_mapped(namespace)}its quota is "
+            f"{settings.quota_hard or 'any'} bytes, {settings.quota_objects or 'any'} objects, "
+            "and nothing more may be dropped"
         )
 
     def follow(self, namespace: Namespace) -> bool:
@@ -99,7 +101,7 @@ class Quota:
         Whether it is. CatalogError.
         """
         quota = namespace.settings.quota_hard
-        while 0 < quota < namespace.bytes + namespace.staged:
+        while 0 < quota < namespace.counted:
             if not self._give_one(namespace):
                 return False
         return True
@@ -108,8 +110,9 @@ class Quota:
         """What to tell a writer of it when `follow` says no."""
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.bytes} bytes and writes "
-            f"{namespace.staged}, its quota is {namespace.settings.quota_hard}, and nothing more "
-            "may be dropped: it needs a larger quota_hard, or fewer writers"
+            f"{namespace.staged}, {_mapped(namespace)}its quota is "
+            f"{namespace.settings.quota_hard}, and nothing more may be dropped: it needs a larger "
+            "quota_hard, or fewer writers"
         )
 
     async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
@@ -154,6 +157,8 @@ class Quota:
         """Whether `_give_one` would do something."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
         may = self.victims.may_go
+        if self.ledger.orphans.any_of(namespace) is not None:
+            return True
         if namespace.whole is not None and namespace.whole_filled:
             return may(namespace.whole, None, "lose")
         return (nvme is not None and may(namespace.on_nvme, nvme, "lose")) or (
@@ -164,6 +169,9 @@ class Quota:
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace; from the lowest tier if nothing better is known."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
+        orphan = self.ledger.orphans.any_of(namespace)
+        if orphan is not None and self.ledger.removals.purge(orphan):
+            return True
         if namespace.whole is not None and namespace.whole_filled:
             return self.victims.evict_of(namespace, whole, None, "lose")
         return (nvme is not None and self.victims.evict_of(namespace, on_nvme, nvme, "lose")) or (
@@ -176,3 +184,9 @@ class Quota:
 
     def _name(self, namespace: Namespace) -> str:
         return self.ledger.namespaces.name(namespace.ino)
+
+
+def _mapped(namespace: Namespace) -> str:
+    if not namespace.unlinked:
+        return ""
+    return f"processes have {namespace.unlinked} bytes of files mapped that are gone, "

@@ -276,7 +276,8 @@ class Room:
         """Drop something of who has most beyond its share; or what of it is to be cut off.
 
         None if nothing may go. Who merely has files open, and most of what it has is sealed and
-        kept, is passed by.
+        kept, is passed by. But nobody else gives for one who has mapped most of what it has, and
+        has no more to give, while nobody else grows.
         """
         if self._purge_one(tier):
             return True
@@ -284,6 +285,7 @@ class Room:
         for held in self.ledger.table.staging.values():
             if held.tier is tier and held.staged and held.doom is None and held.space is not None:
                 writers.setdefault(held.space, []).append(held)
+        growing = {space for space, files in writers.items() if any(held.grows for held in files)}
         spaces = self.victims.by_urgency()
         spaces += [space for space in writers if space not in spaces]  # their directories are gone
         bucket = self.ledger.tiers.bucket
@@ -298,6 +300,8 @@ class Room:
             written = writers.get(space, [])
             if written and (space.staged > space.bytes or any(held.grows for held in written)):
                 return max(written, key=lambda held: (held.grows, held.staged))
+            if space.unlinked > space.bytes and not growing - {space}:
+                break
         return None
 
     def _give_of(self, space: Namespace, tier: Tier) -> bool:

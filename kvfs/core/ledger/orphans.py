@@ -1,7 +1,8 @@
 """Unlinked inodes of which the kernel still knows: kept until it forgets them.
 
 Contract: synchronous. An unlinked file that nobody has open keeps its fastest copy, with its room
-reserved: a process may have looked its name up and be about to open it, and must not get ESTALE.
+set aside and counted to its namespace: a process may have looked its name up and be about to open
+it, and must not get ESTALE.
 A removed directory stays as well: a process that has it open may ask for its attributes. Not for
 removing them (`Removals.purge`).
 """
@@ -14,7 +15,8 @@ from kvfs.core.ledger.accounts import Accounts
 from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.ledger.open_table import OpenObject, OpenTable
 from kvfs.core.ledger.tiers import Tiers
-from kvfs.core.ledger.trash import Trash
+from kvfs.core.ledger.trash import Trash, Unlinked
+from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import Reservation, Tier
 
 
@@ -30,7 +32,7 @@ class Orphans:
         self.catalog = table.catalog
         self.dirty = dirty
         self.trash = trash
-        self.rooms: OrderedDict[int, Reservation | None] = OrderedDict()
+        self.rooms: OrderedDict[int, Unlinked | None] = OrderedDict()
 
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
         """The last name of what somebody has open is gone; its record stays until it is closed."""
@@ -58,7 +60,8 @@ class Orphans:
         if inode.is_file:
             self.accounts.dismiss(inode)
         for tier in self.tiers.holders(inode)[1:]:
-            self.trash.throw_away(tier, inode.ino, inode.version)
+            space = self.table.namespaces.of(inode)
+            self.trash.throw_away(tier, inode.ino, inode.version, space=space)
         self.enter(inode)
 
     def enter(self, inode: Inode) -> None:
@@ -67,7 +70,10 @@ class Orphans:
             self.rooms[inode.ino] = None
             return
         keep = self.tiers.holders(inode)[0]
-        self.rooms[inode.ino] = Reservation(keep, self.tiers.cost(inode, keep))
+        self._reserve(inode, keep, self.tiers.cost(inode, keep))
+
+    def _reserve(self, inode: Inode, tier: Tier, size: int) -> None:
+        self.rooms[inode.ino] = Unlinked(tier, size, self.table.namespaces.of(inode))
 
     def keep_closed(self, held: OpenObject) -> None:
         """Its last reader has closed it: another may have looked its name up, when it had one."""
@@ -76,11 +82,26 @@ class Orphans:
             with self.catalog.batch() as batch:
                 self.keep(inode, batch)
         else:
-            self.rooms[inode.ino] = held.reservation or Reservation(held.tier, 0)
+            size = held.reserved
+            held.reserve(0)
+            self._reserve(inode, held.tier, size)
 
     def take(self, ino: int) -> Reservation | None:
         """It is opened after all: the caller owns its room."""
-        return self.rooms.pop(ino, None)
+        room = self.rooms.pop(ino, None)
+        if room is None:
+            return None
+        found = Reservation(room.tier, room.size)
+        room.release()
+        return found
+
+    def any_of(self, space: Namespace) -> int | None:
+        """The oldest file of a namespace."""
+        if not space.unlinked:
+            return None
+        rooms = self.rooms.items()
+        found = (ino for ino, room in rooms if room is not None and room.space is space)
+        return next(found, None)
 
     def leave(self, ino: int) -> None:
         room = self.rooms.pop(ino)
@@ -88,7 +109,6 @@ class Orphans:
             room.release()
 
     def bytes_in(self, tier: Tier) -> int:
-        """Bytes of a tier that unlinked files have, of which the kernel still knows."""
-        return sum(
-            room.size for room in self.rooms.values() if room is not None and room.tier is tier
-        )
+        """Bytes of unlinked files in a tier: the kernel knows of them, or somebody has them."""
+        rooms = (*self.rooms.values(), *self.trash.mapped)
+        return sum(room.size for room in rooms if room is not None and room.tier is tier)

@@ -110,7 +110,8 @@ class Records:
         """One copy goes, another one stays, if only in the bucket."""
         before = inode.copy()
         self.tiers.set_holder(inode, tier, holds=False)
-        away = partial(self.trash.throw_away, keep=quarantine, why=why)
+        space = self.accounts.namespaces.of(inode)
+        away = partial(self.trash.throw_away, space=space, keep=quarantine, why=why)
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.then(partial(away, tier, inode.ino, inode.version))

@@ -146,12 +146,16 @@ class Removals:
         with self.catalog.batch() as batch:
             for tier in self.tiers.holders(before):
                 self.tiers.set_holder(inode, tier, holds=False)
-                batch.then(partial(self.trash.throw_away, tier, inode.ino, inode.version))
+                batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
             batch.put(inode)
             batch.then(partial(self.accounts.held_otherwise, before, inode))
         if self.tiers.bucket is not None:
             self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
+
+    def _away(self, inode: Inode, *, quarantine: bool = False, why: str = "") -> Away:
+        space = self.namespaces.of(inode)
+        return partial(self.trash.throw_away, space=space, keep=quarantine, why=why)
 
     def drop(
         self,
@@ -184,7 +188,7 @@ class Removals:
         stored: bool = True,
     ) -> None:
         """Kernel entries are invalidated. What is open goes as what was unlinked does."""
-        away = partial(self.trash.throw_away, keep=quarantine, why=why)
+        away = self._away(inode, quarantine=quarantine, why=why)
         with self.catalog.batch() as batch:
             names = self._unlink_all(inode, batch)
             if inode.ino in self.table.open:
@@ -211,6 +215,7 @@ class Removals:
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Its copies leave the accounts at once, its record goes when it is closed."""
         before, held = inode.copy(), self.table.open[inode.ino]
+        self.trash.read.add(inode.ino)
         inode.links, inode.in_bucket = (), False
         for tier in self.tiers.holders(before):
             self.tiers.set_holder(inode, tier, holds=False)
@@ -241,7 +246,7 @@ class Removals:
         if inode.ino in self.namespaces.unaccounted:
             self.namespaces.end_account_anew(inode.ino, batch)
         known = inode.is_file and (inode.sealed if accounted is None else accounted)
-        away = away or self.trash.throw_away
+        away = away or self._away(inode)
         batch.then(partial(self._forgotten, inode, accounted=known, away=away))
 
     def _forgotten(self, inode: Inode, *, accounted: bool, away: Away) -> None:
@@ -252,6 +257,7 @@ class Removals:
         self.namespaces.hot.discard(inode.ino)
         for tier in self.tiers.holders(inode):
             away(tier, inode.ino, inode.version)
+        self.trash.read.discard(inode.ino)
 
     def take_names(self, held: OpenObject, why: bytes) -> None:
         """Nobody finds it any more, though its writer has it. `why` is for the next daemon.

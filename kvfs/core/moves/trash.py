@@ -6,6 +6,7 @@ after that it is the next mount's sweep that finds it. Only one task empties at 
 dispatcher; at the end of a mount, the daemon).
 """
 
+import os
 from collections.abc import Container
 from functools import partial
 
@@ -35,6 +36,9 @@ class TrashBin:
             batch = trash[:AT_ONCE]
             self._undeleted += await self._remove(batch, nvme)
             del trash[: len(batch)]
+        if (closing := self.ledger.trash.closing) and nvme is not None and not nvme.health.down:
+            self.ledger.trash.closing = []
+            await nvme.calls.wait(partial(_close_all, closing))
         if self._undeleted and nvme is not None and nvme.health.state == "healthy":
             again, self._undeleted = self._undeleted, []
             batch = [one for one in again if not self._in_use(one)]
@@ -43,9 +47,9 @@ class TrashBin:
     async def _remove(self, batch: list[TrashFile], nvme: NvmeTier) -> list[TrashFile]:
         """Returns what could not be removed."""
         done = await nvme.calls.wait(partial(_remove_all, batch))
-        for trash, its in zip(batch, done, strict=True):
-            self.ledger.trash.removed(trash, done=its)
-        return [trash for trash, its in zip(batch, done, strict=True) if its is False]
+        for trash, (its, fd) in zip(batch, done, strict=True):
+            self.ledger.trash.removed(trash, its, fd)
+        return [trash for trash, (its, _) in zip(batch, done, strict=True) if its is False]
 
     def _in_use(self, trash: TrashFile) -> bool:
         """Whether a backing file that was thrown away has been made again since."""
@@ -55,5 +59,10 @@ class TrashBin:
         return trash.ino in self._jobs or trash.tier in self.ledger.tiers.holders(current)
 
 
-def _remove_all(batch: list[TrashFile]) -> list[bool | None]:
+def _remove_all(batch: list[TrashFile]) -> list[tuple[bool | None, int]]:
     return [trash.remove() for trash in batch]
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)

@@ -38,6 +38,7 @@ class Namespace:
         self.bytes = self.objects = 0
         self.staged = 0  # bytes that its open writers have by now, beside those
         self.ahead = 0  # and what is set aside for what comes next
+        self.unlinked = 0  # bytes of its files that have no name any more
         self.spilled = 0  # objects that only the bucket has
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
@@ -264,12 +265,17 @@ class Namespace:
         )
 
     @property
+    def counted(self) -> int:
+        """Bytes that count against its hard quota by now."""
+        return self.bytes + self.staged + self.unlinked
+
+    @property
     def urgency(self) -> tuple[bool, float]:
         """Who has most beyond what is his gives first: by soft quota, then by share.
 
         What is being written counts: who grows may not take from those who have less.
         """
-        soft, has = self.settings.quota_soft, self.bytes + self.staged + self.ahead
+        soft, has = self.settings.quota_soft, self.counted + self.ahead
         return 0 < soft < has, has / self.settings.weight
 
     def expired(self, inode: Inode) -> bool:

@@ -124,7 +124,8 @@ class Sealing:
         for tier in ledger.tiers.holders(inode):
             if tier is not held.tier:
                 ledger.tiers.set_holder(inode, tier, holds=False)
-                batch.then(partial(ledger.trash.throw_away, tier, inode.ino, inode.version))
+                away = partial(ledger.trash.throw_away, space=ledger.namespaces.of(inode))
+                batch.then(partial(away, tier, inode.ino, inode.version))
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
@@ -166,6 +167,8 @@ class Sealing:
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
         """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
         ledger, inode = self.ledger, held.inode
+        if not writable:
+            ledger.trash.read.add(inode.ino)
         last = held.readers + held.writers == 1
         written = writable and held.writers == 1
         if written:

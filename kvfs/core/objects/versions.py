@@ -48,7 +48,9 @@ class Versions:
         for holder in ledger.tiers.holders(inode):
             ledger.tiers.set_holder(inode, holder, holds=False)
             if not (keep and holder is tier):
-                batch.then(partial(ledger.trash.throw_away, holder, inode.ino, before.version))
+                space = ledger.namespaces.of(before)
+                away = partial(ledger.trash.throw_away, space=space)
+                batch.then(partial(away, holder, inode.ino, before.version))
         ledger.tiers.set_holder(inode, tier, holds=True)
         if not keep:
             inode.size = inode.blocks = 0
