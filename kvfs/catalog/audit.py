@@ -9,31 +9,7 @@ import struct
 
 from kvfs.catalog import keys
 from kvfs.catalog.inode import SPARSE_LENGTH, Inode
-from kvfs.catalog.keys import (
-    CONTESTED,
-    COOKIES,
-    DELETED,
-    DROPPED,
-    GOING,
-    INODES,
-    MARKS,
-    MODELS,
-    NAMES,
-    SETTINGS,
-    STORED,
-    TWO,
-    U64,
-    UNACCOUNTED,
-    UNPUBLISHED,
-    UNSTORED,
-    XATTRS,
-    Dentry,
-    Stored,
-    cookie_key,
-    name_key,
-    number,
-    number_key,
-)
+from kvfs.catalog.keys import TWO, U64, Dentry, Stored, number
 
 _NAME_MAX = 255
 _MODELS_MAX = (1 << 32) - 1  # an inode has 32 bits for it
@@ -119,35 +95,3 @@ def deleted(value: bytes) -> str | None:
 def xattr(key: bytes) -> tuple[int, bytes] | None:
     """(inode, name) of a key of XATTRS."""
     return (U64.unpack_from(key)[0], key[U64.size :]) if len(key) > U64.size else None
-
-
-__all__ = [
-    "CONTESTED",
-    "COOKIES",
-    "DELETED",
-    "DROPPED",
-    "GOING",
-    "INODES",
-    "MARKS",
-    "MODELS",
-    "NAMES",
-    "SETTINGS",
-    "STORED",
-    "U64",
-    "UNACCOUNTED",
-    "UNPUBLISHED",
-    "UNSTORED",
-    "XATTRS",
-    "by_cookie",
-    "by_name",
-    "cookie_key",
-    "deleted",
-    "inode",
-    "model",
-    "name_key",
-    "number",
-    "number_key",
-    "publication",
-    "stored",
-    "xattr",
-]

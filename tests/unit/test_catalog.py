@@ -322,9 +322,9 @@ def test_records_are_as_they_were_at_the_first(catalog: Catalog) -> None:
     with catalog.batch() as batch:
         batch.delete(inode(21))
         batch.put(inode(23))
-    assert [audit.number(key) for key, _ in records] == [21, 22]
-    assert [audit.number(key) for key, _ in catalog.records(b"i")] == [20, 22, 23]
-    assert catalog.record(b"i", audit.number_key(21)) is None
+    assert [keys.number(key) for key, _ in records] == [21, 22]
+    assert [keys.number(key) for key, _ in catalog.records(b"i")] == [20, 22, 23]
+    assert catalog.record(b"i", keys.number_key(21)) is None
 
 
 def test_records_end_when_the_catalog_is_opened_anew(catalog: Catalog) -> None:
@@ -407,7 +407,7 @@ def test_a_record_that_makes_no_sense_is_said_once_and_passed_by(
     with catalog.batch() as batch:
         for ino in range(20, 25):
             batch.put(inode(ino))
-    catalog.commit([(b"i" + audit.number_key(22), b"nonsense"), (b"ishort", b"x")], sync=False)
+    catalog.commit([(b"i" + keys.number_key(22), b"nonsense"), (b"ishort", b"x")], sync=False)
     for _ in range(2):
         assert [found.ino for found in catalog.inodes_after(0, 100)] == [20, 21, 23, 24]
         assert [found.ino for found in catalog.inodes_after(20, 2)] == [21, 23]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.catalog import Inode, audit
+from kvfs.catalog import Inode, keys
 from kvfs.core import dispatcher as flow_module
 from kvfs.errors import CatalogError
 from tests.unit.test_check import kinds, look
@@ -25,7 +25,7 @@ def test_a_record_that_makes_no_sense_does_not_end_it(
 
     async def before(made: World) -> list[Inode]:
         found = [await made.store(b"%d" % number, BYTES, made.disk) for number in range(5)]
-        key = audit.INODES + audit.number_key(found[2].ino)
+        key = keys.INODES + keys.number_key(found[2].ino)
         made.catalog.commit([(key, b"nonsense")], sync=False)
         return found
 

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.catalog import ROOT_INO, Dentry, Inode, audit
+from kvfs.catalog import ROOT_INO, Dentry, Inode, keys
 from kvfs.core.check import Background, Finding, Survey, check
 from kvfs.core.check import background as background_module
 from kvfs.core.check import files as files_module
@@ -166,18 +166,18 @@ def damage(kinds: str, gone: str = "") -> Callable[[Damage], Damage]:
 
 @damage("name")
 def cookie_key_gone(w: Small) -> None:
-    w.erase(audit.COOKIES, audit.cookie_key(*w.a.links[0]))
+    w.erase(keys.COOKIES, keys.cookie_key(*w.a.links[0]))
 
 
 @damage("name")
 def name_key_gone(w: Small) -> None:
-    w.erase(audit.NAMES, audit.name_key(ROOT_INO, b"a"))
+    w.erase(keys.NAMES, keys.name_key(ROOT_INO, b"a"))
 
 
 @damage("name")
 def name_leads_to_another_inode(w: Small) -> None:
-    key = audit.name_key(ROOT_INO, b"a")
-    w.write(audit.NAMES, key, audit.cookie_key(w.b.ino, w.a.links[0][1]))
+    key = keys.name_key(ROOT_INO, b"a")
+    w.write(keys.NAMES, key, keys.cookie_key(w.b.ino, w.a.links[0][1]))
 
 
 @damage("link", gone="/a")
@@ -227,12 +227,12 @@ def nothing_but_the_record(w: Small) -> None:
 @damage("nameless", gone="/a")
 def unlinked_and_closed_but_still_there(w: Small) -> None:
     nothing_but_the_record(w)
-    w.write(audit.MARKS, audit.number_key(w.a.ino), b"")
+    w.write(keys.MARKS, keys.number_key(w.a.ino), b"")
 
 
 @damage("name")
 def nothing_but_the_name_key(w: Small) -> None:
-    w.erase(audit.COOKIES, audit.cookie_key(*w.e.links[0]))
+    w.erase(keys.COOKIES, keys.cookie_key(*w.e.links[0]))
     w.put(w.e, links=())
 
 
@@ -253,15 +253,15 @@ def entry_of_no_inode(w: Small) -> None:
 
 @damage("name")
 def stale_name_key(w: Small) -> None:
-    w.write(audit.NAMES, audit.name_key(ROOT_INO, b"x"), audit.cookie_key(w.a.ino, 7))
+    w.write(keys.NAMES, keys.name_key(ROOT_INO, b"x"), keys.cookie_key(w.a.ino, 7))
 
 
 @damage("name", gone="/a")
 def two_entries_of_one_name(w: Small) -> None:
     """The entry of `a` says that it is called b: b keeps its name, a needs another."""
-    w.erase(audit.NAMES, audit.name_key(ROOT_INO, b"a"))
-    key = audit.cookie_key(*w.a.links[0])
-    w.write(audit.COOKIES, key, audit.number_key(w.a.ino) + b"b")
+    w.erase(keys.NAMES, keys.name_key(ROOT_INO, b"a"))
+    key = keys.cookie_key(*w.a.links[0])
+    w.write(keys.COOKIES, key, keys.number_key(w.a.ino) + b"b")
 
 
 @damage("name", gone="/x")
@@ -297,17 +297,17 @@ def directories_in_a_circle(w: Small) -> None:
 
 @damage("directory")
 def directory_record_gone(w: Small) -> None:
-    w.erase(audit.INODES, audit.number_key(w.d.ino))
+    w.erase(keys.INODES, keys.number_key(w.d.ino))
 
 
 @damage("directory record")
 def directory_record_unreadable(w: Small) -> None:
-    w.write(audit.INODES, audit.number_key(w.e.ino), b"nonsense")
+    w.write(keys.INODES, keys.number_key(w.e.ino), b"nonsense")
 
 
 @damage("directory")
 def root_record_gone(w: Small) -> None:
-    w.erase(audit.INODES, audit.number_key(ROOT_INO))
+    w.erase(keys.INODES, keys.number_key(ROOT_INO))
 
 
 @damage("directory")
@@ -322,37 +322,37 @@ def root_with_a_parent(w: Small) -> None:
 
 @damage("record name attribute leftover", gone="/a")
 def record_unreadable(w: Small) -> None:
-    w.write(audit.INODES, audit.number_key(w.a.ino), b"nonsense")
+    w.write(keys.INODES, keys.number_key(w.a.ino), b"nonsense")
 
 
 @damage("record name leftover", gone="/b")
 def record_cut(w: Small) -> None:
     """By just one link, which no unpacking notices."""
-    record = w.made.catalog.record(audit.INODES, audit.number_key(w.b.ino))
+    record = w.made.catalog.record(keys.INODES, keys.number_key(w.b.ino))
     assert record is not None
-    w.write(audit.INODES, audit.number_key(w.b.ino), record[:-16])
+    w.write(keys.INODES, keys.number_key(w.b.ino), record[:-16])
 
 
 @damage("record record record")
 def keys_that_make_no_sense(w: Small) -> None:
-    w.write(audit.INODES, b"short", b"")
-    w.write(audit.COOKIES, b"short", b"x")
-    w.write(audit.NAMES, b"short", b"y")
+    w.write(keys.INODES, b"short", b"")
+    w.write(keys.COOKIES, b"short", b"x")
+    w.write(keys.NAMES, b"short", b"y")
 
 
 @damage("attribute")
 def attribute_of_no_inode(w: Small) -> None:
-    w.write(audit.XATTRS, audit.number_key(5) + b"user.y", b"1")
+    w.write(keys.XATTRS, keys.number_key(5) + b"user.y", b"1")
 
 
 @damage("mark")
 def mark_of_no_inode(w: Small) -> None:
-    w.write(audit.MARKS, audit.number_key(5), b"")
+    w.write(keys.MARKS, keys.number_key(5), b"")
 
 
 @damage("mark")
 def mark_of_a_sealed_inode(w: Small) -> None:
-    w.write(audit.MARKS, audit.number_key(w.a.ino), b"")
+    w.write(keys.MARKS, keys.number_key(w.a.ino), b"")
 
 
 @damage("counter")
@@ -622,7 +622,7 @@ def test_a_digest_is_computed_for_what_has_its_signature_only(tmp_path: Path) ->
 def test_a_directory_with_neither_record_nor_name_keeps_what_is_in_it(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         there = await small(made)
-        there.erase(audit.INODES, audit.number_key(there.d.ino))
+        there.erase(keys.INODES, keys.number_key(there.d.ino))
         with made.catalog.batch() as batch:
             batch.unlink(ROOT_INO, Dentry(b"d", there.d.ino, there.d.links[0][1]))
         assert (await look(made))[0]

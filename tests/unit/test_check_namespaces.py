@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.catalog import ROOT_INO, Batch, Catalog, Dentry, Inode, audit
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Dentry, Inode, keys
 from kvfs.core.admin.lifecycle import Lifecycle
 from kvfs.core.names.walks import Walks
 from kvfs.settings import Settings
@@ -40,7 +40,7 @@ class Spaces:
             batch.put(replace(self.record(inode), **changes))  # type: ignore[arg-type]
 
     def write(self, kind: bytes, key: bytes | Inode, value: bytes = b"") -> None:
-        raw = audit.number_key(key.ino) if isinstance(key, Inode) else key
+        raw = keys.number_key(key.ino) if isinstance(key, Inode) else key
         self.made.catalog.commit([(kind + raw, value)], sync=False)
 
     def erase_name(self, parent: int, name: bytes) -> None:
@@ -75,7 +75,7 @@ async def spaces(made: World) -> Spaces:
 
 
 def number(value: int) -> bytes:
-    return audit.number_key(value)
+    return keys.number_key(value)
 
 
 Harm = Callable[[Spaces], None]
@@ -92,55 +92,55 @@ def harm(kinds: str, gone: str = "") -> Callable[[Harm], Harm]:
 
 @harm("mark mark mark mark")
 def marks_of_no_inode(w: Spaces) -> None:
-    for kind in (audit.SETTINGS, audit.DROPPED, audit.UNACCOUNTED):
+    for kind in (keys.SETTINGS, keys.DROPPED, keys.UNACCOUNTED):
         w.write(kind, number(5), Settings().to_json().encode())
-    w.write(audit.UNPUBLISHED, number(5), number(ROOT_INO) + b"name")
+    w.write(keys.UNPUBLISHED, number(5), number(ROOT_INO) + b"name")
 
 
 @harm("mark mark mark mark")
 def marks_of_a_file(w: Spaces) -> None:
-    w.write(audit.SETTINGS, w.a, Settings().to_json().encode())
-    w.write(audit.DROPPED, w.a)
-    w.write(audit.UNACCOUNTED, w.a)
-    w.write(audit.UNPUBLISHED, w.a, number(ROOT_INO) + b"name")
+    w.write(keys.SETTINGS, w.a, Settings().to_json().encode())
+    w.write(keys.DROPPED, w.a)
+    w.write(keys.UNACCOUNTED, w.a)
+    w.write(keys.UNPUBLISHED, w.a, number(ROOT_INO) + b"name")
 
 
 @harm("mark mark mark mark record")
 def keys_that_are_no_numbers(w: Spaces) -> None:
-    for kind in (audit.SETTINGS, audit.DROPPED, audit.UNACCOUNTED, audit.UNPUBLISHED, audit.MODELS):
+    for kind in (keys.SETTINGS, keys.DROPPED, keys.UNACCOUNTED, keys.UNPUBLISHED, keys.MODELS):
         w.write(kind, b"short", b"{}")
 
 
 @harm("mark")
 def settings_of_a_directory_below(w: Spaces) -> None:
-    w.write(audit.SETTINGS, w.d, Settings().to_json().encode())
+    w.write(keys.SETTINGS, w.d, Settings().to_json().encode())
 
 
 @harm("settings")
 def settings_that_are_no_json(w: Spaces) -> None:
-    w.write(audit.SETTINGS, w.n, b"{\xff")
+    w.write(keys.SETTINGS, w.n, b"{\xff")
 
 
 @harm("settings")
 def settings_that_are_no_texts(w: Spaces) -> None:
-    w.write(audit.SETTINGS, w.n, b'{"ttl": 5}')
+    w.write(keys.SETTINGS, w.n, b'{"ttl": 5}')
 
 
 @harm("settings settings")
 def settings_that_nobody_knows(w: Spaces) -> None:
-    w.write(audit.SETTINGS, w.n, b'{"volume": "11"}')
-    w.write(audit.SETTINGS, number(ROOT_INO), b'{"weight": "0"}')
+    w.write(keys.SETTINGS, w.n, b'{"volume": "11"}')
+    w.write(keys.SETTINGS, number(ROOT_INO), b'{"weight": "0"}')
 
 
 @harm("mark")
 def the_root_was_dropped(w: Spaces) -> None:
-    w.write(audit.DROPPED, number(ROOT_INO))
+    w.write(keys.DROPPED, number(ROOT_INO))
 
 
 @harm("mark", gone="/n /n/d /n/d/f")
 def dropped_but_with_a_name(w: Spaces) -> None:
-    w.write(audit.DROPPED, w.n)
-    w.made.catalog.commit([(audit.SETTINGS + number(w.n.ino), None)], sync=False)
+    w.write(keys.DROPPED, w.n)
+    w.made.catalog.commit([(keys.SETTINGS + number(w.n.ino), None)], sync=False)
 
 
 @harm("mark mark")
@@ -148,7 +148,7 @@ def dropped_under_names_that_make_no_sense(w: Spaces) -> None:
     for name, text in ((b"one", b"a/b"), (b"two", b"x" * 256)):
         top = w.made.mkdir(name)
         w.made.drop(name.decode())
-        w.write(audit.DROPPED, top, text)
+        w.write(keys.DROPPED, top, text)
 
 
 @harm("namespace")
@@ -186,7 +186,7 @@ def the_root_accounted_to_a_namespace(w: Spaces) -> None:
 @harm("namespace namespace namespace")
 def settings_lost(w: Spaces) -> None:
     """What was in the namespace is the mount's own."""
-    w.made.catalog.commit([(audit.SETTINGS + number(w.n.ino), None)], sync=False)
+    w.made.catalog.commit([(keys.SETTINGS + number(w.n.ino), None)], sync=False)
 
 
 @harm("link", gone="/n /n/d /n/d/f")
@@ -212,17 +212,17 @@ def an_entry_of_what_was_dropped(w: Spaces) -> None:
 
 @harm("directory")
 def a_namespace_without_its_record(w: Spaces) -> None:
-    w.made.catalog.commit([(audit.INODES + number(w.n.ino), None)], sync=False)
+    w.made.catalog.commit([(keys.INODES + number(w.n.ino), None)], sync=False)
 
 
 @harm("directory")
 def a_directory_of_a_namespace_without_its_record(w: Spaces) -> None:
-    w.made.catalog.commit([(audit.INODES + number(w.d.ino), None)], sync=False)
+    w.made.catalog.commit([(keys.INODES + number(w.d.ino), None)], sync=False)
 
 
 @harm("record model")
 def a_model_whose_name_makes_no_sense(w: Spaces) -> None:
-    w.write(audit.MODELS, number(1), b"no zero in it")
+    w.write(keys.MODELS, number(1), b"no zero in it")
     w.put(w.f, model=1)
 
 
@@ -234,7 +234,7 @@ def a_model_that_is_not_there(w: Spaces) -> None:
 @harm("nameless")
 def never_published_and_no_longer_marked(w: Spaces) -> None:
     w.put(w.record(w.a), ino=w.made.catalog.next_id(), links=(), sealed=False, ram_epoch=0)
-    w.write(audit.UNPUBLISHED, number(w.made.catalog.counter - 1), number(ROOT_INO) + b"new")
+    w.write(keys.UNPUBLISHED, number(w.made.catalog.counter - 1), number(ROOT_INO) + b"new")
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -311,7 +311,7 @@ def test_a_namespace_that_lost_its_name_keeps_its_settings(tmp_path: Path) -> No
 def test_settings_that_make_no_sense_become_the_defaults(tmp_path: Path) -> None:
     async def before(made: World) -> None:
         there = await spaces(made)
-        there.write(audit.SETTINGS, there.n, b"nonsense")
+        there.write(keys.SETTINGS, there.n, b"nonsense")
 
     async def after(made: World) -> None:
         await made.census()
@@ -434,7 +434,7 @@ def test_what_waits_for_its_name_is_no_damage(tmp_path: Path) -> None:
     async def after(made: World) -> None:
         await made.census()
         assert (await look(made))[0] == []
-        assert made.catalog.marks(audit.UNPUBLISHED) == []
+        assert made.catalog.marks(keys.UNPUBLISHED) == []
 
     with world(tmp_path) as made:
         trio.run(before, made)
@@ -460,7 +460,7 @@ def test_directories_and_special_files_in_limbo_are_no_damage(tmp_path: Path) ->
         await made.census()
         for live in (True, False):
             assert (await look(made, live=live))[0] == []
-        assert made.catalog.marks(audit.UNACCOUNTED) == []
+        assert made.catalog.marks(keys.UNACCOUNTED) == []
 
     with world(tmp_path) as made:
         trio.run(before, made)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.catalog import audit
+from kvfs.catalog import keys
 from tests.s3.faulty import FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_check import kinds, look
@@ -29,11 +29,11 @@ def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
 
 
 def write(made: World, kind: bytes, number: int, value: bytes) -> None:
-    made.catalog.commit([(kind + audit.number_key(number), value)], sync=False)
+    made.catalog.commit([(kind + keys.number_key(number), value)], sync=False)
 
 
 def erase(made: World, kind: bytes, number: int) -> None:
-    made.catalog.commit([(kind + audit.number_key(number), None)], sync=False)
+    made.catalog.commit([(kind + keys.number_key(number), None)], sync=False)
 
 
 async def mended(made: World) -> list[str]:
@@ -58,7 +58,7 @@ def test_what_nothing_says_the_place_of_is_dropped_unless_it_is_here(made: World
         here = await made.store(b"b", B, made.ram)
         await made.upload_all()
         for ino in (gone.ino, here.ino):
-            erase(made, audit.STORED, ino)
+            erase(made, keys.STORED, ino)
         assert await mended(made) == ["stored", "stored"]
         assert made.catalog.inode(gone.ino) is None
         assert not again(made, here.ino).in_bucket
@@ -68,7 +68,7 @@ def test_what_nothing_says_the_place_of_is_dropped_unless_it_is_here(made: World
     trio.run(case)
 
 
-@pytest.mark.parametrize("kind", [audit.STORED, audit.UNSTORED, audit.CONTESTED, audit.DELETED])
+@pytest.mark.parametrize("kind", [keys.STORED, keys.UNSTORED, keys.CONTESTED, keys.DELETED])
 def test_marks_that_make_no_sense_go(made: World, kind: bytes) -> None:
     async def case() -> None:
         write(made, kind, 999_999, b"\xff")
@@ -82,13 +82,13 @@ def test_what_the_bucket_has_of_no_inode_is_deleted_there(made: World, store: Me
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
-        stored = made.catalog.record(audit.STORED, audit.number_key(inode.ino))
+        stored = made.catalog.record(keys.STORED, keys.number_key(inode.ino))
         assert stored is not None
         made.tree.unlink(1, b"a")
         made.ledger.removals.purge(inode.ino)
         await made.upload_all()
         store.put("p/@0/a", A, {}, once=True)
-        write(made, audit.STORED, 999_999, stored)
+        write(made, keys.STORED, 999_999, stored)
         assert await mended(made) == ["bucket"]
         await made.upload_all()
         assert contents(store) == {}

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kvfs import fsck
 from kvfs.catalog import Catalog, Inode
-from kvfs.catalog.audit import number_key
+from kvfs.catalog.keys import number_key
 from kvfs.cli import main
 from kvfs.core.check import Survey, check
 from kvfs.errors import CatalogError, ConfigError, InUseError, TierError

@@ -60,7 +60,7 @@ def test_other_records(key: bytes, value: bytes) -> None:
     audit.stored(value)
     audit.deleted(value)
     audit.xattr(key)
-    audit.number(key)
+    keys.number(key)
 
 
 @pytest.fixture(scope="module")

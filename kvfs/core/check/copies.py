@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import trio
 
-from kvfs.catalog import Inode, audit
+from kvfs.catalog import Inode, keys
 from kvfs.compression.container import DamagedError
 from kvfs.core.check.survey import Survey
 from kvfs.core.ledger import doubts
@@ -73,9 +73,9 @@ class Copies:
     async def run(self) -> None:
         survey = self.survey
         survey.begin("copies", survey.bytes if survey.hashes else survey.inodes)
-        records = self.catalog.records(audit.INODES)
+        records = self.catalog.records(keys.INODES)
         while batch := list(islice(records, BATCH)):
-            inos = [ino for key, _ in batch if (ino := audit.number(key))]
+            inos = [ino for key, _ in batch if (ino := keys.number(key))]
             # Links, directories and what is unfinished are no concern of this part.
             inodes = [inode for ino in inos if (inode := self._fit(ino))]
             await self._look(inodes)

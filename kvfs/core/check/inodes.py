@@ -9,7 +9,7 @@ Not for bytes.
 from collections import Counter
 from functools import partial
 
-from kvfs.catalog import ROOT_INO, Inode, audit
+from kvfs.catalog import ROOT_INO, Inode, audit, keys
 from kvfs.core.check.names import Names
 from kvfs.core.check.namespaces import Namespaces
 from kvfs.core.check.stored import Stored
@@ -33,7 +33,7 @@ class Inodes:
         """Read every record, and see what makes no sense."""
         survey, largest = self.survey, 0
         survey.begin("records", 0)
-        for key, record in self.catalog.records(audit.INODES):
+        for key, record in self.catalog.records(keys.INODES):
             inode = audit.inode(key, record)
             if inode is None:
                 self._unreadable(key)
@@ -47,15 +47,15 @@ class Inodes:
         self.names.check_counter(largest)
 
     def _unreadable(self, key: bytes) -> None:
-        record = self.catalog.record(audit.INODES, key)
+        record = self.catalog.record(keys.INODES, key)
         if record is None or audit.inode(key, record) is not None:
             return  # gone or written meanwhile
 
-        ino = audit.number(key) or 0
+        ino = keys.number(key) or 0
         self.survey.unreadable.add(ino)
-        what = f"its record makes no sense (key {(audit.INODES + key).hex()})"
+        what = f"its record makes no sense (key {(keys.INODES + key).hex()})"
         cure = "remove it: the inode is lost"
-        mend = partial(self._erase, audit.INODES, key)
+        mend = partial(self._erase, keys.INODES, key)
         self.survey.report("record", ino, "", what, cure, mend)
 
     async def run(self) -> None:
@@ -75,8 +75,8 @@ class Inodes:
         survey, names = self.survey, self.names
         survey.begin("links", survey.inodes)
         directories: dict[int, tuple[int, int]] = {}  # inode -> parent, subdirs
-        for key, record in self.catalog.records(audit.INODES):
-            ino = audit.number(key)
+        for key, record in self.catalog.records(keys.INODES):
+            ino = keys.number(key)
             if ino is not None and ino not in survey.unreadable:
                 seen = Inode.unpack(ino, record)
                 if seen.is_dir:
@@ -233,7 +233,7 @@ class Inodes:
     async def _xattrs(self) -> None:
         survey = self.survey
         survey.begin("attributes", 0)
-        for key, _ in self.catalog.records(audit.XATTRS):
+        for key, _ in self.catalog.records(keys.XATTRS):
             found = audit.xattr(key)
             if found is None or survey.inode(found[0]) is None:
                 ino, name = found or (0, key)
@@ -243,7 +243,7 @@ class Inodes:
                     "",
                     f"there is no inode that has the attribute {name!r}",
                     "remove it",
-                    partial(self._erase, audit.XATTRS, key),
+                    partial(self._erase, keys.XATTRS, key),
                 )
             await survey.step()
 
@@ -255,13 +255,13 @@ class Inodes:
         """Marks say what the next mount drops if this one dies."""
         survey = self.survey
         survey.begin("marks", 0)
-        for key, _ in self.catalog.records(audit.MARKS):
-            if self.catalog.record(audit.MARKS, key) is not None:
+        for key, _ in self.catalog.records(keys.MARKS):
+            if self.catalog.record(keys.MARKS, key) is not None:
                 self._check_mark(key)
             await survey.step()
 
     def _check_mark(self, key: bytes) -> None:
-        survey, ino = self.survey, audit.number(key)
+        survey, ino = self.survey, keys.number(key)
         inode = None if ino is None else survey.inode(ino)
         if ino is None or inode is None:
             what = "there is no such inode that could be unfinished"
@@ -273,7 +273,7 @@ class Inodes:
             survey.notes["unfinished"] += not survey.live
             return
         path = "" if inode is None else survey.path(inode)
-        mend = partial(self._erase, audit.MARKS, key)
+        mend = partial(self._erase, keys.MARKS, key)
         survey.report("mark", ino or 0, path, what, "remove the mark", mend)
 
     # Facts

@@ -55,8 +55,8 @@ class Listed:
         self._end_deletes()
 
     async def _expect(self) -> None:
-        for key, _ in self.catalog.records(audit.STORED):
-            ino = audit.number(key)
+        for key, _ in self.catalog.records(keys.STORED):
+            ino = keys.number(key)
             found = None if ino is None else self._current(ino)
             if ino is not None and found is not None:
                 at = hash(found[1].key)
@@ -72,8 +72,8 @@ class Listed:
             await self.survey.step(0)
 
     def _deletions(self) -> Iterator[tuple[int, bytes]]:
-        for key, value in self.catalog.records(audit.DELETED):
-            number = audit.number(key)
+        for key, value in self.catalog.records(keys.DELETED):
+            number = keys.number(key)
             if number is not None and audit.deleted(value) is not None:
                 yield number, value
 
@@ -84,7 +84,7 @@ class Listed:
             return None
         if is_bare(inode):  # what a listing told is all that is known of it
             return None
-        value = self.catalog.record(audit.STORED, audit.number_key(ino))
+        value = self.catalog.record(keys.STORED, keys.number_key(ino))
         stored = None if value is None else audit.stored(value)
         return (inode, stored) if inode.in_bucket and stored is not None else None
 

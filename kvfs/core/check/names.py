@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from functools import partial
 
-from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit, keys
 from kvfs.core.check.namespaces import LOST, home
 from kvfs.core.check.survey import Survey
 from kvfs.core.names.tree import COOKIE_SELF, Tree
@@ -31,14 +31,14 @@ class Names:
         survey = self.survey
         survey.begin("names", 2 * survey.inodes)
         largest = 0
-        for key, value in self.catalog.records(audit.COOKIES):
+        for key, value in self.catalog.records(keys.COOKIES):
             found = audit.by_cookie(key, value)
             if found is not None:
                 largest = max(largest, found[1].cookie)
             self._by_cookie(key)
             await survey.step()
         self.check_counter(largest)
-        for key, _ in self.catalog.records(audit.NAMES):
+        for key, _ in self.catalog.records(keys.NAMES):
             self._by_name(key)
             await survey.step()
 
@@ -84,20 +84,20 @@ class Names:
     # Entries
 
     def _entry(self, parent: int, cookie: int) -> Dentry | None:
-        key = audit.cookie_key(parent, cookie)
-        value = self.catalog.record(audit.COOKIES, key)
+        key = keys.cookie_key(parent, cookie)
+        value = self.catalog.record(keys.COOKIES, key)
         found = None if value is None else audit.by_cookie(key, value)
         return None if found is None else found[1]
 
     def _named(self, parent: int, name: bytes) -> Dentry | None:
-        key = audit.name_key(parent, name)
-        value = self.catalog.record(audit.NAMES, key)
+        key = keys.name_key(parent, name)
+        value = self.catalog.record(keys.NAMES, key)
         found = None if value is None else audit.by_name(key, value)
         return None if found is None else found[1]
 
     def _entries(self, ino: int) -> Iterator[Dentry]:
         """What lies in a directory, as far as it makes sense."""
-        for key, value in self.catalog.records(audit.COOKIES, audit.number_key(ino)):
+        for key, value in self.catalog.records(keys.COOKIES, keys.number_key(ino)):
             found = audit.by_cookie(key, value)
             if found is not None:
                 yield found[1]
@@ -130,12 +130,12 @@ class Names:
         )
 
     def _by_cookie(self, key: bytes) -> None:
-        value = self.catalog.record(audit.COOKIES, key)
+        value = self.catalog.record(keys.COOKIES, key)
         if value is None:
             return  # gone meanwhile
         found = audit.by_cookie(key, value)
         if found is None:
-            self._unreadable(audit.COOKIES, key)
+            self._unreadable(keys.COOKIES, key)
         elif self._check_directory(*found) and self._check_target(*found):
             self._check_index(*found)
 
@@ -163,9 +163,9 @@ class Names:
 
         def mend() -> None:
             with self.catalog.batch() as batch:
-                batch.erase(audit.COOKIES, audit.cookie_key(parent, entry.cookie))
+                batch.erase(keys.COOKIES, keys.cookie_key(parent, entry.cookie))
                 if self._named(parent, entry.name) == entry:
-                    batch.erase(audit.NAMES, audit.name_key(parent, entry.name))
+                    batch.erase(keys.NAMES, keys.name_key(parent, entry.name))
             survey.ledger.gone(parent, entry.name, entry.ino)
             if inode is not None and only:
                 self.to_lost_found(inode)
@@ -256,12 +256,12 @@ class Names:
 
     def _by_name(self, key: bytes) -> None:
         survey = self.survey
-        value = self.catalog.record(audit.NAMES, key)
+        value = self.catalog.record(keys.NAMES, key)
         if value is None:
             return  # gone meanwhile
         found = audit.by_name(key, value)
         if found is None:
-            self._unreadable(audit.NAMES, key)
+            self._unreadable(keys.NAMES, key)
             return
         parent, entry = found
         listed = self._entry(parent, entry.cookie)
@@ -287,7 +287,7 @@ class Names:
 
         def remove() -> None:
             with self.catalog.batch() as batch:
-                batch.erase(audit.NAMES, key)
+                batch.erase(keys.NAMES, key)
             survey.ledger.gone(parent, entry.name, entry.ino)
 
         path = survey.entry_path(parent, entry.name)
@@ -348,7 +348,7 @@ class Names:
             if self._leaves(inode, directory, batch) and accounted:
                 batch.then(partial(self.survey.ledger.accounts.dismiss, before))
                 batch.then(partial(self.survey.ledger.accounts.count_anew, inode))
-            batch.unmark(audit.UNPUBLISHED, inode.ino)
+            batch.unmark(keys.UNPUBLISHED, inode.ino)
             batch.put(inode)
             batch.put(directory)
 

@@ -10,7 +10,7 @@ that somebody has declared wrong. Not for the mark of what is unfinished (`Inode
 from collections.abc import Callable, Container
 from functools import partial
 
-from kvfs.catalog import ROOT_INO, Batch, Inode, audit
+from kvfs.catalog import ROOT_INO, Batch, Inode, audit, keys
 from kvfs.core.check.survey import Survey
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
@@ -59,7 +59,7 @@ def at_top(survey: Survey, directory: Inode) -> bool:
     above = survey.inode(parent)
     if above is None or not above.links or above.links[0][0] != ROOT_INO:
         return False
-    entry = survey.catalog.record(audit.COOKIES, audit.cookie_key(*above.links[0]))
+    entry = survey.catalog.record(keys.COOKIES, keys.cookie_key(*above.links[0]))
     return entry is not None and entry[8:].startswith(LOST)
 
 
@@ -79,7 +79,7 @@ class Namespaces:
         self._reports = 0  # there were then
         self._suspects: list[int] = []
         self._models: set[int | None] = {
-            audit.model(key, value) for key, value in self.catalog.records(audit.MODELS)
+            audit.model(key, value) for key, value in self.catalog.records(keys.MODELS)
         }
 
     def suspect(self, inode: Inode) -> None:
@@ -108,16 +108,16 @@ class Namespaces:
                 self._check_prefix(inode)
             await survey.step()
         checks = {
-            audit.SETTINGS: self._check_settings,
-            audit.DROPPED: self._check_dropped,
-            audit.UNACCOUNTED: self._check_unaccounted,
-            audit.GOING: self._check_going,
-            audit.UNPUBLISHED: self._check_unpublished,
-            audit.MODELS: self._check_model_record,
+            keys.SETTINGS: self._check_settings,
+            keys.DROPPED: self._check_dropped,
+            keys.UNACCOUNTED: self._check_unaccounted,
+            keys.GOING: self._check_going,
+            keys.UNPUBLISHED: self._check_unpublished,
+            keys.MODELS: self._check_model_record,
         }
         for kind, check in checks.items():
             for key, _ in self.catalog.records(kind):
-                value, ino = self.catalog.record(kind, key), audit.number(key) or 0
+                value, ino = self.catalog.record(kind, key), keys.number(key) or 0
                 lost = ino in self._rebuilt and survey.inode(ino) is None
                 if value is not None and not lost:
                     check(key, value)
@@ -159,8 +159,8 @@ class Namespaces:
     def _check_model(self, inode: Inode) -> None:
         if not inode.model:
             return
-        key = audit.number_key(inode.model)
-        value = self.catalog.record(audit.MODELS, key)
+        key = keys.number_key(inode.model)
+        value = self.catalog.record(keys.MODELS, key)
         if value is None or audit.model(key, value) is None:
             self.survey.report(
                 "model",
@@ -186,7 +186,7 @@ class Namespaces:
 
     def _marked(self, key: bytes) -> tuple[int, Inode | None]:
         """The number that a mark is of, and its inode; (0, None) for a key that is none."""
-        ino = audit.number(key) or 0
+        ino = keys.number(key) or 0
         return ino, self.survey.inode(ino) if ino else None
 
     def _report(
@@ -198,7 +198,7 @@ class Namespaces:
         def mend() -> None:
             with self.catalog.batch() as batch:
                 batch.erase(kind, key)
-                if len(key) == len(audit.number_key(0)):
+                if len(key) == len(keys.number_key(0)):
                     forget(ino, batch)
 
         path = "" if inode is None else self.survey.path(inode)
@@ -224,7 +224,7 @@ class Namespaces:
                 mend = partial(self._set_default, ino)
                 survey.report("settings", ino, survey.path(inode), str(error), cure, mend)
             return
-        self._report(audit.SETTINGS, key, what, self.namespaces.forget)
+        self._report(keys.SETTINGS, key, what, self.namespaces.forget)
 
     def _set_default(self, ino: int) -> None:
         with self.catalog.batch() as batch:
@@ -246,7 +246,7 @@ class Namespaces:
                 survey.report("mark", ino, "", what, "forget the name: it stays dropped", mend)
             return
         what = "there is no such directory that could have been dropped"
-        self._report(audit.DROPPED, key, what, self.namespaces.end_drop)
+        self._report(keys.DROPPED, key, what, self.namespaces.end_drop)
 
     def _forget_name(self, ino: int) -> None:
         with self.catalog.batch() as batch:
@@ -270,7 +270,7 @@ class Namespaces:
         inode = self._marked(key)[1]
         if inode is None or not inode.is_dir:
             what = "there is no such directory whose content could be accounted anew"
-            self._report(audit.UNACCOUNTED, key, what, self.namespaces.end_account_anew)
+            self._report(keys.UNACCOUNTED, key, what, self.namespaces.end_account_anew)
 
     def _check_going(self, key: bytes, _: bytes) -> None:
         inode = self._marked(key)[1]
@@ -280,7 +280,7 @@ class Namespaces:
             what = "its block is gone, it says, but it is there"
         else:
             return
-        self._report(audit.GOING, key, what, self.prefixes.end)
+        self._report(keys.GOING, key, what, self.prefixes.end)
 
     def _check_prefix(self, inode: Inode) -> None:
         """A block's directory is there as long as the block, or is marked."""
@@ -303,14 +303,14 @@ class Namespaces:
             what = "it is to be published under a name that makes no sense"
         else:
             return
-        self._report(audit.UNPUBLISHED, key, what, lambda _ino, _batch: None)
+        self._report(keys.UNPUBLISHED, key, what, lambda _ino, _batch: None)
 
     def _check_model_record(self, key: bytes, value: bytes) -> None:
         if audit.model(key, value) is None:
-            what = f"a model's name makes no sense (key {(audit.MODELS + key).hex()})"
+            what = f"a model's name makes no sense (key {(keys.MODELS + key).hex()})"
 
             def mend() -> None:
                 with self.catalog.batch() as batch:
-                    batch.erase(audit.MODELS, key)
+                    batch.erase(keys.MODELS, key)
 
             self.survey.report("record", 0, "", what, "remove it", mend)

@@ -7,7 +7,7 @@ what it should shows when that is opened. What it has of an inode that is no mor
 
 from functools import partial
 
-from kvfs.catalog import Inode, audit
+from kvfs.catalog import Inode, audit, keys
 from kvfs.core.check.survey import Survey
 
 
@@ -36,12 +36,12 @@ class Stored:
         )
 
     def _good(self, ino: int) -> bool:
-        value = self.catalog.record(audit.STORED, audit.number_key(ino))
+        value = self.catalog.record(keys.STORED, keys.number_key(ino))
         return value is not None and audit.stored(value) is not None
 
     def _take(self, inode: Inode, *, here: bool) -> None:
         with self.catalog.batch() as batch:
-            batch.erase(audit.STORED, audit.number_key(inode.ino))
+            batch.erase(keys.STORED, keys.number_key(inode.ino))
         if here:
             self.ledger.records.take_from_bucket(inode)
         else:
@@ -51,7 +51,7 @@ class Stored:
         """All marks. A key that is to be deleted may be any text: it is only ever deleted."""
         survey = self.survey
         survey.begin("bucket", 0)
-        for kind in (audit.STORED, audit.UNSTORED, audit.CONTESTED, audit.DELETED):
+        for kind in (keys.STORED, keys.UNSTORED, keys.CONTESTED, keys.DELETED):
             for key, _ in self.catalog.records(kind):
                 value = self.catalog.record(kind, key)
                 if value is not None:
@@ -59,20 +59,20 @@ class Stored:
                 await survey.step()
 
     def _check_mark(self, kind: bytes, key: bytes, value: bytes) -> None:
-        ino = audit.number(key)
+        ino = keys.number(key)
         inode = None if ino is None else self.survey.inode(ino)
         good = {
-            audit.STORED: audit.stored(value) is not None,
-            audit.UNSTORED: len(value) == audit.U64.size,
-            audit.CONTESTED: len(value) == audit.U64.size,
-            audit.DELETED: audit.deleted(value) is not None,
+            keys.STORED: audit.stored(value) is not None,
+            keys.UNSTORED: len(value) == keys.U64.size,
+            keys.CONTESTED: len(value) == keys.U64.size,
+            keys.DELETED: audit.deleted(value) is not None,
         }[kind]
         if ino is None or not good:
             what = f"a mark about the bucket makes no sense (key {(kind + key).hex()})"
             self._report(ino or 0, inode, what, partial(self._erase, kind, key))
-        elif kind != audit.DELETED and ino not in self.survey.unreadable:
+        elif kind != keys.DELETED and ino not in self.survey.unreadable:
             fits = inode is not None and inode.is_file
-            if kind != audit.STORED and inode is not None:
+            if kind != keys.STORED and inode is not None:
                 fits = fits and inode.sealed and bool(inode.links)
             if not fits and not self.survey.in_use(ino) and not self.survey.to_be_recovered(ino):
                 what = "the bucket has, or is to get, what is no file any more"

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import trio
 
-from kvfs.catalog import ROOT_INO, Inode, audit
+from kvfs.catalog import ROOT_INO, Inode, audit, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
@@ -150,7 +150,7 @@ class Survey:
         return not self.live and self.marked(ino)
 
     def marked(self, ino: int) -> bool:
-        return self.catalog.record(audit.MARKS, audit.number_key(ino)) is not None
+        return self.catalog.record(keys.MARKS, keys.number_key(ino)) is not None
 
     def dropped(self, ino: int) -> bool:
         """Whether it is the top of a tree that a walk is to remove."""
@@ -159,7 +159,7 @@ class Survey:
     def path(self, inode: Inode) -> str:
         """One of its names, from the root, as far as the way there can be found."""
         for parent, cookie in inode.links:
-            value = self.catalog.record(audit.COOKIES, audit.cookie_key(parent, cookie))
+            value = self.catalog.record(keys.COOKIES, keys.cookie_key(parent, cookie))
             found = None if value is None else audit.by_cookie(b"\0" * 16, value)
             if found is not None:
                 return self.entry_path(parent, found[1].name)
@@ -174,7 +174,7 @@ class Survey:
                 break
             directory = self.inode(parent)
             link = directory.links[0] if directory and directory.links else (0, 0)
-            value = self.catalog.record(audit.COOKIES, audit.cookie_key(*link))
+            value = self.catalog.record(keys.COOKIES, keys.cookie_key(*link))
             if value is None:
                 parts.append(b"(directory %d)" % parent)
                 break
