@@ -9,9 +9,9 @@ does. Not for state: what a running mount has learned is in its catalog.
 import json
 import os
 import re
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
@@ -26,9 +26,11 @@ from kvfs.parsing import (
     Kind,
     choice,
     count,
+    described,
+    kinds_of,
     optional,
-    read_value,
-    unknown_name,
+    read_field,
+    rows,
 )
 from kvfs.preflight import SMALLEST_TIER
 from kvfs.s3.place import Place
@@ -100,226 +102,191 @@ _PERIOD = Kind("duration", _period, _period_text)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
-def _option(
-    kind: Kind,
-    meaning: str,
-    *,
-    default: Any = MISSING,  # noqa: ANN401 - the field's
-    factory: Any = MISSING,  # noqa: ANN401 - the field's
-    shown: str = "",
-    hot: bool = False,
-    upgrade: bool = False,
-) -> Any:  # noqa: ANN401 - the field's
-    """Hot: changes while mounted (`kvfs set`); upgrade: with another daemon (`kvfs upgrade`).
-
-    shown: the default as documentation has it, where that is not the value.
-    """
-    metadata = {
-        "kind": kind,
-        "default": shown or ("none" if default is None else kind.text(default)),
-        "hot": hot,
-        "meaning": meaning,
-        "upgrade": upgrade or hot,
-    }
-    return field(default=default, default_factory=factory, metadata=metadata)
-
-
-class OptionRow(NamedTuple):
-    """One option as documentation shows it."""
-
-    name: str
-    unit: str
-    default: str
-    hot: bool
-    upgrade: bool
-    meaning: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What one mount was told to be. `hot` options can change while it is mounted."""
 
     mountpoint: Path
 
-    ram: int = _option(
+    ram: int = described(
         _TIER_OR_NONE,
         "size of the RAM tier; 0 for none",
         factory=_default_ram,
         shown="25 % of the memory",
         upgrade=True,
     )
-    nvme: Path | None = _option(
+    nvme: Path | None = described(
         DIRECTORY, "directory of the NVMe tier and the catalog, on ext4 or xfs", default=None
     )
-    nvme_size: int = _option(
+    nvme_size: int = described(
         _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there", upgrade=True
     )
-    s3: str | None = _option(
+    s3: str | None = described(
         _BUCKET, "bucket below the other tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
     )
-    s3_endpoint: str | None = _option(
+    s3_endpoint: str | None = described(
         _ENDPOINT, "where its store is, if it is not Amazon's", default=None
     )
-    s3_region: str | None = _option(WORD, "region of the bucket", default=None)
-    s3_profile: str | None = _option(
+    s3_region: str | None = described(WORD, "region of the bucket", default=None)
+    s3_profile: str | None = described(
         WORD, "which of boto3's profiles has the credentials", default=None
     )
-    s3_required: bool = _option(
+    s3_required: bool = described(
         SWITCH, "refuse to mount while the bucket cannot be used", default=True
     )
-    s3_dirty: int | float = _option(
+    s3_dirty: int | float = described(
         _DIRTY,
         "bytes that may wait for their upload, then writers wait; N%: of the other tiers",
         default=0.25,
         upgrade=True,
     )
-    s3_delay: float = _option(
+    s3_delay: float = described(
         SECONDS, "how long an object waits for its upload", default=5.0, shown="5", hot=True
     )
-    s3_wait: float = _option(
+    s3_wait: float = described(
         SECONDS,
         "how long an open waits for bytes from the bucket, or a writer for uploads",
         default=30.0,
         shown="30",
         hot=True,
     )
-    s3_exclusive: bool = _option(
+    s3_exclusive: bool = described(
         SWITCH, "have a new prefix for this kvfs alone: others are refused there", default=False
     )
-    s3_shared: bool = _option(
+    s3_shared: bool = described(
         SWITCH,
         "look names up in the bucket that are not here; off: nobody else uses its prefix",
         default=True,
         hot=True,
     )
-    s3_recheck: float = _option(
+    s3_recheck: float = described(
         SECONDS,
         "how long a copy here is taken for what the bucket has, before that is asked again",
         default=30.0,
         shown="30",
         hot=True,
     )
-    s3_stream: int = _option(
+    s3_stream: int = described(
         SIZE,
         "size from which on an object is read while it comes from the bucket; 0: none is",
         default=256 << 20,
         hot=True,
     )
-    passthrough: Literal["auto", "on", "off"] = _option(
+    passthrough: Literal["auto", "on", "off"] = described(
         choice("auto", "on", "off"),
         "let the kernel move the bytes; on: refuse to mount without it",
         default="auto",
     )
-    huge: Literal["within_size", "always", "advise", "never"] = _option(
+    huge: Literal["within_size", "always", "advise", "never"] = described(
         choice("within_size", "always", "advise", "never"),
         "which files of the RAM tier get huge pages, as tmpfs(5) has it",
         default="within_size",
         upgrade=True,
     )
-    allow_other: bool = _option(
+    allow_other: bool = described(
         SWITCH, "let users other than the one who mounted in, as file modes permit", default=False
     )
-    movers: int = _option(
+    movers: int = described(
         count(1, 64, "processes"),
         "workers that copy and hash objects between the tiers",
         factory=lambda: min(4, len(os.sched_getaffinity(0))),
         shown="4, or fewer with fewer CPUs",
         upgrade=True,
     )
-    promote_after: int = _option(
+    promote_after: int = described(
         count(0, 1_000_000, "opens"),
         "opens of an object on NVMe until it is copied to RAM; 0: never",
         default=2,
         hot=True,
     )
-    verify_after: int = _option(
+    verify_after: int = described(
         _PERIOD,
         "time after which an open compares a copy on NVMe with its digest again; off: never",
         default=86400,
         hot=True,
     )
-    reclaimable: int = _option(
+    reclaimable: int = described(
         count(1, 90, "percent", suffix="%"),
         "share of the RAM tier kept free or already copied to NVMe",
         default=25,
         hot=True,
     )
-    namespaces: Path | None = _option(
+    namespaces: Path | None = described(
         FILE,
         "TOML with the settings that new top-level directories get, by their names",
         default=None,
         upgrade=True,
     )
-    bandwidth: int = _option(
+    bandwidth: int = described(
         SIZE,
         "bytes a second for which namespaces compete by weight; 0: no limit",
         default=0,
         hot=True,
     )
-    nvme_writes: int = _option(
+    nvme_writes: int = described(
         SIZE,
         "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
         default=0,
         hot=True,
     )
-    scrub: int = _option(
+    scrub: int = described(
         _PERIOD,
         "how long a pass takes that reads all copies and looks for silent rot; off: none",
         default=7 * 86400,
         hot=True,
     )
-    entry_timeout: float = _option(
+    entry_timeout: float = described(
         SECONDS,
         "how long the kernel may cache names and attributes of sealed files",
         default=3600.0,
         shown="3600",
         hot=True,
     )
-    log: Path | None = _option(
+    log: Path | None = described(
         FILE,
         "where the daemon logs; without root, in its runtime directory",
         default=None,
         shown="/var/log/kvfs/NAME.log",
         upgrade=True,
     )
-    watchdog: float = _option(
+    watchdog: float = described(
         SECONDS,
         "silence after which the keeper replaces the daemon; 0: never",
         default=30.0,
         shown="30",
         upgrade=True,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _option(
+    log_level: Literal["debug", "info", "warning", "error"] = described(
         choice("debug", "info", "warning", "error"),
         "the least severe messages that are logged",
         default="info",
         hot=True,
     )
-    access_log: Path | None = _option(
+    access_log: Path | None = described(
         optional(FILE),
         "where reads, writes and misses are noted for kvfs profile; none: nowhere",
         default=None,
         hot=True,
     )
-    access_log_size: int = _option(
+    access_log_size: int = described(
         SIZE,
         "most bytes of that, in two files of which the older one is FILE.1",
         default=256 * MIB,
         hot=True,
     )
-    metrics: str | None = _option(
+    metrics: str | None = described(
         _ADDRESS,
         "where metrics are: PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
         default=None,
         upgrade=True,
     )
-    web: str | None = _option(
+    web: str | None = described(
         _ADDRESS,
         "where a page for browsers is, as for metrics; it names files (docs/seeing.md)",
         default=None,
         upgrade=True,
     )
-    mount_flags: tuple[str, ...] = _option(
+    mount_flags: tuple[str, ...] = described(
         _MOUNT_FLAGS,
         "written alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
         default=(),
@@ -405,7 +372,7 @@ class Config:
         """Return this configuration with what another daemon may change, or raise ConfigError."""
         values, flags = _parse(options)
         given = {name for name, value in values.items() if value != getattr(self, name)}
-        fixed = {item.name for item in _options() if not item.metadata["upgrade"]} & given
+        fixed = {name for name in given if not _ROWS[name].upgrade}
         if "ram" in given and 0 in {values["ram"], self.ram}:
             fixed.add("ram")  # from or to none at all
         if flags and flags != self.mount_flags:
@@ -423,9 +390,9 @@ class Config:
     def as_options(self) -> dict[str, str]:
         """Return each option that has a value, as the text that from_options takes."""
         texts = {
-            item.name: item.metadata["kind"].text(given).replace(",", "\\,")
-            for item in _options()
-            if (given := getattr(self, item.name)) is not None
+            name: kind.text(given).replace(",", "\\,")
+            for name, kind in _OPTIONS.items()
+            if (given := getattr(self, name)) is not None
         }
         if self.nvme is None:
             del texts["nvme_size"]
@@ -470,13 +437,12 @@ class Config:
         """Raises an error for a value that no option can have."""
         if not self.mountpoint.is_absolute() or not set(self.mount_flags) <= _FLAGS.keys():
             raise ValueError(f"mountpoint {self.mountpoint}, flags {self.mount_flags}")
-        for item in _options():
-            given, kind = getattr(self, item.name), item.metadata["kind"]
-            if given is None or given == item.default or (item.name == "ram" and not given):
+        for item in fields(self):
+            given, kind = getattr(self, item.name), _OPTIONS.get(item.name)
+            if kind is None or given is None or given == item.default:
                 continue
-            if kind.parse(kind.text(given)) != given or isinstance(given, str) != isinstance(
-                kind.parse(kind.text(given)), str
-            ):
+            again = kind.parse(kind.text(given))
+            if again != given or isinstance(given, str) != isinstance(again, str):
                 raise ValueError(f"{item.name} {given!r}")
 
 
@@ -506,44 +472,21 @@ def bucket_shared(options: str) -> bool:
     return bool(_parse(options)[0].get("s3_shared", True))
 
 
-def describe_options() -> list[OptionRow]:
-    """Return a row for each option, in the order of the documentation."""
-    return [
-        OptionRow(
-            item.name,
-            item.metadata["kind"].unit,
-            *(item.metadata[key] for key in ("default", "hot", "upgrade", "meaning")),
-        )
-        for item in fields(Config)
-        if item.metadata
-    ]
-
-
 def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the option's
     """Return the value of an option that may change while mounted, or raise ConfigError."""
-    option = _find(name)
-    if not option.metadata["hot"]:
-        hot = ", ".join(item.name for item in _options() if item.metadata["hot"])
+    if name in _OPTIONS and not _ROWS[name].hot:
+        hot = ", ".join(row.name for row in _ROWS.values() if row.hot)
         cure = (
             f" by kvfs set, but by kvfs upgrade MOUNTPOINT -o {name}={text}"
-            if option.metadata["upgrade"]
+            if _ROWS[name].upgrade
             else ": unmount, mount anew"
         )
         raise ConfigError(f"{name} cannot change while mounted{cure}; what kvfs set can: {hot}")
-    return read_value("option", name, text, option.metadata["kind"])
+    return read_field("option", name, text, _OPTIONS, _FLAGS)
 
 
-def _options() -> list[Field[Any]]:
-    """Those that are written NAME=VALUE."""
-    described = [item for item in fields(Config) if item.metadata]
-    return [item for item in described if item.metadata["kind"] is not _MOUNT_FLAGS]
-
-
-def _find(name: str) -> Field[Any]:
-    by_name = {item.name: item for item in _options()}
-    if name in by_name:
-        return by_name[name]
-    raise unknown_name("option", name, [*by_name, *_FLAGS])
+_OPTIONS = {name: kind for name, kind in kinds_of(Config).items() if kind is not _MOUNT_FLAGS}
+_ROWS = {row.name: row for row in rows(Config)}
 
 
 def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -561,10 +504,9 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             raise ConfigError("remount is not supported: use kvfs set, or unmount and mount anew")
         else:
             name, equals, text = word.partition("=")
-            option = _find(name)
             if name in values:
                 raise ConfigError(f"option {name} is given twice")
-            if not equals and option.metadata["kind"] is SWITCH:
+            if not equals and _OPTIONS.get(name) is SWITCH:
                 text = "on"  # a switch alone, as in fstab
-            values[name] = read_value("option", name, text, option.metadata["kind"])
+            values[name] = read_field("option", name, text, _OPTIONS, _FLAGS)
     return values, tuple(flags)

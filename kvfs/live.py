@@ -12,12 +12,13 @@ from typing import Any
 
 import trio
 
-from kvfs.config import Config, describe_options
+from kvfs.config import Config
+from kvfs.parsing import rows
 
 Setter = Callable[[Any], object]
 Trial = Callable[[Config], Awaitable[None]]
 
-HOT = frozenset(row.name for row in describe_options() if row.hot)
+HOT = frozenset(row.name for row in rows(Config) if row.hot)
 
 
 class LiveConfig:

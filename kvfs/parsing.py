@@ -1,15 +1,17 @@
-"""Single values as people write them: switches, words, numbers, seconds, paths, sizes, durations.
+"""Values as people write them, and the fields of a dataclass that are written so.
 
 Contract: a `Kind` takes a text and returns the value, or raises ValueError whose message says what
-was expected; it turns the value back into a text that it takes. `read_value` is for whoever asks
-for a value by name. Not for what an option means, nor for its default.
+was expected; it turns the value back into a text that it takes. `described` makes a field that has
+a kind and a meaning, `rows` shows all of these, and `read_field` and `read_value` read one by name.
+Not for what an option means, nor for its default.
 """
 
 import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,59 @@ class Kind(NamedTuple):
     words: tuple[str, ...] = ()
 
 
+class Row(NamedTuple):
+    """One field as documentation shows it."""
+
+    name: str
+    unit: str
+    default: str
+    hot: bool
+    upgrade: bool
+    meaning: str
+
+
+def described(
+    kind: Kind,
+    meaning: str,
+    *,
+    default: Any = MISSING,  # noqa: ANN401 - the field's
+    factory: Any = MISSING,  # noqa: ANN401 - the field's
+    shown: str = "",
+    hot: bool = False,
+    upgrade: bool = False,
+) -> Any:  # noqa: ANN401 - the field's
+    """A field of a dataclass. Hot: changes while mounted; upgrade: with another daemon.
+
+    shown: the default as documentation has it, where that is not the value.
+    """
+    text = shown or ("" if default is None else kind.text(default)) or "none"
+    row = Row("", kind.unit, text, hot, upgrade or hot, meaning)
+    return field(default=default, default_factory=factory, metadata={"kind": kind, "row": row})
+
+
+def kinds_of(described_class: Any) -> dict[str, Kind]:  # noqa: ANN401 - any dataclass
+    """Return the kind of each described field, by its name."""
+    return {one.name: one.metadata["kind"] for one in fields(described_class) if one.metadata}
+
+
+def rows(described_class: Any) -> list[Row]:  # noqa: ANN401 - any dataclass
+    """Return a row for each described field, in the order of the documentation."""
+    found = [one for one in fields(described_class) if one.metadata]
+    return [one.metadata["row"]._replace(name=one.name) for one in found]
+
+
+def read_field(
+    what: str, name: str, text: str, kinds: Mapping[str, Kind], others: Iterable[str] = ()
+) -> Any:  # noqa: ANN401 - the kind's
+    """Return the value of a field, or raise ConfigError, also for a name that nothing has.
+
+    others: names that a message about an unknown one may have meant.
+    """
+    if name not in kinds:
+        raise ConfigError(f"unknown {what} {name!r}; {hint(name, [*kinds, *others])}")
+    return read_value(what, name, text, kinds[name])
+
+
 def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN401 - the kind's
     """Return the value of `what` (an option, a setting) of this name, or raise ConfigError."""
     try:
@@ -37,11 +92,6 @@ def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN
 def _shown(text: str) -> str:
     """A value in a message, which may end in a log: without what looks like a password."""
     return re.sub(r"//[^/]*@", "//...@", text)
-
-
-def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """Return what is to be raised about a name that nothing has."""
-    return ConfigError(f"unknown {what} {name!r}; {hint(name, known)}")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

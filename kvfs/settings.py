@@ -9,8 +9,8 @@ new namespaces get theirs: `kvfs.templates`.
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn, get_args
 
 from kvfs.errors import ConfigError
 from kvfs.parsing import (
@@ -20,11 +20,11 @@ from kvfs.parsing import (
     Kind,
     choice,
     count,
+    described,
+    kinds_of,
     optional,
-    read_value,
-    unknown_name,
+    read_field,
 )
-from kvfs.units import format_duration, format_size
 
 MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
@@ -63,16 +63,8 @@ _ID = optional(count(0, (1 << 32) - 2))  # chown(2) takes the last one for "leav
 
 
 def _setting(default: Any, kind: Kind, meaning: str) -> Any:  # noqa: ANN401 - the field's
-    return field(default=default, metadata={"kind": kind, "meaning": meaning})
-
-
-class SettingRow(NamedTuple):
-    """One setting as documentation shows it."""
-
-    name: str
-    unit: str
-    default: str
-    meaning: str
+    words = f" ({', '.join(kind.words)})" if kind.words else ""
+    return described(kind, meaning + words, default=default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,36 +133,19 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        soft, hard = format_size(self.quota_soft), format_size(self.quota_hard)
-        ttl = format_duration(self.ttl)
-        for wrong, one, other, cure in (
-            (
-                0 < self.quota_hard < self.quota_soft,
-                f"quota_soft={soft}",
-                f"quota_hard={hard}",
-                "a soft quota is at most the hard one",
-            ),
-            (
-                self.eviction == "ttl" and not self.ttl,
-                "eviction=ttl",
-                "ttl=0",
-                "give a ttl, such as 12h",
-            ),
-            (
-                self.pin and self.ttl > 0,
-                "pin=on",
-                f"ttl={ttl}",
-                "what is pinned never expires: pin=off or ttl=0",
-            ),
-            (
-                self.write == "through" and self.media == ("ram",),
-                "write=through",
-                "media=ram",
-                "there is no lower tier to write to: add one, such as media=ram+nvme",
-            ),
-        ):
-            if wrong:
-                raise ConfigError(f"setting {one} contradicts {other}: {cure}")
+        if 0 < self.quota_hard < self.quota_soft:
+            self._contradict("quota_soft", "quota_hard", "a soft quota is at most the hard one")
+        if self.eviction == "ttl" and not self.ttl:
+            self._contradict("eviction", "ttl", "give a ttl, such as 12h")
+        if self.pin and self.ttl > 0:
+            self._contradict("pin", "ttl", "what is pinned never expires: pin=off or ttl=0")
+        if self.write == "through" and self.media == ("ram",):
+            cure = "there is no lower tier to write to: add one, such as media=ram+nvme"
+            self._contradict("write", "media", cure)
+
+    def _contradict(self, one: str, other: str, cure: str) -> NoReturn:
+        texts = self.to_text()
+        raise ConfigError(f"setting {one}={texts[one]} contradicts {other}={texts[other]}: {cure}")
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> "Settings":
@@ -179,7 +154,8 @@ class Settings:
 
     def changed(self, texts: Mapping[str, str]) -> "Settings":
         """Return these settings with some fields set anew, all or none; raises ConfigError."""
-        return replace(self, **{name: _value(name, text) for name, text in texts.items()})
+        values = {name: read_field("setting", name, texts[name], _KINDS) for name in texts}
+        return replace(self, **values)
 
     def to_text(self) -> dict[str, str]:
         """Return every field as the text that `parse` takes."""
@@ -217,20 +193,6 @@ class Settings:
                 "such as media=nvme+s3"
             )
 
-    @classmethod
-    def rows(cls) -> list[SettingRow]:
-        """Return a row for each field, in the order of the documentation."""
-        return [
-            SettingRow(
-                item.name,
-                _KINDS[item.name].unit,
-                _KINDS[item.name].text(item.default) or "none",
-                item.metadata["meaning"]
-                + (f" ({', '.join(words)})" if (words := _KINDS[item.name].words) else ""),
-            )
-            for item in fields(cls)
-        ]
-
 
 def _with_unit(name: str, text: str) -> str:
     """A size in bytes as it is written now; catalogs of earlier versions have it without unit."""
@@ -238,10 +200,4 @@ def _with_unit(name: str, text: str) -> str:
     return f"{text}B" if kind in {SIZE, _BYTES} and text.isdigit() else text
 
 
-def _value(name: str, text: str) -> Any:  # noqa: ANN401 - the field's
-    if name not in _KINDS:
-        raise unknown_name("setting", name, _KINDS)
-    return read_value("setting", name, text, _KINDS[name])
-
-
-_KINDS: dict[str, Kind] = {item.name: item.metadata["kind"] for item in fields(Settings)}
+_KINDS = kinds_of(Settings)

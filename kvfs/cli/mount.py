@@ -16,21 +16,22 @@ import click
 
 from kvfs import runtime
 from kvfs.cli import human, mountpoint_argument, printable, users
-from kvfs.config import Config, describe_options
+from kvfs.config import Config
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.parsing import rows
 
 USAGE_ERROR = 2
 
 
 def _options_help() -> str:
-    rows = [
+    described = [
         f"  {row.name:<15}{row.meaning}\n"
         f"  {'':<15}[{row.unit}; default: {row.default}{'; kvfs set' if row.hot else ''}]"
-        for row in describe_options()
+        for row in rows(Config)
     ]
     note = "  Sizes are 512M, 2G, 1.5T; those marked 'kvfs set' can change while mounted."
-    return "\b\nMount options:\n" + "\n".join([*rows, note])
+    return "\b\nMount options:\n" + "\n".join([*described, note])
 
 
 @click.command(epilog=_options_help())

@@ -17,6 +17,7 @@ from kvfs.cli.arguments import assignments
 from kvfs.cli.screen import line, pairs, progress, screen
 from kvfs.control import request
 from kvfs.errors import ConfigError
+from kvfs.parsing import rows
 from kvfs.settings import MEDIA, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -98,11 +99,11 @@ def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -
 
 
 def _describe_settings() -> str:
-    rows = (
+    described = (
         f"  {row.name:<14} {row.unit}; default {row.default}\n{'':17}{row.meaning}"
-        for row in Settings.rows()
+        for row in rows(Settings)
     )
-    return "\b\nSettings:\n" + "\n".join(rows)
+    return "\b\nSettings:\n" + "\n".join(described)
 
 
 @click.group(name="ns", cls=Verbs, epilog=_describe_settings())

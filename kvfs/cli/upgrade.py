@@ -12,9 +12,10 @@ import click
 
 from kvfs import __version__, kept, runtime
 from kvfs.cli import mountpoint_argument, printable
-from kvfs.config import Config, describe_options
+from kvfs.config import Config
 from kvfs.control import request_keeper
 from kvfs.errors import ConfigError
+from kvfs.parsing import rows
 from kvfs.templates import Templates
 
 EXPECTED, CURE = "the options of this mount", "unmount, and mount with this kvfs"
@@ -22,9 +23,8 @@ PATIENCE = 180.0  # s: the keeper's own bounds come first
 
 
 def _options_help() -> str:
-    rows = describe_options()
-    alone = ", ".join(row.name for row in rows if row.upgrade and not row.hot)
-    hot = ", ".join(row.name for row in rows if row.hot)
+    alone = ", ".join(row.name for row in rows(Config) if row.upgrade and not row.hot)
+    hot = ", ".join(row.name for row in rows(Config) if row.hot)
     return f"Options that can change with it: {alone}; and what kvfs set can change: {hot}."
 
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs import runtime
-from kvfs.config import Config, describe_options, parse_hot
+from kvfs.config import Config, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.mounts import mount, umount
+from kvfs.parsing import rows
 from kvfs.s3.place import Place
 from kvfs.units import MIB, format_size, parse_size
 
@@ -277,10 +278,10 @@ def test_an_upgrade_is_held_against_the_machine() -> None:
 
 
 def test_every_option_is_described() -> None:
-    rows = {row.name: row for row in describe_options()}
-    assert set(Config(mountpoint=KV, nvme=KV, log=KV).as_options()) <= set(rows)
-    assert all(row.unit and row.default and row.meaning for row in rows.values())
-    hot = {name for name, row in rows.items() if row.hot}
+    described = {row.name: row for row in rows(Config)}
+    assert set(Config(mountpoint=KV, nvme=KV, log=KV).as_options()) <= set(described)
+    assert all(row.unit and row.default and row.meaning for row in described.values())
+    hot = {name for name, row in described.items() if row.hot}
     assert hot == {
         *("promote_after", "reclaimable", "verify_after"),
         *("entry_timeout", "log_level", "bandwidth", "nvme_writes"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import profiles
+from kvfs.parsing import rows as described
 from kvfs.settings import Settings
 from kvfs.templates import Templates
 
@@ -24,7 +25,8 @@ def rows(heading: str) -> list[str]:
 
 def test_every_setting_is_in_the_table() -> None:
     assert rows("Settings") == [
-        f"| `{row.name}` | {row.unit} | {row.default} | {row.meaning} |" for row in Settings.rows()
+        f"| `{row.name}` | {row.unit} | {row.default} | {row.meaning} |"
+        for row in described(Settings)
     ]
 
 

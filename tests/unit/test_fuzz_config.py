@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kvfs import failpoints, runtime
 from kvfs.cli.arguments import assignments
-from kvfs.config import Config, bucket_place, describe_options, parse_hot
+from kvfs.config import Config, bucket_place, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.metrics.address import Address
+from kvfs.parsing import rows
 from kvfs.s3.place import Place
 from kvfs.settings import Settings
 from kvfs.templates import Templates
@@ -28,7 +29,7 @@ OPTIONS = (
     "ro,nosuid,log=/tmp/a\\,b,metrics=[::1]:9095,x-systemd.automount,namespaces=/tmp/n,nofail",
     "metrics=/run/kvfs.sock,s3=s3://bucket,s3_profile=me,bandwidth=1G,entry_timeout=1,log_level=debug",
 )
-NAMES = [row.name for row in describe_options()]
+NAMES = [row.name for row in rows(Config)]
 SETTINGS = (
     {"quota_hard": "10G", "ttl": "7d", "eviction": "lru", "media": "ram+nvme", "mode": "0600"},
     {"uid": "1000", "gid": "none", "weight": "100", "fingerprint": "llama", "publish": "close"},

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.errors import ConfigError
+from kvfs.parsing import rows
 from kvfs.settings import EVICTIONS, MEDIA, Settings
 from kvfs.templates import Templates
 from kvfs.units import LONGEST_DURATION, format_duration, parse_duration
@@ -150,11 +151,11 @@ def test_settings_that_are_none_are_refused(text: str) -> None:
 
 
 def test_every_setting_is_described() -> None:
-    rows = {row.name: row for row in Settings.rows()}
-    assert rows.keys() == Settings().to_text().keys()
-    assert all(row.unit and row.default and row.meaning for row in rows.values())
-    assert rows["media"].default == "all"
-    assert rows["uid"].default == "none"
+    described = {row.name: row for row in rows(Settings)}
+    assert described.keys() == Settings().to_text().keys()
+    assert all(row.unit and row.default and row.meaning for row in described.values())
+    assert described["media"].default == "all"
+    assert described["uid"].default == "none"
 
 
 @pytest.mark.parametrize(
