@@ -101,28 +101,29 @@ class Batch:
 
     # What there will be
 
+    def _change_of(self, key: bytes) -> tuple[bool, bytes | None]:
+        """Whether a key changes, and what it will have; None: it goes."""
+        found = (value for changed, value in reversed(self._changes) if changed == key)
+        return next(((True, value) for value in found), (False, None))
+
     def inode(self, ino: int) -> Inode | None:
         """The record that was put last, else what the catalog has; None if it was deleted."""
-        key = keys.INODES + keys.number_key(ino)
-        if next((value for k, value in reversed(self._changes) if k == key), b"") is None:
+        changed, record = self._change_of(keys.INODES + keys.number_key(ino))
+        if changed and record is None:
             return None
         found = next((one for one in reversed(self._put) if one.ino == ino), None)
         return self._catalog.inode(ino) if found is None else found
 
     def marked(self, kind: bytes, ino: int) -> bytes | None:
         """What a mark will say; None if there will be none."""
-        key = kind + keys.number_key(ino)
-        for changed, value in reversed(self._changes):
-            if changed == key:
-                return value
-        return self._catalog.mark(kind, ino)
+        changed, value = self._change_of(kind + keys.number_key(ino))
+        return value if changed else self._catalog.mark(kind, ino)
 
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
-        key = keys.NAMES + keys.name_key(parent, name)
-        for changed, value in reversed(self._changes):
-            if changed == key:
-                return None if value is None else keys.by_name(name, value)
-        return self._catalog.lookup(parent, name)
+        changed, value = self._change_of(keys.NAMES + keys.name_key(parent, name))
+        if not changed:
+            return self._catalog.lookup(parent, name)
+        return None if value is None else keys.by_name(name, value)
 
     def names(self, parent: int, start: bytes = b"") -> Iterator[bytes]:
         """Names in a directory that begin so, in no order."""

@@ -12,13 +12,14 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.catalog import keys
 from kvfs.catalog.answers import Answers
 from kvfs.catalog.batch import Batch
-from kvfs.catalog.database import Database, Recovered
+from kvfs.catalog.database import CURE, Database, Recovered
 from kvfs.catalog.inode import Inode
 from kvfs.catalog.journal import Changes
 from kvfs.catalog.keys import Dentry
@@ -72,8 +73,7 @@ class Catalog:
         found = self.fact("next_id")
         if found is not None and not _NUMBER.fullmatch(found):
             raise ConfigError(
-                f"catalog {self.path} counts from {found!r}, expected a number: nothing is "
-                "changed; restore it, or remove the whole NVMe directory to begin anew"
+                f"catalog {self.path} counts from {found!r}, expected a number: {CURE}"
             )
         return int(found or first_id)
 
@@ -233,15 +233,12 @@ class Catalog:
 
     def inodes_after(self, ino: int, limit: int) -> list[Inode]:
         """Up to `limit` inodes with greater numbers, in order; without the `unreadable` ones."""
-        found: list[Inode] = []
-        for key, record in self.database.scan(keys.INODES, keys.number_key(ino + 1)):
-            number = keys.number(key)
-            inode = None if number is None else self._readable(number, record)
-            if inode is not None:
-                found.append(inode)
-            if len(found) == limit:
-                break
-        return found
+        found = (
+            self._readable(number, record)
+            for key, record in self.database.scan(keys.INODES, keys.number_key(ino + 1))
+            if (number := keys.number(key)) is not None
+        )
+        return list(islice((inode for inode in found if inode is not None), limit))
 
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
         value = self.database.get(keys.NAMES + keys.name_key(parent, name))
@@ -267,13 +264,9 @@ class Catalog:
 
     def entries_after(self, parent: int, cookie: int, limit: int) -> list[Dentry]:
         """Up to `limit` entries of a directory with greater cookies, in order."""
-        found = []
         all_of_it = keys.COOKIES + keys.number_key(parent)
-        for key, value in self.database.scan(all_of_it, keys.number_key(cookie + 1)):
-            found.append(keys.by_cookie(keys.U64.unpack(key)[0], value))
-            if len(found) == limit:
-                break
-        return found
+        found = islice(self.database.scan(all_of_it, keys.number_key(cookie + 1)), limit)
+        return [keys.by_cookie(keys.U64.unpack(key)[0], value) for key, value in found]
 
     def names(self, parent: int, start: bytes) -> Iterator[bytes]:
         """Names in a directory that begin so, in order."""
@@ -294,24 +287,19 @@ class Catalog:
     def answer_entries(self) -> list[tuple[bytes, bytes]]:
         return [(keys.ANSWERS + key, value) for key, value in self.database.scan(keys.ANSWERS)]
 
-    def marks(self, kind: bytes) -> list[tuple[int, bytes]]:
-        """(inode, value) of all that is marked so, by number; not what has no number for a key."""
-        return [
-            (ino, value)
-            for key, value in self.database.scan(kind)
-            if (ino := keys.number(key)) is not None
-        ]
+    def marks(
+        self, kind: bytes, *, after: int = -1, limit: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """(inode, value) of all that is marked so, by number; not what has no number for a key.
 
-    def marks_after(self, kind: bytes, ino: int, limit: int) -> list[tuple[int, bytes]]:
-        """Up to `limit` of them with greater numbers, in order."""
-        found: list[tuple[int, bytes]] = []
-        for key, value in self.database.scan(kind, keys.number_key(ino + 1)):
-            number = keys.number(key)
-            if number is not None:
-                found.append((number, value))
-            if len(found) == limit:
-                break
-        return found
+        after, limit: only so many, with greater numbers.
+        """
+        found = (
+            (ino, value)
+            for key, value in self.database.scan(kind, keys.number_key(after + 1))
+            if (ino := keys.number(key)) is not None
+        )
+        return list(islice(found, limit))
 
     def any_mark(self, kind: bytes) -> bool:
         """Whether anything is marked so."""

@@ -154,8 +154,7 @@ class Database:
         left = [*self.path.glob("*.sst"), *self.path.glob("[0-9]*.log")]
         if left and not (self.path / "CURRENT").exists():
             raise ConfigError(
-                f"catalog {self.path} has lost its file CURRENT, but has {left[0].name}: nothing "
-                "is changed; restore it, or remove the whole NVMe directory to begin anew"
+                f"catalog {self.path} has lost its file CURRENT, but has {left[0].name}: {CURE}"
             )
 
     def look_through(self, seconds: float) -> None:

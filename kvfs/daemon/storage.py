@@ -55,22 +55,19 @@ class Storage:
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
             try:
-                return self._opened(gone)
-            except ConfigError:  # the predecessor's locks, while the kernel still buries it
+                return self._open(gone)
+            # The predecessor's locks, while the kernel still buries it; or a catalog that cannot be
+            # read, which is a refusal like any other.
+            except (ConfigError, CatalogError) as error:
                 self.close(ended=False)
                 if time.monotonic() > deadline:
+                    if isinstance(error, CatalogError):
+                        raise ConfigError(
+                            f"{error}: nothing is changed; restore it, or remove the whole NVMe "
+                            "directory to begin anew"
+                        ) from error
                     raise
                 time.sleep(0.02)
-
-    def _opened(self, gone: Gone) -> Ledger:
-        """A catalog that cannot be read is a refusal like any other."""
-        try:
-            return self._open(gone)
-        except CatalogError as error:
-            raise ConfigError(
-                f"{error}: nothing is changed; restore it, or remove the whole NVMe directory to "
-                "begin anew"
-            ) from error
 
     def _open(self, gone: Gone) -> Ledger:
         config = self.config

@@ -1,29 +1,178 @@
-"""A bounded number of places, given to namespaces by their weights: for the movers' jobs.
+"""Whose turn is it? Start-time fair queueing between namespaces, with two priorities.
 
-Contract: who is next is said by `kvfs.fairness.start_time`; with several in flight that is SFQ(D)
-(Jin, Chase, Kaur: "Interposed Proportional Sharing for a Storage Service Utility", SIGMETRICS
-2004). Of several places one is kept from bulk, so that a normal request never waits for a bulk one
-to end. Cancelled while it waits, a request leaves no trace. For one trio run. Not for what may be
-held as long as somebody likes, as open files are: `kvfs.fairness.shares`.
+Contract: the algorithm of Goyal, Vin, Cheng: "Start-time Fair Queueing: A Scheduling Algorithm for
+Integrated Services Packet Switching Networks", SIGCOMM 1996. While two namespaces both have
+requests waiting, what is begun for them, divided by their weights, differs by no more than their
+largest requests, so divided, together (theorem 1 there). With several in flight, in the places of
+a `FairQueue`, that is SFQ(D) (Jin, Chase, Kaur: "Interposed Proportional Sharing for a Storage
+Service Utility", SIGMETRICS 2004). Who was idle has saved up nothing; who waits alone gets
+everything. A namespace competes only with what it has waiting: with one request at a time, and the
+next only after that is done, it misses turns. Within a namespace requests begin in the order of
+arrival.
+
+While normal requests wait, bulk ones get `BULK_SHARE` of the cost and no more, and else all:
+between the two it is start-time fair queueing again, one level up (as the paper does for link
+sharing).
+
+O(log n) for n namespaces with something waiting. No clock. Not for limits:
+`kvfs.fairness.token_bucket`; nor for what may be held as long as somebody likes, as open files are:
+`kvfs.fairness.shares`.
 """
 
+import heapq
+import math
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
-from kvfs.fairness.start_time import BULK_SHARE, StartTimeFair
+import trio
+
+BULK_SHARE = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One namespace's requests. Only `StartTimeFair` looks inside."""
+
+    finish: float = 0.0  # virtual time at which what it began is done
+    waiting: "OrderedDict[Request, None]" = field(default_factory=OrderedDict)
+    listed: bool = False  # in its priority's heap; after a cancellation perhaps with nothing
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`begun` is set when the first piece of it is begun; `cost` is what is still to begin."""
+
+    cost: float
+    weight: float
+    bulk: bool
+    flow: Flow
+    begun: trio.Event = field(default_factory=trio.Event)
+
+
+class Piece(NamedTuple):
+    """What is to be done now: a request, or some of a large one."""
+
+    request: Request
+    cost: float
+
+
+class _Priority:
+    """The flows of one priority, by their start tags."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.finish = 0.0  # virtual time one level up
+        self._virtual = 0.0  # the start tag of what was begun last
+        self._flows: dict[Hashable, Flow] = {}
+        self._heap: list[tuple[float, int, Flow]] = []
+        self._order = count()
+
+    def flow(self, namespace: Hashable) -> Flow:
+        return self._flows.setdefault(namespace, Flow())
+
+    def list(self, flow: Flow) -> None:
+        if not flow.listed:
+            start = max(self._virtual, flow.finish)
+            heapq.heappush(self._heap, (start, next(self._order), flow))
+            flow.listed = True
+
+    def backlogged(self) -> bool:
+        while self._heap and not self._heap[0][2].waiting:
+            heapq.heappop(self._heap)[2].listed = False
+        return bool(self._heap)
+
+    def begin(self, most: float) -> Piece:
+        """Begin with the flow that has the least start tag; there must be one."""
+        self._virtual, _, flow = heapq.heappop(self._heap)
+        flow.listed = False
+        request = next(iter(flow.waiting))
+        piece = Piece(request, min(most, request.cost))
+        request.cost -= piece.cost
+        if not request.cost:
+            del flow.waiting[request]
+        flow.finish = self._virtual + piece.cost / request.weight
+        if flow.waiting:
+            self.list(flow)
+        return piece
+
+    def forget(self) -> None:
+        self._flows.clear()
+        self._heap.clear()
+
+
+class StartTimeFair:
+    """`waiting`: requests of which something is still to begin."""
+
+    def __init__(self) -> None:
+        self._normal = _Priority(1 - BULK_SHARE)
+        self._bulk = _Priority(BULK_SHARE)
+        self._virtual = 0.0
+        self.waiting = 0
+
+    def add(self, namespace: Hashable, cost: float, weight: float, *, bulk: bool) -> Request:
+        """Queue a request. Raises ValueError for a negative cost, or a weight of 0 or less."""
+        if cost < 0 or weight <= 0:
+            raise ValueError(f"cost {cost}, weight {weight}: expected 0 or more, more than 0")
+        priority = self._bulk if bulk else self._normal
+        flow = priority.flow(namespace)
+        request = Request(cost, weight, bulk, flow)
+        flow.waiting[request] = None
+        priority.list(flow)
+        self.waiting += 1
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Take back a request of which nothing was begun."""
+        del request.flow.waiting[request]
+        self.waiting -= 1
+
+    def begin(self, *, most: float = math.inf, bulk: bool = True) -> Piece | None:
+        """Begin what is next, or `most` of its cost; None if nothing waits.
+
+        Without `bulk` only normal requests may begin.
+        """
+        ready = [self._normal] if self._normal.backlogged() else []
+        if bulk and self._bulk.backlogged():
+            ready.append(self._bulk)
+        if not ready:
+            return None
+        priority = min(ready, key=self._start)  # of a tie the first, which is normal
+        self._virtual = self._start(priority)
+        piece = priority.begin(most)
+        priority.finish = self._virtual + piece.cost / priority.share
+        if not piece.request.cost:
+            self.waiting -= 1
+        piece.request.begun.set()
+        return piece
+
+    def forget(self) -> None:
+        """Nothing waits and nothing is done: what was done in the past counts no more."""
+        self._virtual = max(self._virtual, self._normal.finish, self._bulk.finish)
+        self._normal.forget()
+        self._bulk.forget()
+
+    def _start(self, priority: _Priority) -> float:
+        return max(self._virtual, priority.finish)
 
 
 class FairQueue:
-    """`places`: how many requests are in flight at most; may change at any time.
+    """A bounded number of places, given to namespaces by their weights: for the movers' jobs.
 
-    Raises ValueError for less than one, or a bulk share that is not between 0 and 1.
+    Of several places one is kept from bulk, so that a normal request never waits for a bulk one to
+    end. Cancelled while it waits, a request leaves no trace. For one trio run.
+    `places`: how many requests are in flight at most; may change at any time.
+    Raises ValueError for less than one.
     """
 
-    def __init__(self, places: int, *, bulk_share: float = BULK_SHARE) -> None:
+    def __init__(self, places: int) -> None:
         if places < 1:
             raise ValueError(f"{places} places: expected 1 or more")
         self.places = places
-        self._queue = StartTimeFair(bulk_share)
+        self._queue = StartTimeFair()
         self._running = {False: 0, True: 0}  # normal and bulk
 
     @property

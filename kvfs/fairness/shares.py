@@ -2,7 +2,7 @@
 
 Contract: bytes do not pass the daemon, so an open, or the close of what was written, waits until
 the object's size may be charged at the rate of the whole. Who is charged next is said by
-`kvfs.fairness.start_time`, at the last moment: when all that was charged before is paid, so that
+`kvfs.fairness.fair_queue`, at the last moment: when all that was charged before is paid, so that
 who reads one object after the other is there again. A large object is let in when its first piece
 of 16 MiB is charged, and delays other namespaces by no more than a piece at a time, but its own
 namespace by the rest. Without a rate nobody waits, and weights mean nothing. Not for the limits of
@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 import trio
 
-from kvfs.fairness.start_time import StartTimeFair
+from kvfs.fairness.fair_queue import StartTimeFair
 from kvfs.fairness.token_bucket import LATE, TokenBucket
 
 PIECE = 16 << 20  # bytes; at 10 GB/s 600 charges a second, and 1.7 ms for each

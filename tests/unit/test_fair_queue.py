@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from kvfs.fairness.fair_queue import FairQueue
+from kvfs.fairness.fair_queue import BULK_SHARE, FairQueue, StartTimeFair
 from kvfs.fairness.shares import PIECE, Shares
-from kvfs.fairness.start_time import BULK_SHARE, StartTimeFair
 from kvfs.fairness.token_bucket import LATE, TokenBucket
 
 MIB = 1 << 20
@@ -411,10 +410,9 @@ def test_without_a_rate_nobody_waits_and_it_may_be_taken_back() -> None:
     run(case)
 
 
-@pytest.mark.parametrize(("places", "share"), [(0, 0.05), (1, 0), (1, 1)])
-def test_a_queue_has_a_place_and_a_share_for_bulk(places: int, share: float) -> None:
-    with pytest.raises(ValueError, match=r"places: expected 1|bulk share .*: expected more than 0"):
-        FairQueue(places, bulk_share=share)
+def test_a_queue_has_a_place() -> None:
+    with pytest.raises(ValueError, match="places: expected 1"):
+        FairQueue(0)
 
 
 @pytest.mark.parametrize(("cost", "weight"), [(-1, 1), (1, 0)])

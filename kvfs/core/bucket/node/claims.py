@@ -35,7 +35,7 @@ def strays(
 
     A mark that makes no sense is for fsck.
     """
-    marks = catalog.marks_after(keys.STORED, after, STEP)
+    marks = catalog.marks(keys.STORED, after=after, limit=STEP)
     found = []
     for _, value in marks:
         stored = audit.stored(value)
