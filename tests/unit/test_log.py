@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from kvfs.config import Config
-from kvfs.daemon import process
+from kvfs.daemon import __main__ as process
 from kvfs.live import LiveConfig
 
 
@@ -21,7 +21,7 @@ def live(tmp_path: Path) -> Iterator[LiveConfig]:
     root, theirs = logging.getLogger(), logging.getLogger("pyfuse3")
     before, level, filters = root.handlers[:], root.level, theirs.filters[:]
     root.handlers = []
-    process._start_log(live)  # the rest of prepare() is for a process of its own
+    process._start_log(live)  # the rest of _prepare() is for a process of its own
     yield live
     for handler in root.handlers:
         handler.close()
