@@ -1,25 +1,54 @@
-"""Who asks on a control socket: root, and who mounted.
+"""Who asks on a control socket, and what: root, and who mounted, in one JSON line.
 
 Contract: the kernel says who connected, whatever the modes of the socket and its directories have
 become. A request may have the keeper run a program; so nobody else's is read.
 Not for who may use the mount: that is `allow_other`, and file modes.
 """
 
+import json
 import os
 import socket
 import struct
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, NamedTuple, Protocol
 
 from kvfs.errors import ControlError
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
 
-class _Connected(Protocol):
+class Connected(Protocol):
+    """A connected socket, Python's or trio's."""
+
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
 
 
-def check(connection: _Connected) -> None:
+class Request(NamedTuple):
+    """`again`: it was made before, of a daemon that died without an answer."""
+
+    verb: str
+    arguments: dict[str, Any]
+    again: bool
+
+
+def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Request:
+    """Return what a line asks for. Raises ControlError for what is none, and as `check` does."""
+    check(connection)
+    try:
+        found = json.loads(line)
+        request = Request(found["verb"], found.get("arguments", {}), found.get("again") is True)
+        known = request.verb in verbs
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise ControlError(
+            f"request {line[:80]!r}, expected one JSON object in a line with a verb of "
+            + ", ".join(sorted(verbs))
+        )
+    return request
+
+
+def check(connection: Connected) -> None:
     """Raises ControlError for a peer that gets no answer."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)

@@ -19,7 +19,7 @@ import trio
 
 from kvfs.control import peer
 from kvfs.control.client import PATIENCE
-from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.errors import ConfigError, KvfsError
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,7 @@ def _remove(path: Path) -> None:
 async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
     try:
         with trio.move_on_after(PATIENCE):
-            line = await _line(stream)
-            try:
-                peer.check(stream.socket)
-            except ControlError as error:
-                answer: dict[str, Any] = {"error": str(error)}
-            else:
-                answer = await _answer(line, handlers)
+            answer = await _answer(stream.socket, await _line(stream), handlers)
             await stream.send_all(json.dumps(answer).encode() + b"\n")
     except trio.BrokenResourceError:
         log.debug("a control client went away")
@@ -82,18 +76,12 @@ async def _line(stream: trio.SocketStream) -> bytes:
     return got
 
 
-async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> dict[str, Any]:
+async def _answer(
+    connection: peer.Connected, line: bytes, handlers: Mapping[str, Handler]
+) -> dict[str, Any]:
     try:
-        asked = json.loads(line)
-        verb, arguments = asked["verb"], asked.get("arguments", {})
+        verb, arguments, again = peer.asked(connection, line, handlers)
         handler = handlers[verb]
-        again = asked.get("again") is True
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {
-            "error": f"request {line[:80]!r}, expected one JSON object in a line with a verb of "
-            + ", ".join(sorted(handlers))
-        }
-    try:
         if again and "again" in inspect.signature(handler).parameters:
             handler = partial(handler, again=True)
         return await handler(**arguments)

@@ -7,15 +7,16 @@ namespaces are in `administration`, those for checks in `check`.
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from kvfs import failpoints
 from kvfs.control.server import Handler
 from kvfs.core.admin import administration
 from kvfs.core.admin.pins import Pins
 from kvfs.core.admin.usage import Usage
-from kvfs.core.bucket.listing.importing import Importing
 from kvfs.core.bucket.node import claims
+from kvfs.core.jobs.sweeps import Sweeps
+from kvfs.core.jobs.warm import Warm
 from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
@@ -24,24 +25,29 @@ from kvfs.errors import ConfigError, ControlError
 PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 
+T = TypeVar("T")
+
 
 def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
     """Of the control files, by name."""
 
-    def events() -> bytes:
-        return b"".join(json.dumps(event).encode() + b"\n" for event in mount.events.listed())
+    def line(found: object, indent: int | None = None) -> bytes:
+        return json.dumps(found, indent=indent).encode() + b"\n"
 
-    def config() -> bytes:
-        return json.dumps(mount.config.as_options(), indent=2).encode() + b"\n"
-
-    def stats() -> bytes:
-        return json.dumps(status(mount), indent=2).encode() + b"\n"
-
-    return {b"config": config, b"events": events, b"stats": stats}
+    return {
+        b"config": lambda: line(mount.config.as_options(), 2),
+        b"events": lambda: b"".join(map(line, mount.events.listed())),
+        b"stats": lambda: line(status(mount), 2),
+    }
 
 
 def handlers(mount: Mount) -> Mapping[str, Handler]:
     """By verb."""
+
+    def bucketed(found: T | None) -> T:
+        if found is None:
+            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        return found
 
     async def show() -> dict[str, Any]:
         return status(mount)
@@ -78,9 +84,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def flush() -> dict[str, Any]:
         """Upload what waits for its time, and say what is left."""
-        spill = mount.dispatcher.spill
-        if spill is None:
-            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        spill = bucketed(mount.dispatcher.spill)
         spill.dirty.hurry(PATIENCE)
         contests = mount.dispatcher.contests
         if contests is not None:
@@ -97,33 +101,31 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "place": str(spill.bucket.place),
         }
 
-    def importing() -> Importing:
-        found = mount.dispatcher.importing
-        if found is None:
-            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
-        return found
-
     async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
         """Begin to give what the bucket has below these paths names here."""
-        return await importing().start(paths, again=again)
+        return await bucketed(mount.dispatcher.importing).start(paths, again=again)
 
     async def imported() -> dict[str, Any]:
-        return await importing().look()
+        return await bucketed(mount.dispatcher.importing).look()
 
     async def warm(inos: list[int]) -> dict[str, Any]:
         """Bring files, and all below directories, to their fastest tier."""
         return {"job": mount.dispatcher.warm.start(inos)}
 
-    async def warmed(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
-        """How far that is. A daemon that took over knows nothing of it."""
-        if cancel:
-            mount.dispatcher.warm.cancel(job)
-        found = mount.dispatcher.warm.look(job)
-        if found is None:
-            raise ControlError(
-                f"warming {job} is not known any more: its daemon was replaced; ask for it again"
-            )
-        return found
+    def looked_at(jobs: Warm | Sweeps, what: str) -> Handler:
+        """How far a job is. A daemon that took over knows nothing of it."""
+
+        async def look(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
+            if cancel:
+                jobs.cancel(job)
+            found = jobs.look(job)
+            if found is None:
+                raise ControlError(
+                    f"{what} {job} is not known any more: its daemon was replaced; ask for it again"
+                )
+            return found
+
+        return look
 
     async def evict(
         inos: list[int],
@@ -141,17 +143,6 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
     async def usage(inos: list[int]) -> dict[str, Any]:
         """Count what files, and all below directories, take."""
         return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.ledger))}
-
-    async def swept(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
-        """How far such a job is. A daemon that took over knows nothing of it."""
-        if cancel:
-            mount.dispatcher.sweeps.cancel(job)
-        found = mount.dispatcher.sweeps.look(job)
-        if found is None:
-            raise ControlError(
-                f"job {job} is not known any more: its daemon was replaced; ask for it again"
-            )
-        return found
 
     async def bucket_claims(after: int) -> dict[str, Any]:
         """What this node has in the bucket; again from `after` on, until that is 0."""
@@ -184,11 +175,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "import": import_,
         "imported": imported,
         "warm": warm,
-        "warmed": warmed,
+        "warmed": looked_at(mount.dispatcher.warm, "warming"),
         "evict": evict,
         "pin": pin,
         "usage": usage,
-        "swept": swept,
+        "swept": looked_at(mount.dispatcher.sweeps, "job"),
         "objects": mount.ranking.objects,
         "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,

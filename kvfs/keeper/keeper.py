@@ -24,7 +24,7 @@ from typing import Any
 from kvfs import kept, runtime
 from kvfs.control import peer
 from kvfs.control.channel import PROTOCOL
-from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper import device
 from kvfs.keeper.notify import Notify
 from kvfs.keeper.process import Failed, Process
@@ -296,26 +296,17 @@ class Keeper:
                     break
                 asked += more
             connection.settimeout(CLIENT)
-            try:
-                peer.check(connection)
-            except ControlError as error:
-                answer: dict[str, Any] = {"error": str(error)}
-            else:
-                answer = self._answer(asked)
+            answer = self._answer(connection, asked)
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _answer(self, asked: bytes) -> dict[str, Any]:
+    def _answer(self, connection: peer.Connected, asked: bytes) -> dict[str, Any]:
         verbs: dict[str, Callable[..., dict[str, Any]]] = {
             "status": self._status,
             "upgrade": self._upgrade,
         }
         try:
-            request = json.loads(asked)
-            verb, arguments = verbs[request["verb"]], request.get("arguments", {})
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return {"error": f"request {asked[:80]!r}, expected a verb of {', '.join(verbs)}"}
-        try:
-            return verb(**arguments)
+            request = peer.asked(connection, asked, verbs)
+            return verbs[request.verb](**request.arguments)
         except (Failed, KvfsError, TypeError, ValueError, OSError) as error:
             return {"error": str(error)}  # the last two from a command that cannot be run
 

@@ -20,6 +20,7 @@ from kvfs.metrics.__main__ import handler
 from kvfs.web.serving import Snapshot
 from tests.unit.fuzz import fuzzed, in_time, long_ones, spoiled_bytes
 
+US, _THEM = socket.socketpair()  # both ends are of who mounted
 NEST = b"[" * 3000  # more than Python has stack for
 REQUESTS = (
     '{"verb": "echo", "arguments": {"name": "a", "settings": {"ttl": "7d"}}, "again": true}\n',
@@ -34,7 +35,7 @@ async def echo(**arguments: object) -> dict[str, Any]:
 
 
 def answer(line: bytes) -> dict[str, Any]:
-    return trio.run(server._answer, line, {"echo": echo, "status": echo})
+    return trio.run(server._answer, US, line, {"echo": echo, "status": echo})
 
 
 @fuzzed
@@ -69,7 +70,7 @@ class Nobody:
 @example(b'{"verb": "status", "arguments": 5}')
 def test_requests_to_the_keeper(line: bytes) -> None:
     """It must outlive them all: the mount ends with it."""
-    json.dumps(Keeper._answer(cast("Keeper", Nobody()), line))
+    json.dumps(Keeper._answer(cast("Keeper", Nobody()), US, line))
 
 
 @fuzzed
