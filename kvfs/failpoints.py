@@ -26,54 +26,27 @@ from kvfs.errors import ConfigError
 
 VARIABLE = "KVFS_FAILPOINTS"
 
-# Every point, and whether an error can come from there. Behind a change there can be none: the
-# caller would take what has happened for undone.
-POINTS = {
-    "catalog.commit": True,
-    "catalog.committed": False,
-    "tiers.create": True,
-    "tiers.created": False,
-    "tiers.open": True,
-    "tiers.rename": True,
-    "tiers.renamed": False,
-    "tiers.unlink": True,
-    "tiers.unlinked": False,
-    "tiers.quarantine": True,
-    "tiers.quarantined": False,
-    "objects.truncate": True,
-    "objects.truncated": False,
-    "objects.published": False,
-    "walks.cleared": False,
-    "walks.accounted": False,
-    "walks.closed": False,
-    "dispatcher.copied": False,
-    "dispatcher.unpacked": False,
-    "dispatcher.settled": False,
-    "dispatcher.uploaded": False,
-    "dispatcher.hydrated": False,
-    "dispatcher.deleted": False,
-    "movement.copy": True,
-    "movement.copy.piece": True,
-    "movement.copy.written": True,
-    "movement.copy.renamed": False,
-    "movement.pack": True,
-    "movement.pack.written": True,
-    "movement.pack.renamed": False,
-    "movement.unpack": True,
-    "movement.unpack.written": True,
-    "movement.unpack.renamed": False,
-    "movement.read": True,
-    "movement.upload": True,
-    "movement.uploaded": False,
-    "movement.download": True,
-    "movement.download.written": True,
-    "movement.download.renamed": False,
-    "fuse.backing.opened": False,
-    "fuse.backing.closed": False,
-    "fuse.handle.bound": False,
-    "fuse.handle.releasing": False,
-    "fuse.handle.released": False,
-}
+# Every point from which an error can come.
+_BEFORE = (
+    *("catalog.commit", "tiers.create", "tiers.open", "tiers.rename", "tiers.unlink"),
+    *("tiers.quarantine", "objects.truncate"),
+    *("movement.copy", "movement.copy.piece", "movement.copy.written"),
+    *("movement.pack", "movement.pack.written", "movement.unpack", "movement.unpack.written"),
+    *("movement.read", "movement.upload", "movement.download", "movement.download.written"),
+)
+# Every point behind a change. An error there would have the caller take it for undone.
+_BEHIND = (
+    *("catalog.committed", "tiers.created", "tiers.renamed", "tiers.unlinked"),
+    *("tiers.quarantined", "objects.truncated", "objects.published"),
+    *("walks.cleared", "walks.accounted", "walks.closed"),
+    *("dispatcher.copied", "dispatcher.unpacked", "dispatcher.settled", "dispatcher.uploaded"),
+    *("dispatcher.hydrated", "dispatcher.deleted"),
+    *("movement.copy.renamed", "movement.pack.renamed", "movement.unpack.renamed"),
+    *("movement.uploaded", "movement.download.renamed"),
+    *("fuse.backing.opened", "fuse.backing.closed"),
+    *("fuse.handle.bound", "fuse.handle.releasing", "fuse.handle.released"),
+)
+POINTS = dict.fromkeys(_BEFORE, True) | dict.fromkeys(_BEHIND, False)  # whether an error can come
 
 
 class _Fault(NamedTuple):
