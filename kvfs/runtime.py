@@ -10,7 +10,6 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +34,7 @@ class Mount(NamedTuple):
     fstype: str
     source: str
     super_options: tuple[str, ...]
+    number: int = 0
 
     @property
     def owner(self) -> str:
@@ -44,17 +44,15 @@ class Mount(NamedTuple):
 
 def mounts(proc: Path = PROC) -> list[Mount]:
     """Return what is mounted in this mount namespace, the topmost mount of a path last."""
-    return [mount for _, mount in _numbered(proc)]
-
-
-def _numbered(proc: Path) -> Iterator[tuple[int, Mount]]:
+    found = []
     # Not splitlines, which ends lines at characters that anybody may have in a directory's name.
     for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
-        mount = Mount(root, path, rest[0], rest[1], tuple(rest[2].split(",")))
-        yield int(fields[0]), mount
+        options = tuple(rest[2].split(","))
+        found.append(Mount(root, path, rest[0], rest[1], options, int(fields[0])))
+    return found
 
 
 def mount_at(path: Path) -> Mount | None:
@@ -67,8 +65,7 @@ def mount_id(path: Path, proc: Path = PROC) -> int:
 
     As in /proc/PID/fdinfo. It may be given out again after an unmount.
     """
-    numbers = [number for number, mount in _numbered(proc) if mount.path == str(path)]
-    return numbers[-1] if numbers else 0
+    return next((one.number for one in reversed(mounts(proc)) if one.path == str(path)), 0)
 
 
 def kvfs_holding(path: Path) -> Mount | None:

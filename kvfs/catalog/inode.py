@@ -135,20 +135,7 @@ class Inode:
     def pack(self) -> bytes:
         placed = self.placed
         fixed = _FIXED.pack(
-            self.mode,
-            self.uid,
-            self.gid,
-            self.subdirs,
-            self.size,
-            self.atime_ns,
-            self.mtime_ns,
-            self.ctime_ns,
-            self.backing_mtime_ns,
-            self.blocks,
-            self.rdev,
-            self.version,
-            self.session,
-            self.ram_epoch,
+            *_NUMBERS(self),
             (_SEALED if self.sealed else 0)
             | (_ON_NVME if self.on_nvme else 0)
             | (_PLACED if placed else 0)
@@ -198,6 +185,7 @@ class Inode:
 
 
 _ALL = attrgetter(*Inode.__slots__)
+_NUMBERS = attrgetter(*Inode.__slots__[1 : 1 + Inode.__slots__.index("ram_epoch")])
 
 
 def _digest(length: int, digest: bytes) -> bytes:

@@ -83,6 +83,7 @@ class Dispatcher:
         self._jobs: set[int] = set()
         self._running = 0
         self._slots = 2 * movers.workers
+        self._tasks: list[Callable[[], Awaitable[None]]] = []  # that run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.trouble = Trouble(ledger)
         self.requests = Requests(ledger.work.wake)
@@ -120,6 +121,9 @@ class Dispatcher:
             self.spill.deletion.reading = self.hydration.downloads.reading
             self.availability = Availability(remote, bucket, self.spill, identity)
             self.announcement = Announcement(ledger, remote, bucket, identity, mountpoint)
+            self._tasks += [self.spill.run, self.availability.watch, remote.warm]
+            self._tasks += [Backlog(transfers).run, discovery.warm_up, self.contests.run]
+            self._tasks.append(self.announcement.watch)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.sweeps = Sweeps(ledger)
         self.scrub = Scrub(transfers, movers, 0)
@@ -127,6 +131,8 @@ class Dispatcher:
         self.census = Census(ledger, self._jobs, self.settlement.met)
         self.watch = Watch(ledger, room, quota, lambda: self.admission.spent)
         self.checks = Background(ledger, movers, self._jobs, remote)
+        self._tasks += [self.census.run, self.checks.run, self.warm.run, self.sweeps.run]
+        self._tasks += [self.scrub.run, *self.watch.tasks]
         live.observe("promote_after", partial(setattr, self.promotion, "after"))
         live.observe("reclaimable", partial(setattr, self.demotion, "reclaimable"))
         live.observe("nvme_writes", partial(setattr, self.admission, "budget"))
@@ -158,23 +164,8 @@ class Dispatcher:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (
-                *(self.census.run, self.checks.run, self.warm.run, self.sweeps.run),
-                self.scrub.run,
-                *self.watch.tasks,
-            ):
+            for task in self._tasks:
                 nursery.start_soon(self.keep_up, task)
-            if self.spill is not None and self.availability is not None:
-                nursery.start_soon(self.keep_up, self.spill.run)
-                nursery.start_soon(self.keep_up, self.availability.watch)
-                nursery.start_soon(self.keep_up, self.availability.remote.warm)
-                nursery.start_soon(self.keep_up, Backlog(self.transfers).run)
-            if self.presence is not None:
-                nursery.start_soon(self.keep_up, self.presence.discovery.warm_up)
-            if self.contests is not None:
-                nursery.start_soon(self.keep_up, self.contests.run)
-            if self.announcement is not None:
-                nursery.start_soon(self.keep_up, self.announcement.watch)
             nursery.start_soon(self.keep_up, partial(self._dispatch, nursery))
 
     @staticmethod

@@ -11,11 +11,28 @@ from typing import Any
 from kvfs import __version__
 from kvfs.core.admin import administration
 from kvfs.daemon.mount import Mount
+from kvfs.tiers import Bucket, Tier
+
+
+def _held(
+    tier: Tier | Bucket, path: object, capacity: int = 0, reserved: int = 0, *, why: str
+) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "capacity_bytes": capacity,
+        "used_bytes": tier.used,
+        "reserved_bytes": reserved,
+        "objects": tier.objects,
+        "hits": tier.hits,
+        "state": tier.health.state,
+        "state_s": round(time.monotonic() - tier.health.since, 3),
+        "why": why,
+    }
 
 
 def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
     """As a tier without a size, with what waits for its upload, and what was done."""
-    bucket, dirty = mount.bucket, mount.ledger.dirty
+    bucket, dirty, hydration = mount.bucket, mount.ledger.dirty, mount.dispatcher.hydration
     if bucket is None:
         return {}
     if mount.dispatcher.prefetch is not None:
@@ -23,15 +40,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
     oldest = dirty.oldest_ns
     return {
         bucket.name: {
-            "path": str(bucket.place),
-            "capacity_bytes": 0,
-            "used_bytes": bucket.used,
-            "reserved_bytes": 0,
-            "objects": bucket.objects,
-            "hits": bucket.hits,
-            "state": bucket.health.state,
-            "state_s": round(time.monotonic() - bucket.health.since, 3),
-            "why": bucket.health.why,
+            **_held(bucket, bucket.place, why=bucket.health.why),
             "dirty_bytes": dirty.bytes,
             "dirty_objects": len(dirty),
             "dirty_most_bytes": bucket.most,
@@ -40,9 +49,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             "to_delete": len(dirty.superseded.deletes),
             "loaded": dirty.loaded,
             "errors": dict(bucket.errors),
-            "streaming": 0
-            if mount.dispatcher.hydration is None
-            else mount.dispatcher.hydration.streaming,
+            "streaming": 0 if hydration is None else hydration.streaming,
             **bucket.counters,
         }
     }
@@ -76,15 +83,10 @@ def status(mount: Mount) -> dict[str, Any]:
         "shown": {one.option: {"on": not one.why, "why": one.why} for one in mount.exporters},
         "tiers": {
             tier.name: {
-                "path": str(tier.root),
-                "capacity_bytes": tier.capacity,
-                "used_bytes": tier.used,
-                "reserved_bytes": tier.reserved,
-                "objects": tier.objects,
-                "hits": tier.hits,
-                "state": tier.health.state,
-                "state_s": round(time.monotonic() - tier.health.since, 3),
-                "why": "; ".join(filter(None, (tier.health.why, tier.shortage))),
+                **_held(
+                    *(tier, tier.root, tier.capacity, tier.reserved),
+                    why="; ".join(filter(None, (tier.health.why, tier.shortage))),
+                ),
                 **(tier.counters if tier is ledger.tiers.nvme else {}),
             }
             for tier in ledger.tiers.local
