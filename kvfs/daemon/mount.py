@@ -1,7 +1,6 @@
 """One mount: its parts, wired, and its life from the keeper's word to the unmount.
 
-Contract: see the package. What is reached through a `Mount` is there from `serve` on. Not for where
-objects are kept (`storage`), nor for what can be asked of it (`verbs`, `status`).
+Contract: see the package. What is reached through a `Mount` is there from `serve` on.
 """
 
 import logging
@@ -35,7 +34,7 @@ from kvfs.daemon.events import Events
 from kvfs.daemon.exporter import Exporter
 from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError
-from kvfs.fairness.shares import Shares
+from kvfs.fairness.fair_queue import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.live import LiveConfig
@@ -195,7 +194,11 @@ class Mount:
             self.session = Session(config, self.operations)
             self._begin_events()
             if self.config.access_log is not None:
-                await self._begin_access_log()
+                # It was looked at before; nobody serves the mount yet, so no path is followed.
+                try:
+                    await self._note_accesses(self.config)
+                except ConfigError as error:
+                    log.error("nothing is noted for kvfs profile: %s", error)
             await self._serve_mounted(handlers(self))
 
     async def _change_access_log(self, config: Config) -> None:
@@ -209,13 +212,6 @@ class Mount:
     async def _note_accesses(self, config: Config) -> None:
         change = self.ledger.namespaces.access_log.change
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
-
-    async def _begin_access_log(self) -> None:
-        """Where it is was looked at before; nobody serves the mount yet, so no path is followed."""
-        try:
-            await self._note_accesses(self.config)
-        except ConfigError as error:
-            log.error("nothing is noted for kvfs profile: %s", error)
 
     def _begin_events(self) -> None:
         self.dispatcher.scrub.told = self.events.add

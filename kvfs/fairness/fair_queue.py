@@ -15,8 +15,7 @@ between the two it is start-time fair queueing again, one level up (as the paper
 sharing).
 
 O(log n) for n namespaces with something waiting. No clock. Not for limits:
-`kvfs.fairness.token_bucket`; nor for what may be held as long as somebody likes, as open files are:
-`kvfs.fairness.shares`.
+`kvfs.fairness.token_bucket`.
 """
 
 import heapq
@@ -30,7 +29,10 @@ from typing import NamedTuple
 
 import trio
 
+from kvfs.fairness.token_bucket import LATE, TokenBucket
+
 BULK_SHARE = 0.05
+PIECE = 16 << 20  # bytes; at 10 GB/s 600 charges a second, and 1.7 ms for each
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +165,8 @@ class FairQueue:
     """A bounded number of places, given to namespaces by their weights: for the movers' jobs.
 
     Of several places one is kept from bulk, so that a normal request never waits for a bulk one to
-    end. Cancelled while it waits, a request leaves no trace. For one trio run.
+    end. Cancelled while it waits, a request leaves no trace. For one trio run. What may be held as
+    long as somebody likes, as open files are, has `Shares`.
     `places`: how many requests are in flight at most; may change at any time.
     Raises ValueError for less than one.
     """
@@ -212,3 +215,57 @@ class FairQueue:
             self._running[piece.request.bulk] += 1
         if not self.running and not self.waiting:
             self._queue.forget()
+
+
+class Shares:
+    """Of a bandwidth that all namespaces of a mount have together, for reads and writes.
+
+    Bytes do not pass the daemon, so an open, or the close of what was written, waits until the
+    object's size may be charged at the rate of the whole. Who is charged next is said at the last
+    moment: when all that was charged before is paid, so that who reads one object after the other
+    is there again. A large object is let in when its first piece of 16 MiB is charged, and delays
+    other namespaces by no more than a piece at a time, but its own namespace by the rest. Without a
+    rate nobody waits, and weights mean nothing. The limits of one namespace are passed before:
+    `kvfs.core.namespaces.limits`.
+    `total.rate` is the bandwidth in bytes/s, 0 for no limit; it may change at any time. A task in
+    the nursery charges while somebody waits.
+    """
+
+    def __init__(self, nursery: trio.Nursery, rate: float = 0.0) -> None:
+        self.total = TokenBucket(rate, LATE)
+        self._queue = StartTimeFair()
+        self._nursery = nursery
+        self._charging = False
+
+    @property
+    def waiting(self) -> int:
+        """How many objects are not wholly charged, and neither let in, most of them."""
+        return self._queue.waiting
+
+    async def take(
+        self, namespace: Hashable, cost: int, *, weight: float = 100, bulk: bool = False
+    ) -> None:
+        """Wait until `cost` bytes, or their first piece, are charged."""
+        if not self.total.rate:
+            return
+        if not self._charging and cost <= PIECE and self.total.try_take(cost):
+            return  # nothing is owed, nobody waits: there is nobody to be fair to
+        request = self._queue.add(namespace, cost, weight, bulk=bulk)
+        if not self._charging:
+            self._charging = True
+            self._nursery.start_soon(self._charge)
+        try:
+            await request.begun.wait()
+        except trio.Cancelled:
+            if not request.begun.is_set():
+                self._queue.cancel(request)
+            raise
+
+    async def _charge(self) -> None:
+        while self._queue.waiting:
+            await self.total.wait()
+            piece = self._queue.begin(most=PIECE)
+            if piece is not None:  # or else who waited was cancelled
+                self.total.charge(piece.cost)
+        self._queue.forget()
+        self._charging = False

@@ -5,7 +5,6 @@ and Top-k Elements in Data Streams", ICDT 2005). With n opens and m counters, a 
 low, and too high by at most its error, which is at most n/m: so every object with more than n/m
 opens is among the counters. `decay` halves everything, for counts of the recent past; as it rounds,
 a count may then be too low by less than 1. Pure; the owner calls `decay`, each `HALF_LIFE`, say.
-Not for exact counts of each object.
 
 Instead of the paper's linked buckets there is a list of the keys with the least count, found by
 looking at all m counters whenever it is used up. The least count is at most n/m and rises with each

@@ -15,9 +15,8 @@ import click
 import trio
 
 from kvfs.fairness.admission import Admission
-from kvfs.fairness.fair_queue import FairQueue
+from kvfs.fairness.fair_queue import FairQueue, Shares
 from kvfs.fairness.hot_objects import HotObjects
-from kvfs.fairness.shares import Shares
 from kvfs.fairness.token_bucket import TokenBucket
 from scripts.bench.measure import Bar
 from scripts.bench.report import Report

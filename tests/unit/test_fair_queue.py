@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from kvfs.fairness.fair_queue import BULK_SHARE, FairQueue, StartTimeFair
-from kvfs.fairness.shares import PIECE, Shares
+from kvfs.fairness.fair_queue import BULK_SHARE, PIECE, FairQueue, Shares, StartTimeFair
 from kvfs.fairness.token_bucket import LATE, TokenBucket
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
-from kvfs.fairness.shares import Shares
+from kvfs.fairness.fair_queue import Shares
 from kvfs.fuse.killed import killed
 from tests.unit.world import World, world
 

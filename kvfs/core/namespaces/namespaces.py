@@ -22,8 +22,8 @@ from kvfs.core.namespaces.access_log import AccessLog
 from kvfs.core.namespaces.namespace import READ, Namespace
 from kvfs.core.namespaces.places import Places
 from kvfs.errors import ConfigError
+from kvfs.fairness.fair_queue import Shares
 from kvfs.fairness.hot_objects import HotObjects
-from kvfs.fairness.shares import Shares
 from kvfs.s3.keys import Name
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket, Tier
