@@ -28,18 +28,8 @@ def inode(key: bytes, record: bytes) -> Inode | None:
             good = good and found.sealed and found.on_nvme and smaller
     except struct.error:
         return None
-    return found if good and stat.S_IFMT(found.mode) in _TYPES else None
-
-
-_TYPES = {
-    stat.S_IFREG,
-    stat.S_IFDIR,
-    stat.S_IFLNK,
-    stat.S_IFIFO,
-    stat.S_IFSOCK,
-    stat.S_IFCHR,
-    stat.S_IFBLK,
-}
+    # A type that no inode has is shown as "?".
+    return found if good and stat.filemode(found.mode)[0] != "?" else None
 
 
 def by_cookie(key: bytes, value: bytes) -> tuple[int, Dentry] | None:

@@ -3,8 +3,7 @@
 Contract: every change of state is one `Batch`, atomic towards the death of the process. Inode
 numbers and directory cookies come from one counter that never goes back, not even after a power
 loss, nor where its newest changes are lost (`doubt`). What is asked for is answered from the
-database at once (`database` says what that waits for). Not for policy, nor for backing files. The
-format of keys and values: `keys`, `inode`.
+database at once (`database` says what that waits for). The format: `keys`, `inode`.
 """
 
 import logging
@@ -17,8 +16,7 @@ from pathlib import Path
 
 from kvfs import failpoints
 from kvfs.catalog import keys
-from kvfs.catalog.answers import Answers
-from kvfs.catalog.batch import Batch
+from kvfs.catalog.batch import Answers, Batch
 from kvfs.catalog.database import CURE, Database, Recovered
 from kvfs.catalog.inode import Inode
 from kvfs.catalog.journal import Changes

@@ -7,7 +7,6 @@ what is there can be read as long as RocksDB lets it. Calls take microseconds an
 daemon's loop; none waits for a disk in the usual case (the write-ahead log goes to the page cache).
 RocksDB reads its log up to the first damage and passes over the rest in silence: each opening holds
 the log against the journal, and takes from there what is missing (`Recovered`).
-Not for what keys and values mean.
 """
 
 import logging

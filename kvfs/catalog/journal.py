@@ -6,7 +6,6 @@ and has them. `append` follows each write of the database, and never fails: a jo
 written is begun anew later, and `why` says so meanwhile. `read` trusts a record by its checksum
 only. What the tables have is dropped, a segment at a time. Nothing is synced: the journal outlives
 the death of the process, as the log does; after a power loss it has what reached the disk.
-Not for the meaning of changes, nor for applying them: `Database`.
 
 A segment is named by the number of its first change, in hexadecimals. It is a row of records:
 `_HEAD` (magic, checksum, number, length of what follows), then the changes in MessagePack: an

@@ -1,8 +1,7 @@
 """The catalog's keys, and the values that say which name is which inode.
 
 Contract: pure; what is encoded here is decoded here, and trusted (who doubts it: `audit`). A key is
-its kind, one byte, and what follows it in the table. Not for records of inodes (`inode`), nor for
-reading and writing them.
+its kind, one byte, and what follows it in the table.
 
 Keys (integers big endian, so that they sort):
   i ino              the inode's record
@@ -22,7 +21,7 @@ Keys (integers big endian, so that they sort):
   k ino              not in the bucket, since another node has its name there: since when, ns
   z number           a key that is to be deleted from the bucket; if a zero and an attempt follow,
                      what that has made there, of which nobody knows whether it has
-  q index            a request that was carried out (answers.py)
+  q index            a request that was carried out, and the inode that it made or 0 (`Answers`)
   m name             facts about the whole: format, counter, session, changes (journal), ...
 """
 
