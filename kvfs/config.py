@@ -102,24 +102,33 @@ _PERIOD = Kind("duration", _period, _period_text)
 _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
+def _hot(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
+    """It changes while mounted (`kvfs set`)."""
+    return described(kind, meaning, hot=True, **given)
+
+
+def _upgraded(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
+    """It changes with another daemon (`kvfs upgrade`)."""
+    return described(kind, meaning, upgrade=True, **given)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What one mount was told to be. `hot` options can change while it is mounted."""
 
     mountpoint: Path
 
-    ram: int = described(
+    ram: int = _upgraded(
         _TIER_OR_NONE,
         "size of the RAM tier; 0 for none",
         factory=_default_ram,
         shown="25 % of the memory",
-        upgrade=True,
     )
     nvme: Path | None = described(
         DIRECTORY, "directory of the NVMe tier and the catalog, on ext4 or xfs", default=None
     )
-    nvme_size: int = described(
-        _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there", upgrade=True
+    nvme_size: int = _upgraded(
+        _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there"
     )
     s3: str | None = described(
         _BUCKET, "bucket below the other tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
@@ -134,157 +143,123 @@ class Config:
     s3_required: bool = described(
         SWITCH, "refuse to mount while the bucket cannot be used", default=True
     )
-    s3_dirty: int | float = described(
+    s3_dirty: int | float = _upgraded(
         _DIRTY,
         "bytes that may wait for their upload, then writers wait; N%: of the other tiers",
         default=0.25,
-        upgrade=True,
     )
-    s3_delay: float = described(
-        SECONDS, "how long an object waits for its upload", default=5.0, shown="5", hot=True
-    )
-    s3_wait: float = described(
+    s3_delay: float = _hot(SECONDS, "how long an object waits for its upload", default=5.0)
+    s3_wait: float = _hot(
         SECONDS,
         "how long an open waits for bytes from the bucket, or a writer for uploads",
         default=30.0,
-        shown="30",
-        hot=True,
     )
     s3_exclusive: bool = described(
         SWITCH, "have a new prefix for this kvfs alone: others are refused there", default=False
     )
-    s3_shared: bool = described(
+    s3_shared: bool = _hot(
         SWITCH,
         "look names up in the bucket that are not here; off: nobody else uses its prefix",
         default=True,
-        hot=True,
     )
-    s3_recheck: float = described(
+    s3_recheck: float = _hot(
         SECONDS,
         "how long a copy here is taken for what the bucket has, before that is asked again",
         default=30.0,
-        shown="30",
-        hot=True,
     )
-    s3_stream: int = described(
+    s3_stream: int = _hot(
         SIZE,
         "size from which on an object is read while it comes from the bucket; 0: none is",
         default=256 << 20,
-        hot=True,
     )
     passthrough: Literal["auto", "on", "off"] = described(
         choice("auto", "on", "off"),
         "let the kernel move the bytes; on: refuse to mount without it",
         default="auto",
     )
-    huge: Literal["within_size", "always", "advise", "never"] = described(
+    huge: Literal["within_size", "always", "advise", "never"] = _upgraded(
         choice("within_size", "always", "advise", "never"),
         "which files of the RAM tier get huge pages, as tmpfs(5) has it",
         default="within_size",
-        upgrade=True,
     )
     allow_other: bool = described(
         SWITCH, "let users other than the one who mounted in, as file modes permit", default=False
     )
-    movers: int = described(
+    movers: int = _upgraded(
         count(1, 64, "processes"),
         "workers that copy and hash objects between the tiers",
         factory=lambda: min(4, len(os.sched_getaffinity(0))),
         shown="4, or fewer with fewer CPUs",
-        upgrade=True,
     )
-    promote_after: int = described(
+    promote_after: int = _hot(
         count(0, 1_000_000, "opens"),
         "opens of an object on NVMe until it is copied to RAM; 0: never",
         default=2,
-        hot=True,
     )
-    verify_after: int = described(
+    verify_after: int = _hot(
         _PERIOD,
         "time after which an open compares a copy on NVMe with its digest again; off: never",
         default=86400,
-        hot=True,
     )
-    reclaimable: int = described(
+    reclaimable: int = _hot(
         count(1, 90, "percent", suffix="%"),
         "share of the RAM tier kept free or already copied to NVMe",
         default=25,
-        hot=True,
     )
-    namespaces: Path | None = described(
+    namespaces: Path | None = _upgraded(
         FILE,
         "TOML with the settings that new top-level directories get, by their names",
         default=None,
-        upgrade=True,
     )
-    bandwidth: int = described(
-        SIZE,
-        "bytes a second for which namespaces compete by weight; 0: no limit",
-        default=0,
-        hot=True,
+    bandwidth: int = _hot(
+        SIZE, "bytes a second for which namespaces compete by weight; 0: no limit", default=0
     )
-    nvme_writes: int = described(
+    nvme_writes: int = _hot(
         SIZE,
         "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
         default=0,
-        hot=True,
     )
-    scrub: int = described(
+    scrub: int = _hot(
         _PERIOD,
         "how long a pass takes that reads all copies and looks for silent rot; off: none",
         default=7 * 86400,
-        hot=True,
     )
-    entry_timeout: float = described(
+    entry_timeout: float = _hot(
         SECONDS,
         "how long the kernel may cache names and attributes of sealed files",
         default=3600.0,
-        shown="3600",
-        hot=True,
     )
-    log: Path | None = described(
+    log: Path | None = _upgraded(
         FILE,
         "where the daemon logs; without root, in its runtime directory",
         default=None,
         shown="/var/log/kvfs/NAME.log",
-        upgrade=True,
     )
-    watchdog: float = described(
-        SECONDS,
-        "silence after which the keeper replaces the daemon; 0: never",
-        default=30.0,
-        shown="30",
-        upgrade=True,
+    watchdog: float = _upgraded(
+        SECONDS, "silence after which the keeper replaces the daemon; 0: never", default=30.0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = described(
+    log_level: Literal["debug", "info", "warning", "error"] = _hot(
         choice("debug", "info", "warning", "error"),
         "the least severe messages that are logged",
         default="info",
-        hot=True,
     )
-    access_log: Path | None = described(
+    access_log: Path | None = _hot(
         optional(FILE),
         "where reads, writes and misses are noted for kvfs profile; none: nowhere",
         default=None,
-        hot=True,
     )
-    access_log_size: int = described(
-        SIZE,
-        "most bytes of that, in two files of which the older one is FILE.1",
-        default=256 * MIB,
-        hot=True,
+    access_log_size: int = _hot(
+        SIZE, "most bytes of that, in two files of which the older one is FILE.1", default=256 * MIB
     )
-    metrics: str | None = described(
+    metrics: str | None = _upgraded(
         _ADDRESS,
         "where metrics are: PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
         default=None,
-        upgrade=True,
     )
-    web: str | None = described(
+    web: str | None = _upgraded(
         _ADDRESS,
         "where a page for browsers is, as for metrics; it names files (docs/seeing.md)",
         default=None,
-        upgrade=True,
     )
     mount_flags: tuple[str, ...] = described(
         _MOUNT_FLAGS,

@@ -3,7 +3,6 @@
 Contract: a `Kind` takes a text and returns the value, or raises ValueError whose message says what
 was expected; it turns the value back into a text that it takes. `described` makes a field that has
 a kind and a meaning, `rows` shows all of these, and `read_field` and `read_value` read one by name.
-Not for what an option means, nor for its default.
 """
 
 import difflib
@@ -53,7 +52,7 @@ def described(
 
     shown: the default as documentation has it, where that is not the value.
     """
-    text = shown or ("" if default is None else kind.text(default)) or "none"
+    text = shown or ("" if default is None else kind.text(default).removesuffix(".0")) or "none"
     row = Row("", kind.unit, text, hot, upgrade or hot, meaning)
     return field(default=default, default_factory=factory, metadata={"kind": kind, "row": row})
 

@@ -11,8 +11,6 @@ Contract: a message arrives whole or not at all, and the end of one side is seen
     error      error, exit
     ended      the mount is gone, all is saved
     handed_over
-
-Not for clients: those use the control sockets.
 """
 
 import array
