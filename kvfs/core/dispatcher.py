@@ -3,8 +3,7 @@
 Contract: nothing here is waited for by an operation. A job moves a few sealed objects; one that
 fails leaves everything as it was and says so once. At most one job an object (`_jobs`), and none
 begins before the trash is empty: the file that it makes may be in there. A kind of movement says
-itself what comes next (`Demotion`), or asks for it when told to (`Requests`). Not for choosing
-victims, nor for copying.
+itself what comes next (`Demotion`), or asks for it when told to (`Requests`).
 """
 
 import logging

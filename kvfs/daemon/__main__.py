@@ -1,7 +1,4 @@
-"""The process that the keeper starts: it loads its code, waits for the word to serve, and serves.
-
-Not for people: `kvfs mount` is.
-"""
+"""The process that the keeper starts: it loads its code, waits for the word, and serves."""
 
 import errno
 import faulthandler

@@ -3,8 +3,7 @@
 Contract: the socket is taken before the mount is there, or the mount is refused; a daemon that
 takes over goes on without it and tries again. The process is one of the daemon's group, so it ends
 with the daemon whatever that dies of; the next daemon starts its own. Each option has its own
-process, so that a scrape has its answer whatever browsers do. Not for what is shown:
-`kvfs.metrics`, `kvfs.web`.
+process, so that a scrape has its answer whatever browsers do.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """What `kvfs status` and its JSON show: one look at everything.
 
-Contract: plain values, and no wait; docs and monitoring know the names. Not for namespaces, which
-describe themselves (`administration.summary`).
+Contract: plain values, and no wait; docs and monitoring know the names.
 """
 
 import os

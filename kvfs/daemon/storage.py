@@ -2,7 +2,6 @@
 
 Contract: `open` raises ConfigError and leaves everything as it was, but for a tmpfs that it made;
 `close` lets go of the locks. A takeover waits a moment for the locks of the dead.
-Not for what becomes of objects afterwards (`Ledger`), nor for checks without a mount (`fsck`).
 """
 
 import errno
@@ -99,10 +98,7 @@ class Storage:
         if self._catalog is None:
             assert self._ram is not None  # the configuration has one tier at least
             self._catalog = Catalog(self._ram.root / "catalog", first_id=_first_id())
-        if self.bucket is not None:
-            bind(self._catalog, self.bucket)
-        else:
-            unbind(self._catalog)
+        bind(self._catalog, self.bucket)
         ledger = begin_session(
             *(self._catalog, self._ram, self._nvme),
             bucket=self.bucket,
@@ -170,13 +166,6 @@ def _first_id() -> int:
     return time.time_ns() // 1000
 
 
-def unbind(catalog: Catalog) -> None:
-    """What is sealed without the bucket is to be looked for when it is there again."""
-    if catalog.fact(CAUGHT_UP):
-        with catalog.batch() as batch:
-            batch.set_fact(CAUGHT_UP, "")
-
-
 def expect_place(catalog: Catalog, place: str) -> None:
     """Raises ConfigError if the catalog has objects in another bucket, or prefix."""
     before = catalog.fact(FACT)
@@ -187,15 +176,20 @@ def expect_place(catalog: Catalog, place: str) -> None:
         )
 
 
-def bind(catalog: Catalog, bucket: Bucket) -> None:
-    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another."""
-    place = str(bucket.place)
-    expect_place(catalog, place)
-    if catalog.fact(FACT) == place:
-        return
-    with catalog.batch() as batch:
-        batch.set_fact(FACT, place)
-        batch.set_fact(CAUGHT_UP, "")
+def bind(catalog: Catalog, bucket: Bucket | None) -> None:
+    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another.
+
+    What is sealed without a bucket is to be looked for when it is there again.
+    """
+    place = None if bucket is None else str(bucket.place)
+    if place is not None:
+        expect_place(catalog, place)
+    changes = catalog.fact(CAUGHT_UP) if place is None else catalog.fact(FACT) != place
+    if changes:
+        with catalog.batch() as batch:
+            if place is not None:
+                batch.set_fact(FACT, place)
+            batch.set_fact(CAUGHT_UP, "")
 
 
 def _what_is_left(catalog: Catalog) -> str:

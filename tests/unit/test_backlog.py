@@ -11,7 +11,7 @@ from kvfs.catalog import keys
 from kvfs.core.bucket.upload import backlog
 from kvfs.core.bucket.upload.backlog import Backlog
 from kvfs.core.ledger.dirty import CAUGHT_UP
-from kvfs.daemon.storage import unbind
+from kvfs.daemon.storage import bind
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import BLOCK_TMP, A, B, again, contents, counters
 from tests.unit.world import World, world
@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> Iterator[World]:
 async def with_bucket(made: World, store: MemoryStore) -> Backlog:
     """It is mounted anew, with one."""
     if made.bucket is None:
-        unbind(made.catalog)
+        bind(made.catalog, None)
     made.bucket_store = store
     made.restart()
     await made.census()
@@ -79,7 +79,7 @@ def test_it_is_looked_for_once_and_after_a_mount_without(made: World, store: Mem
         assert made.catalog.fact(CAUGHT_UP) == "1"
         made.bucket_store = None
         made.restart()
-        unbind(made.catalog)
+        bind(made.catalog, None)
         await made.census()
         await made.make_file(b"b", B)
         await run(await with_bucket(made, store))

@@ -54,8 +54,8 @@ class Warmer(Protocol):
 
 
 def _is_pinned(ledger: Ledger, inode: Inode) -> str:
-    pinned = ledger.namespaces.of(inode).settings.pin or pins.is_pinned(ledger, inode)
-    return "on" if pinned else "off"
+    spaces = ledger.namespaces
+    return "on" if spaces.of(inode).settings.pin or spaces.places.is_pinned(inode) else "off"
 
 
 _OF_FILES: dict[bytes, Callable[[Ledger, Inode], str]] = {
@@ -327,7 +327,7 @@ class Lifecycle:
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""
         if name == PIN and inode.is_file:
-            if not pins.is_pinned(self.ledger, inode):
+            if not self.namespaces.places.is_pinned(inode):
                 raise NoAttributeError(f"inode {inode.ino} is not pinned")
             self._pin(inode, b"off")
             return
