@@ -15,7 +15,7 @@ from pathlib import Path
 from kvfs import runtime
 from kvfs.control import request
 from kvfs.nfs.export import LOOPBACK, Export, networks
-from kvfs.nfs.ganesha import Ganesha
+from kvfs.nfs.servers import Ganesha
 from scripts.libnfs import Client
 from scripts.s3_server import free_ports
 

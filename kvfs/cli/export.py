@@ -26,8 +26,7 @@ from kvfs.nfs.export import (
     networks,
     owner,
 )
-from kvfs.nfs.ganesha import Ganesha
-from kvfs.nfs.kernel import Kernel
+from kvfs.nfs.servers import Ganesha, Kernel
 
 PORT = click.IntRange(1, 65535)
 

@@ -19,8 +19,8 @@ from kvfs.cli import Refusal, json_option, mountpoint_argument, with_notes
 from kvfs.cli.screen import progress
 from kvfs.cli.traces import block_tokens_option, trace_argument
 from kvfs.errors import ConfigError
-from kvfs.simulation.capacity import parse_block_size
 from kvfs.simulation.replay import SMALLEST_BLOCK, directory, replay
+from kvfs.simulation.sweep import parse_block_size
 from kvfs.simulation.trace import Trace, read
 
 

@@ -15,11 +15,8 @@ from kvfs.cli.screen import progress, screen
 from kvfs.cli.traces import block_tokens_option, trace_argument
 from kvfs.errors import ConfigError
 from kvfs.simulation import curves, sweep
-from kvfs.simulation.cache import POLICIES
-from kvfs.simulation.capacity import Capacity, parse_block_size
-from kvfs.simulation.hits import Hits
-from kvfs.simulation.sweep import Case
-from kvfs.simulation.trace import Trace, read
+from kvfs.simulation.sweep import POLICIES, Capacity, Case, parse_block_size
+from kvfs.simulation.trace import Hits, Trace, read
 
 DEFAULT_POLICY = "adaptive"
 TOKEN_BYTES = 128 << 10  # of Llama-3.1-8B in bf16

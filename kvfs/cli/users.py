@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvfs.nfs.ganesha import Ganesha
-from kvfs.nfs.kernel import Kernel
+from kvfs.nfs.servers import Ganesha, Kernel
 from kvfs.runtime import PROC
 
 UNSEEN = "a process that is not visible from here"

@@ -10,12 +10,11 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 import torch
 
-from kvfs.client import files, memory, waiting
+from kvfs.client import files, memory
 from kvfs.client.arguments import (
     Blocks,
     blocks_of,
@@ -26,18 +25,16 @@ from kvfs.client.arguments import (
     shard_of,
     targets_of,
 )
-from kvfs.client.chain import Chain
-from kvfs.client.device import Cuda, Done, Host
+from kvfs.client.leased import LeasedReader, LeasedWriter
 from kvfs.client.leases import Leases
 from kvfs.client.load import map_chain, open_chain, read_chain
-from kvfs.client.made import Made
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
 from kvfs.client.save import paths_of, save_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
-from kvfs.client.threads import Threads
-from kvfs.client.transfer import Transfer
+from kvfs.client.threads import Threads, awaited
+from kvfs.client.transfer import Cuda, Done, Host, Transfer
 
 Mode = Literal["copy", "mmap"]
 Device = torch.device | str | None
@@ -103,12 +100,7 @@ class PrefixCache:
     def __enter__(self) -> "PrefixCache":  # noqa: PYI034 (typing has Self since 3.11)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -133,7 +125,7 @@ class PrefixCache:
         """`match` beside the loop, asyncio's or trio's, as all whose names begin with a."""
         keys = self.spec.keys(tokens)
         self._check_open()
-        return await waiting.result(self._threads.submit(self._matching, self.spec.root, keys))
+        return await awaited(self._threads.submit(self._matching, self.spec.root, keys))
 
     # Loading
 
@@ -194,7 +186,7 @@ class PrefixCache:
         blocks: int | None = None,
     ) -> Loaded:
         """`load` beside the loop; who is cancelled waits until `out` is left alone."""
-        return await waiting.result(self.submit_load(tokens, out, mode, device, blocks))
+        return await awaited(self.submit_load(tokens, out, mode, device, blocks))
 
     # Saving
 
@@ -226,7 +218,7 @@ class PrefixCache:
 
     async def asave(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
         """`save` beside the loop; who is cancelled waits until `blocks` is left alone."""
-        return await waiting.result(self.submit_save(tokens, blocks, start))
+        return await awaited(self.submit_save(tokens, blocks, start))
 
     # What comes before and after
 
@@ -250,7 +242,7 @@ class PrefixCache:
 
     async def aprefetch(self, tokens: Sequence[int]) -> int:
         """The same, waiting for the end."""
-        return await waiting.result(self.prefetch(tokens))
+        return await awaited(self.prefetch(tokens))
 
     def pin(self, tokens: Sequence[int], *, on: bool = True) -> int:
         """Have the longest cached prefix never dropped, or no longer; return how many blocks.
@@ -413,16 +405,19 @@ class PrefixCache:
                     return transfer.content(block, after)
                 return memory.content(block)
 
-            above, rest = keys[cached - 1] if cached else parent, keys[cached:]
+            above = keys[cached - 1] if cached else parent
+            chain = (self.path, above, keys[cached:], shard)
+            made = (
+                LeasedWriter(*chain, self.spec.stored_bytes, self._leases)
+                if self._in_place()
+                else None
+            )
             return cached + save_chain(
-                self.path,
-                above,
-                rest,
-                shard,
+                *chain,
                 content,
                 parent_cached=cached > 0 or parent == self.spec.root,
                 closed=self._closed_prefixes,
-                made=self._made(above, rest, shard) if self._in_place() else None,
+                made=made,
                 threads=self._threads,
                 stats=self.stats,
             )
@@ -433,10 +428,6 @@ class PrefixCache:
         """Whether the directory is of a mount on this machine, where files may grow to blocks."""
         local = self._closed_prefixes and self._question.offered
         return local and names_at_once(self.path)
-
-    def _made(self, parent: bytes, keys: list[bytes], shard: str) -> Made:
-        paths = paths_of(self.path, parent, keys, shard)
-        return Made(parent, keys, paths, shard, self.spec.stored_bytes, self._leases)
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
         """The way to a device, after what the caller's stream does now; None if it is straight."""
@@ -449,8 +440,8 @@ class PrefixCache:
             transfer = self._transfers.setdefault(where, made)
         return transfer, transfer.begin()
 
-    def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> Chain:
-        return Chain(self.path, parent, keys, shard, self.spec.stored_bytes, self._leases)
+    def _chain(self, parent: bytes, keys: list[bytes], shard: str) -> LeasedReader:
+        return LeasedReader(self.path, parent, keys, shard, self.spec.stored_bytes, self._leases)
 
     def _own_shard(self) -> str:
         self._check_open()

@@ -8,7 +8,7 @@ file system, a server of NFS, an older kvfs) is asked once, and then no more; wh
 answer any more, once for each load. Never raises OSError.
 All questions are asked by one thread, which no signal handler breaks into. To give back is to put
 something into its queue: a finalizer may, whatever its thread is doing.
-Not for the order in which blocks are needed (`kvfs.client.chain`).
+Not for the order in which blocks are needed (`kvfs.client.leased`).
 """
 
 import array

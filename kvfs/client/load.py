@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from kvfs.client import files
-from kvfs.client.chain import Chain
+from kvfs.client.leased import LeasedReader
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
@@ -27,7 +27,7 @@ _GONE = {
 
 
 def read_chain(
-    chain: Chain,
+    chain: LeasedReader,
     read: Callable[[int, int], None],
     *,
     threads: Threads,
@@ -60,7 +60,9 @@ def read_chain(
     return count
 
 
-def map_chain(chain: Chain, spec: Spec, *, threads: Threads, stats: Stats) -> list[torch.Tensor]:
+def map_chain(
+    chain: LeasedReader, spec: Spec, *, threads: Threads, stats: Stats
+) -> list[torch.Tensor]:
     """Return tensors over the files themselves. Nothing is read."""
     found: dict[int, torch.Tensor] = {}
 
@@ -72,7 +74,7 @@ def map_chain(chain: Chain, spec: Spec, *, threads: Threads, stats: Stats) -> li
     return [found[at] for at in range(count)]
 
 
-def open_chain(chain: Chain, size: int, *, threads: Threads, stats: Stats) -> int:
+def open_chain(chain: LeasedReader, size: int, *, threads: Threads, stats: Stats) -> int:
     """Return how many could be opened: their bytes have been brought to where they are read."""
 
     def check(_at: int, fd: int) -> None:

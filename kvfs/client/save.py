@@ -7,7 +7,7 @@ with its block, on any other file system it is made here.
 `InPlace`: a block has it from the beginning, and is none before it has its size, which is when its
 last byte is there: a file grows with what is written. That needs a mount of this machine: servers
 of NFS may carry out the last write first. It saves a rename and four questions of the kernel's. The
-mount itself may make them, many at a time (`kvfs.client.made`), which saves the others.
+mount itself may make them, many at a time (`kvfs.client.leased`), which saves the others.
 An OSError ends the chain, and so does a block that its storage can not hold: that block and all
 after it are not saved, their files are gone. Not for what is cached already, nor for where tensors
 are.
@@ -22,7 +22,7 @@ from itertools import count
 
 from kvfs import prefix
 from kvfs.client import files
-from kvfs.client.made import Made
+from kvfs.client.leased import LeasedWriter
 from kvfs.client.memory import Runs
 from kvfs.client.stats import Stats
 from kvfs.client.storage import UnstorableError
@@ -41,7 +41,7 @@ def save_chain(
     *,
     parent_cached: bool,
     closed: bool,
-    made: Made | None,
+    made: LeasedWriter | None,
     threads: Threads,
     stats: Stats,
 ) -> int:
@@ -189,7 +189,7 @@ class Renamed(_Chain):
 class InPlace(_Chain):
     """One thread at a time makes a file, in order; they are written side by side."""
 
-    def __init__(self, begin: str, paths: Sequence[str], made: Made) -> None:
+    def __init__(self, begin: str, paths: Sequence[str], made: LeasedWriter) -> None:
         super().__init__(begin, paths)
         self._made = made
         self._created: dict[int, int] = {}  # inode numbers

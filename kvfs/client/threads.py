@@ -6,13 +6,15 @@ what they raise, be it between any two steps, would leave locks taken and descri
 the main thread calls is done by another one, for which it waits. Not for what is done.
 """
 
+import asyncio
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -175,3 +177,33 @@ class _Turn:
     def end(self, at: int) -> None:
         with self._lock:
             self.count = min(self.count, at)
+
+
+async def awaited(future: Future[T]) -> T:
+    """Wait in whichever loop runs, asyncio's or trio's, which is not needed.
+
+    Who is cancelled goes only when the call has ended, or has not begun and never will: until then
+    it fills memory of the caller's.
+    """
+    trio = _running_trio()
+    if trio is not None:
+        return cast("T", await trio.to_thread.run_sync(future.result))
+    waiter = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(waiter)
+    except asyncio.CancelledError:
+        if not future.cancel():
+            await asyncio.wait([waiter])
+        raise
+
+
+def _running_trio() -> Any:  # noqa: ANN401 (a module)
+    """The module, if this is called in one of its tasks."""
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return None
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return None
+    return trio

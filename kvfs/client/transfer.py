@@ -4,7 +4,8 @@ Contract: a file's bytes reach a device in one of two ways. "pinned": read into 
 buffer, which is used again once the copy out of it has ended. "register": the mapping of the file
 itself is page-locked, and copied from. Which is faster is measured with the first load of at least
 `MEASURED_FROM` blocks, and kept. Copies run beside the reads of other blocks; what is returned has
-ended. Not for what a block's tensor must be (`kvfs.client.arguments`).
+ended. `Device` is all that is asked of one, so that tests can stand in for it. `Cuda` has not been
+run: there was no GPU to run it on. Not for what a block's tensor must be (`kvfs.client.arguments`).
 """
 
 import errno
@@ -12,16 +13,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal, Protocol
 
 import torch
 
 from kvfs.client import files, memory
 from kvfs.client.arguments import Blocks
-from kvfs.client.chain import Chain
-from kvfs.client.device import Device, Done
+from kvfs.client.leased import LeasedReader
 from kvfs.client.load import read_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
@@ -29,8 +29,83 @@ from kvfs.client.threads import Threads
 
 log = logging.getLogger(__name__)
 
+Done = Callable[[], object]
+_READ_ONLY = 8  # cudaHostRegisterReadOnly, driver_types.h
 Way = Literal["pinned", "register"]
 MEASURED_FROM = 16  # blocks, half of them each way
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
+class Device(Protocol):
+    """What a device can do. Called by any thread."""
+
+    def begin(self) -> Done:
+        """Note where the caller's stream is; the result makes later copies wait for that."""
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """A page-locked buffer, uint8 of `size`."""
+
+    def run(self, work: Callable[[], object]) -> Done:
+        """Begin what `work` has torch do; the result waits for its end."""
+
+    def register(self, pages: torch.Tensor) -> Done | None:
+        """Lock a mapping's pages; the result undoes it. None: it can not be done."""
+
+
+class Host:
+    """The CPU, for blocks that are not stored as they are."""
+
+    def begin(self) -> Done:
+        return _nothing
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return memory.new((size,), torch.uint8)
+
+    def run(self, work: Callable[[], object]) -> Done:
+        work()
+        return _nothing
+
+    def register(self, pages: torch.Tensor) -> Done | None:  # noqa: ARG002 (any pages will do)
+        return _nothing
+
+
+class Cuda:
+    """A CUDA device, with one stream for copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def begin(self) -> Done:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return lambda: self._stream.wait_event(event)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def run(self, work: Callable[[], object]) -> Done:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            work()
+            event.record(self._stream)
+        return event.synchronize
+
+    def register(self, pages: torch.Tensor) -> Done | None:
+        runtime, address = torch.cuda.cudart(), pages.data_ptr()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            code = int(runtime.cudaHostRegister(address, pages.numel(), _READ_ONLY))
+        if code:
+            log.info("cudaHostRegister of %d bytes: error %d", pages.numel(), code)
+            # The runtime remembers the error, and torch would raise it at the engine's next kernel.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self._device).add_(1)
+            return None
+
+        return lambda: runtime.cudaHostUnregister(address)
 
 
 class Buffer:
@@ -59,7 +134,7 @@ class Transfer:
         """Called where the caller's stream is current; its result goes to `load` or `content`."""
         return self._device.begin()
 
-    def load(self, chain: Chain, targets: Blocks, after: Done) -> int:
+    def load(self, chain: LeasedReader, targets: Blocks, after: Done) -> int:
         """Return how many blocks are in `targets`, which are on the device."""
         after()
         if self.way is not None or len(chain) < MEASURED_FROM:
@@ -81,7 +156,7 @@ class Transfer:
             )
         return count
 
-    def _load(self, way: Way, chain: Chain, targets: Blocks) -> int:
+    def _load(self, way: Way, chain: LeasedReader, targets: Blocks) -> int:
         ends: list[Done] = []
 
         def read(at: int, fd: int) -> None:
@@ -98,7 +173,7 @@ class Transfer:
                 end()
 
     def _registered(
-        self, chain: Chain, at: int, fd: int, target: torch.Tensor, ends: list[Done]
+        self, chain: LeasedReader, at: int, fd: int, target: torch.Tensor, ends: list[Done]
     ) -> bool:
         pages = chain.map(at, fd, shared=True)
         undo = self._device.register(pages)

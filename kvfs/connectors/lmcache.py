@@ -14,6 +14,8 @@ layers, as they are: chunks by layer, a serde and several groups are refused at 
 line of LMCache's log; LMCache goes on without. A chunk that is not full is not stored.
 """
 
+# ruff: noqa: ANN401, ARG002, FBT001, FBT002 (LMCache's signatures)
+
 import asyncio
 import builtins
 import os
@@ -42,7 +44,7 @@ class KvfsAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not the
     def __init__(self) -> None:
         super().__init__(f"plugin://{NAME}")
 
-    def create_connector(self, context: Any) -> "KvfsConnector":  # noqa: ANN401 - LMCache's
+    def create_connector(self, context: Any) -> "KvfsConnector":
         """Raises IrrecoverableException with what is wrong, which LMCache logs."""
         options = f"remote_storage_plugin.{context.plugin_name or NAME}."
         told = context.config.extra_config or {}
@@ -62,7 +64,7 @@ class KvfsAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not the
 class KvfsConnector(RemoteConnector):  # type: ignore[misc]
     """Chunks of one model, one dtype and one chunk size in one namespace."""
 
-    def __init__(self, context: Any, told: dict[str, Any]) -> None:  # noqa: ANN401
+    def __init__(self, context: Any, told: dict[str, Any]) -> None:
         """Raises OSError, TypeError, ValueError and SpecMismatchError."""
         config, metadata = context.config, context.metadata
         super().__init__(config, metadata)
@@ -99,10 +101,10 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         # Calls of LMCache are single chunks: they are what goes side by side.
         self._threads = ThreadPoolExecutor(threads, "kvfs-lmcache")
 
-    async def exists(self, key: Any) -> bool:  # noqa: ANN401 - CacheEngineKey
+    async def exists(self, key: Any) -> bool:
         return await self._run(self.exists_sync, key)
 
-    def exists_sync(self, key: Any) -> bool:  # noqa: ANN401
+    def exists_sync(self, key: Any) -> bool:
         return self._is_cached(self._key(key))
 
     def support_batched_contains(self) -> bool:
@@ -116,14 +118,11 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return len(keys)
 
     async def batched_async_contains(
-        self,
-        lookup_id: str,  # noqa: ARG002 - LMCache's signature
-        keys: Sequence[Any],
-        pin: bool = False,  # noqa: ARG002, FBT001, FBT002
+        self, lookup_id: str, keys: Sequence[Any], pin: bool = False
     ) -> int:
         return await self._run(self.batched_contains, keys)
 
-    async def get(self, key: Any) -> Any:  # noqa: ANN401
+    async def get(self, key: Any) -> Any:
         """Return a chunk in LMCache's memory, or None: a miss, or no memory."""
         return (await self.batched_get([key]))[0]
 
@@ -142,9 +141,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
             raise
 
     async def batched_get_non_blocking(
-        self,
-        lookup_id: str,  # noqa: ARG002 - LMCache's signature
-        keys: Sequence[Any],
+        self, lookup_id: str, keys: Sequence[Any]
     ) -> builtins.list[Any]:
         """Return the chunks before the first that is missing."""
         found = await self.batched_get(keys)
@@ -154,7 +151,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
                 memory.ref_count_down()
         return found[:count]
 
-    async def put(self, key: Any, memory_obj: Any) -> None:  # noqa: ANN401
+    async def put(self, key: Any, memory_obj: Any) -> None:
         """Save a chunk. Its memory is held until it is written, whoever waits.
 
         There is no batched put: LMCache keeps account of chunks on their way only if it hands them
@@ -165,7 +162,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         begun.add_done_callback(partial(_done_with, memory_obj))
         await asyncio.wrap_future(begun)
 
-    def remove_sync(self, key: Any) -> bool:  # noqa: ANN401
+    def remove_sync(self, key: Any) -> bool:
         """Unlink this rank's part of a chunk, without which it is a miss for all."""
         name = prefix.path(self._spec.root, self._key(key), self._cache.shard or "")
         try:
@@ -182,7 +179,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         self._threads.shutdown()
         self._cache.close()
 
-    def _key(self, key: Any) -> bytes:  # noqa: ANN401
+    def _key(self, key: Any) -> bytes:
         """A block's: of model, world, chunk, dtype and tags, but no rank."""
         whole = key.with_new_worker_id(0).to_string()
         return xxh3_128_digest(self._spec.root + whole.encode())
@@ -190,7 +187,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
     def _is_cached(self, key: bytes) -> bool:
         return self._cache.match_keys(self._spec.root, [key]).blocks == 1
 
-    def _load(self, key: bytes) -> Any:  # noqa: ANN401
+    def _load(self, key: bytes) -> Any:
         if not self._is_cached(key):  # before memory is taken, for which LMCache evicts
             return None
         memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
@@ -204,7 +201,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
                 memory.ref_count_down()
         return memory if loaded else None
 
-    def _save(self, key: bytes, memory: Any) -> None:  # noqa: ANN401
+    def _save(self, key: bytes, memory: Any) -> None:
         chunk = memory.tensor
         if chunk.shape == self._spec.shape and memory.get_memory_format() == self.meta_fmt:
             self._cache.save_keys(self._spec.root, [key], [chunk])
@@ -225,5 +222,5 @@ def _release(loaded: "Future[Any]") -> None:
         loaded.result().ref_count_down()
 
 
-def _done_with(memory: Any, _saved: object) -> None:  # noqa: ANN401
+def _done_with(memory: Any, _saved: object) -> None:
     memory.ref_count_down()

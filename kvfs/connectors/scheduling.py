@@ -2,8 +2,8 @@
 
 Contract: for engines that keep the cache in pages of some tokens and compute a request in steps.
 `matched` says what can be loaded, `allocated` where to, `plan` what is to be moved with the next
-step; nothing is asked of the engine but what `Request` has. The last token of a request is never
-loaded, because computing it makes the next one. Not for moving (`kvfs.connectors.paged`).
+step; nothing is asked of the engine but what `EngineRequest` has. The last token of a request is
+never loaded, because computing it makes the next one. Not for moving (`kvfs.connectors.paged`).
 """
 
 import logging
@@ -24,7 +24,7 @@ _SAVED_FOR_S = 60
 _SAVED_MOST = 65536
 
 
-class Request(Protocol):
+class EngineRequest(Protocol):
     """What is asked of an engine's request. all_token_ids: those that are known."""
 
     @property
@@ -51,7 +51,7 @@ class _Progress:
     local, until: tokens between which the last match is to be loaded; until is 0 if nothing is.
     """
 
-    request: Request
+    request: EngineRequest
     keys: list[bytes] = field(default_factory=list)
     cached: int = 0
     local: int = 0
@@ -70,7 +70,7 @@ class Requests:
         self._begun: list[Load] = []
         self._saved: OrderedDict[bytes, float] = OrderedDict()  # when it was given to be saved
 
-    def add(self, request: Request) -> bool:
+    def add(self, request: EngineRequest) -> bool:
         """Whether it is one from now on, or was: all its tokens must be what `Spec.keys` takes."""
         if request.request_id not in self._known:
             progress = _Progress(request)
@@ -82,7 +82,7 @@ class Requests:
             self._known[request.request_id] = progress
         return True
 
-    def matched(self, request: Request, computed: int) -> int:
+    def matched(self, request: EngineRequest, computed: int) -> int:
         """How many tokens, after the first `computed`, can be loaded."""
         progress = self._known[request.request_id]
         progress.local, progress.until = computed, 0
@@ -96,7 +96,7 @@ class Requests:
         most = (request.num_tokens - 1) // self._page * self._page
         return max(0, min(found.tokens, most) - computed) if self._loads else 0
 
-    def allocated(self, request: Request, pages: Sequence[int], tokens: int) -> None:
+    def allocated(self, request: EngineRequest, pages: Sequence[int], tokens: int) -> None:
         """So many of the matched tokens are to be loaded. pages: all that the request has."""
         progress = self._known[request.request_id]
         begin, progress.until = progress.local, progress.local + tokens
@@ -129,10 +129,7 @@ class Requests:
         self._known.pop(name, None)
 
     def _save(
-        self,
-        progress: _Progress,
-        tokens: int,
-        pages_of: Callable[[str], Sequence[int] | None],
+        self, progress: _Progress, tokens: int, pages_of: Callable[[str], Sequence[int] | None]
     ) -> Save | None:
         request = progress.request
         if progress.until:

@@ -16,6 +16,8 @@ Contract: a failure of the mount is a miss. One pool of keys and values, or of M
 that need more pools (Mamba, sliding windows, an indexer) are refused as they are registered.
 """
 
+# ruff: noqa: ANN401, ARG002 (SGLang's signatures)
+
 import contextlib
 import logging
 import os
@@ -45,7 +47,7 @@ _IDENTITY = ("revision", "tokenizer", "adapter")
 class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there to be checked
     """Pages of one model and one layout in one namespace."""
 
-    def __init__(self, storage_config: Any, _extra: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, storage_config: Any, _extra: Any = None) -> None:
         """`storage_config`: a HiCacheStorageConfig. Raises ValueError for its extra config."""
         self._config = storage_config
         self._told = dict(storage_config.extra_config or {})
@@ -64,7 +66,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         assert self._cache is not None, "register_mem_pool_host comes first"
         return self._cache
 
-    def register_mem_pool_host(self, mem_pool_host: Any) -> None:  # noqa: ANN401 - SGLang's
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Open the namespace for pages of this pool.
 
         Raises ValueError for a pool of another kind, OSError and SpecMismatchError for the
@@ -88,7 +90,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         shard = rank if ranks > 1 else None
         self._cache = PrefixCache(self._told["path"], spec, shard=shard, threads=threads)
 
-    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:  # noqa: ANN401
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
         """Raises ValueError for all but the pool of keys and values."""
         if host_pool_name != PoolName.KV:
             raise ValueError(
@@ -97,7 +99,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
             )
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
-    def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:  # noqa: ANN401
+    def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
         """Return how many pages, from the first, all ranks have."""
         chain = self._keys(keys)
         if self._chained:
@@ -108,10 +110,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         return len(chain)
 
     def batch_get_v1(
-        self,
-        keys: Sequence[str],
-        host_indices: torch.Tensor,
-        extra_info: Any = None,  # noqa: ANN401
+        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
         """Read pages into the pool; what is false has undefined bytes there.
 
@@ -123,10 +122,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         return [at < count for at in range(len(chain))]
 
     def batch_set_v1(
-        self,
-        keys: Sequence[str],
-        host_indices: torch.Tensor,
-        extra_info: Any = None,  # noqa: ANN401
+        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
         """Write pages of the pool; true is what is cached now."""
         pages = self._pages(host_indices)
@@ -139,10 +135,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         return self.cache.match_keys(self.cache.spec.root, self._keys([key])).blocks == 1
 
     def get(
-        self,
-        key: str,
-        target_location: torch.Tensor | None = None,
-        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+        self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
         """Read such a page into a flat tensor, and return that; None is a miss."""
         assert target_location is not None, "SGLang gives a page of its own"
@@ -154,7 +147,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         self,
         keys: Sequence[str],
         target_locations: Sequence[torch.Tensor] | None = None,
-        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
+        target_sizes: Any = None,
     ) -> list[torch.Tensor | None]:
         """`get` of each, up to the first miss."""
         found: list[torch.Tensor | None] = []
@@ -167,8 +160,8 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         self,
         key: str,
         value: torch.Tensor | None = None,
-        target_location: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
-        target_sizes: Any = None,  # noqa: ANN401, ARG002
+        target_location: Any = None,
+        target_sizes: Any = None,
     ) -> bool:
         """Write a page, of which is not said what comes before, from a flat tensor."""
         assert value is not None, "SGLang gives a page"
@@ -179,8 +172,8 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         self,
         keys: Sequence[str],
         values: Sequence[torch.Tensor] | None = None,
-        target_locations: Any = None,  # noqa: ANN401, ARG002 - SGLang's signature
-        target_sizes: Any = None,  # noqa: ANN401, ARG002
+        target_locations: Any = None,
+        target_sizes: Any = None,
     ) -> bool:
         """`set` of each, up to the first that fails."""
         return all(self.set(key, value) for key, value in zip(keys, values or (), strict=True))
@@ -208,7 +201,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         if self._cache is not None:
             self._cache.close()
 
-    def _parent(self, extra_info: Any) -> bytes:  # noqa: ANN401 - HiCacheStorageExtraInfo
+    def _parent(self, extra_info: Any) -> bytes:
         """The key before the first one of a call; SGLang has None for a prompt's beginning."""
         before = getattr(extra_info, "prefix_keys", None)
         return self._keys(before[-1:])[0] if before else self.cache.spec.root

@@ -74,12 +74,11 @@ def spec_of(
     dtype = dtype or given
     if dtype is None:
         raise ValueError("dtype=None: expected that of keys and values; no dtype is in the config")
-    layers, heads, dim = _shape(config)
     return Spec(
         model=name,
         revision=f"{revision}+{_variant(config)}",
         dtype=dtype,
-        axes={"kv": 2, "layer": layers, "head": heads, "token": block_tokens, "dim": dim},
+        axes=_axes(config, block_tokens),
         tokenizer=tokenizer,
         adapter=adapter,
         storage=storage,
@@ -181,8 +180,8 @@ def _config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def _shape(config: PreTrainedConfig) -> tuple[int, int, int]:
-    """Layers, heads of keys and values, dimension of a head; ValueError if they have not one."""
+def _axes(config: PreTrainedConfig, block_tokens: int) -> dict[str, int]:
+    """Those of a block; ValueError if layers have not one shape of keys and values."""
     who = type(config).__name__
     others = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     others -= {DynamicLayer.__name__}
@@ -200,7 +199,9 @@ def _shape(config: PreTrainedConfig) -> tuple[int, int, int]:
     shapes = {_heads(layer) for layer in config.per_layer_config}
     if len(shapes) != 1:
         raise ValueError(f"{who}: layers of {len(shapes)} shapes; expected one for all")
-    return (config.num_hidden_layers, *shapes.pop())
+    heads, dim = shapes.pop()
+    layers = config.num_hidden_layers
+    return {"kv": 2, "layer": layers, "head": heads, "token": block_tokens, "dim": dim}
 
 
 def _heads(layer: PreTrainedConfig) -> tuple[int, int]:
@@ -239,8 +240,7 @@ def _check_tokens(tokens: Sequence[int]) -> None:
 
 
 def _check_shape(spec: Spec, config: PreTrainedConfig) -> None:
-    layers, heads, dim = _shape(config)
-    wanted = {"kv": 2, "layer": layers, "head": heads, "token": spec.block_tokens, "dim": dim}
+    wanted = _axes(config, spec.block_tokens)
     if list(spec.axes.items()) != list(wanted.items()):
         raise ValueError(f"prefixes: blocks of {dict(spec.axes)}, expected {wanted}: see spec_of")
 

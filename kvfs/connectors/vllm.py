@@ -13,6 +13,8 @@ one group of equal attention layers are refused at the start: `_refused`. Not fo
 requests from prefill to decode.
 """
 
+# ruff: noqa: ANN401, ARG002, ARG003 (vLLM's signatures)
+
 import hashlib
 import json
 import logging
@@ -66,7 +68,7 @@ class Described(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     spec: dict[str, Any]
 
 
-def passed_by(request: Any) -> str:  # noqa: ANN401  (vLLM's, of any class)
+def passed_by(request: Any) -> str:
     """Why a request is neither loaded nor saved; "" if it is cached."""
     reasons = {
         "has a LoRA": request.lora_request,
@@ -87,12 +89,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     _cache_hit_source = CacheHitSource.DISK
 
-    def __init__(
-        self,
-        vllm_config: Any,  # noqa: ANN401
-        role: KVConnectorRole,
-        kv_cache_config: Any,  # noqa: ANN401
-    ) -> None:
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._told = _options(self._kv_transfer_config.kv_connector_extra_config)
         if reason := _refused(vllm_config, kv_cache_config):
@@ -112,7 +109,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return False  # what is not saved is a miss
 
     @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401, ARG003
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
         return False  # weights may be others after it, and the memory is
 
     # In the worker
@@ -150,7 +147,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_handshake_metadata(self) -> Described | None:
         return None if self._spec is None else Described(self._spec)
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for load in self._moves().loads:
             self._moving().load(load)
 
@@ -158,11 +155,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Nothing: no request is computed before its pages are there."""
 
     def save_kv_layer(
-        self,
-        layer_name: str,
-        kv_layer: Any,  # noqa: ANN401
-        attn_metadata: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
         """Nothing: all layers are read after the step."""
 
@@ -170,7 +163,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         for save in self._moves().saves:
             self._moving().save(save)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
         loaded, missing = self._moving().loaded()
         self._missing |= missing
         return None, loaded or None
@@ -195,25 +188,18 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             )
 
     def get_num_new_matched_tokens(
-        self,
-        request: Any,  # noqa: ANN401
-        num_computed_tokens: int,
+        self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         requests = self._cached(request)
         count = 0 if requests is None else requests.matched(request, num_computed_tokens)
         return count, count > 0
 
-    def update_state_after_alloc(
-        self,
-        request: Any,  # noqa: ANN401
-        blocks: Any,  # noqa: ANN401
-        num_external_tokens: int,
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens and self._requests is not None:
             (pages,) = blocks.get_block_ids()
             self._requests.allocated(request, pages, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> Moves:  # noqa: ANN401
+    def build_connector_meta(self, scheduler_output: Any) -> Moves:
         if self._requests is None:
             return Moves([], [])
         state = scheduler_output.kv_connector_block_state
@@ -224,11 +210,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
         return Moves(*self._requests.plan(scheduler_output.num_scheduled_tokens, pages_of))
 
-    def request_finished(
-        self,
-        request: Any,  # noqa: ANN401
-        block_ids: list[int],  # noqa: ARG002
-    ) -> tuple[bool, None]:
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         if self._requests is not None:
             self._requests.finished(request.request_id)
         return False, None  # what is to be saved of its pages has been read
@@ -269,7 +251,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._mover is not None, "register_kv_caches comes first"
         return self._mover
 
-    def _cached(self, request: Any) -> Requests | None:  # noqa: ANN401
+    def _cached(self, request: Any) -> Requests | None:
         """Who keeps account of a request; None if it is passed by."""
         if self._requests is None:
             return None
@@ -331,7 +313,7 @@ def _options(told: dict[str, Any]) -> dict[str, Any]:
     return dict(told)
 
 
-def _refused(config: Any, cache: Any) -> str:  # noqa: ANN401
+def _refused(config: Any, cache: Any) -> str:
     """Why an engine can not be served; "" if it can."""
     groups = cache.kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]

@@ -7,17 +7,12 @@ Contract: `make` gives a policy by its name; `kvfs.eviction.policy` says what a 
 from collections.abc import Callable
 
 from kvfs.errors import ConfigError
-from kvfs.eviction.adaptive import Adaptive, Following
-from kvfs.eviction.arc import Arc
-from kvfs.eviction.choice import Choice
-from kvfs.eviction.ghosts import Accesses
+from kvfs.eviction.adaptive import Adaptive, Choice, Following
+from kvfs.eviction.ghosts import Accesses, WouldBe
+from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
-from kvfs.eviction.lfu import Lfu
 from kvfs.eviction.policy import Policy
-from kvfs.eviction.queues import Bimodal, Fifo, Lru, Never
-from kvfs.eviction.s3fifo import S3Fifo
-from kvfs.eviction.sieve import Sieve
-from kvfs.eviction.wouldbe import WouldBe
+from kvfs.eviction.queues import Bimodal, Fifo, Lfu, Lru, Never, Sieve
 
 __all__ = [
     "NAMES",

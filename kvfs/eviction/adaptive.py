@@ -1,7 +1,7 @@
 """The order that follows the best of several policies, whichever that is at the moment.
 
-When `kvfs.eviction.choice` has another winner, its order takes over as `kvfs.eviction.succession`
-says, and there is no further change before nothing of the old order is left.
+When a `Choice` has another winner, its order takes over as `Succession` says, and there is no
+further change before nothing of the old order is left.
 
 Contract: `kvfs.eviction.policy`, leaf-first. A file system has one cache in several orders, by tier
 and by what may become of an object; each is `Following`, and the owner shows all accesses to the
@@ -9,10 +9,122 @@ choice. `Adaptive` is for a cache that is one order: it shows its accesses to a 
 and `add` is one as well, one that missed.
 """
 
-from kvfs.eviction.choice import ENTRIES, Choice
-from kvfs.eviction.ghosts import KINDS
+from collections.abc import Iterator
+from itertools import chain
+
+from kvfs.eviction.ghosts import KINDS, Ghost, Observer
 from kvfs.eviction.leaffirst import LeafFirst
-from kvfs.eviction.succession import Succession
+from kvfs.eviction.policy import Policy
+
+ENTRIES = 2048  # of a ghost at most
+_WINDOW = 4  # capacities' worth of accesses: 2 changed too often, 8 too late
+_FEWEST = 64  # accesses in the sample between two looks at who leads
+_LEAD = 0.01
+_DEVIATIONS = 2
+
+
+class Choice(Observer[str]):
+    """Which policy is the best for one cache at the moment: `winner`, a name in KINDS.
+
+    Ghost caches of leaf-first LRU, S3-FIFO, ARC and BIP see a sample of all accesses. With
+    leaf-first a hit is nearly always part of a contiguous prefix, so that hits are counted as they
+    come. Counts decay: of a hit 1/e is left after four capacities' worth of accesses. A kind
+    becomes the winner when it leads by 1 % of the winner's hits and by two standard deviations of
+    what chance would make of those accesses that only one of the two hits.
+
+    Some microseconds for a key of the sample; 2048 entries a ghost at most, and their histories,
+    whatever the size of the cache; of a cache of fewer all keys are in the sample. `capacity` is
+    what the ghosts stand for: it must be near the number of entries that there is really room for.
+    docs/eviction.md has the figures.
+    """
+
+    def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
+        """`entries`: of each ghost at most."""
+        super().__init__(capacity, entries, _WINDOW, fewest=_FEWEST)
+        self.winner = next(iter(KINDS))
+        self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
+
+    def _make(self) -> dict[str, Ghost]:
+        return {kind: Ghost(kind, self._entries(kind)) for kind in KINDS}
+
+    def _entries(self, which: str) -> int:  # noqa: ARG002 (all are as large)
+        return max(1, self._capacity >> self.sample.shift)
+
+    def _missed(self, missed: list[Ghost]) -> None:
+        """Count for whom it went otherwise than for the winner."""
+        if len(missed) == len(self.ghosts):
+            return
+        winner_missed = self.ghosts[self.winner] in missed
+        for kind, ghost in self.ghosts.items():
+            if (ghost in missed) is not winner_missed:
+                self._apart[kind] += 1
+
+    def _step(self) -> None:
+        """Another winner, if it is better beyond chance."""
+        misses = {kind: ghost.misses for kind, ghost in self.ghosts.items()}
+        best = min(misses, key=misses.__getitem__)
+        hits = max(0.0, self.sampled - misses[self.winner])
+        lead = misses[self.winner] - misses[best]
+        if lead > hits * _LEAD + _DEVIATIONS * self._apart[best] ** 0.5:
+            self.winner = best
+            self._apart = dict.fromkeys(KINDS, 0.0)
+        for kind in KINDS:
+            self._apart[kind] *= self._keep
+
+
+class Succession:
+    """One policy takes over from another, in O(1): what it finds goes first, in the old order.
+
+    An entry that is used meanwhile is the new policy's. The owner uses `new` alone as soon as
+    `past` is empty.
+    """
+
+    __slots__ = ("new", "past")
+
+    def __init__(self, new: Policy, past: Policy) -> None:
+        self.new = new
+        self.past = past
+
+    @property
+    def capacity(self) -> int:
+        return self.new.capacity
+
+    @capacity.setter
+    def capacity(self, entries: int) -> None:
+        self.new.capacity = entries
+
+    def add(self, key: int, value: int = 0, parent: int = 0) -> None:
+        self.past.discard(key)
+        self.new.add(key, value, parent)
+
+    def touch(self, key: int) -> int | None:
+        value = self.past.discard(key)
+        if value is not None:
+            self.new.add(key, value)
+        return self.new.touch(key)
+
+    def value(self, key: int) -> int | None:
+        value = self.new.value(key)
+        return self.past.value(key) if value is None else value
+
+    def discard(self, key: int) -> int | None:
+        value = self.past.discard(key)
+        return self.new.discard(key) if value is None else value
+
+    def take(self, incoming: int | None = None) -> tuple[int, int] | None:
+        return self.past.take(incoming) or self.new.take(incoming)
+
+    def put_back(self, key: int, value: int) -> None:
+        (self.past if len(self.past) else self.new).put_back(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.new or key in self.past
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.past)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self.past, self.new)
 
 
 class Following(LeafFirst):

@@ -8,18 +8,17 @@ ancestor in the sample: found by a walk of about 2**shift parents, for one acces
 An `Observer` has several ghosts that see the same accesses, and counts what each would have missed.
 Misses are counted in the sample and accesses everywhere, so that a block that all prompts begin
 with does not decide the ratio by being in the sample or not (SHARDS-adj of that paper). Counts
-decay, in steps. Not for deciding anything: `kvfs.eviction.choice`, `kvfs.eviction.wouldbe`.
+decay, in steps. `WouldBe` tells people what it counts; `kvfs.eviction.adaptive` chooses by it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from kvfs.eviction.arc import Arc
+from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
 from kvfs.eviction.queues import Bimodal, Lru
-from kvfs.eviction.s3fifo import S3Fifo
 
 # No single one wins: on the traces that docs/eviction.md names each is the best somewhere.
 KINDS: dict[str, Callable[[int], Policy]] = {
@@ -28,6 +27,10 @@ KINDS: dict[str, Callable[[int], Policy]] = {
     "arc": Arc,
     "bimodal": Bimodal,
 }
+TIMES = (0.5, 1.0, 2.0, 4.0)  # the capacity
+ANSWERING = 512  # entries of the ghost of the cache's own size: 7.5 times as many in all
+FEWEST = 400  # accesses in a sample before it is believed: 0.05 of them is chance
+_WINDOW = 8  # capacities' worth of accesses
 _STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
 Which = TypeVar("Which")  # says what a ghost of an observer stands for
@@ -183,6 +186,49 @@ class Observer(ABC, Generic[Which]):
             self.accesses *= self._keep
             for ghost in self.ghosts.values():
                 ghost.misses *= self._keep
+
+
+class WouldBe(Observer[float]):
+    """What hit ratio a larger or a smaller cache would have.
+
+    `answers` gives, for each multiple of its capacity, the share of accesses (0 to 1) that would
+    have been hits, over a window that decays: of an access 1/e is left after eight capacities'
+    worth of others. All from ghosts of one kind of policy. Opens of what is nowhere and is never
+    stored are not counted.
+
+    How many misses of n accesses fall into the sample is left to chance: of m the standard
+    deviation is the root of m, if they are of different keys, so that a ratio is off by 1/sqrt(n)
+    at most. There is no answer before that is 0.05, but where the sample is of all keys, and
+    nothing is left to chance.
+    """
+
+    def __init__(self, capacity: int, kind: str = "lru", *, entries: int = ANSWERING) -> None:
+        """`capacity` in entries, as a policy's; `kind`: one of KINDS."""
+        self._kind = kind
+        super().__init__(capacity, entries, _WINDOW)
+
+    def _make(self) -> dict[float, Ghost]:
+        return {times: Ghost(self._kind, self._entries(times)) for times in TIMES}
+
+    def _entries(self, which: float) -> int:
+        return max(1, int(self._capacity * which) >> self.sample.shift)
+
+    def follow(self, kind: str) -> None:
+        """Another kind of policy answers from now on, with the keys that the old one kept."""
+        if kind == self._kind:
+            return
+        self._kind = kind
+        old, self.ghosts = self.ghosts, self._make()
+        for times, ghost in self.ghosts.items():
+            ghost.misses = old[times].misses
+            policy = old[times].policy
+            for key in list(policy):
+                ghost.policy.add(key, 0, policy.parent(key))
+
+    def answers(self) -> dict[float, float]:
+        """Times the capacity: hit ratio. Empty until enough was seen to say so."""
+        enough = self.sampled >= FEWEST if self.sample.shift else self.accesses
+        return self.hit_ratios() if enough else {}
 
 
 class Accesses:

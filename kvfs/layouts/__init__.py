@@ -9,38 +9,30 @@ what is in a file.
 
 from collections.abc import Callable
 
-from kvfs.layouts import lmcache, prefix, scratch, sglang, vllm, vua
+from kvfs.layouts import lmcache, others, prefix, vllm
 from kvfs.layouts.block import Block, Directory, Life, key_of
-from kvfs.layouts.vua import link
+from kvfs.layouts.others import link
 
-__all__ = ["LAYOUTS", "LIVES", "Block", "Directory", "Life", "key_of", "link", "recognise"]
+__all__ = ["LIVES", "Block", "Directory", "Life", "key_of", "link", "recognise"]
 
 Reader = Callable[[Directory, bytes], Block | None]
 
 # By what follows the last dot: most names are refused by one look-up and one expression.
 _READERS: dict[bytes, tuple[Reader, ...]] = {
-    b"bin": (sglang.page, vllm.fs, lmcache.slot, scratch.transfer),
-    b"bucket": (scratch.bucket,),
+    b"bin": (others.sglang_page, vllm.fs, lmcache.slot, others.transfer),
+    b"bucket": (others.bucket,),
     b"data": (lmcache.data,),
-    b"meta": (scratch.bucket,),
+    b"meta": (others.bucket,),
     b"metadata": (lmcache.gds,),
     b"pt": (lmcache.local_disk,),
-    b"safetensors": (vua.block, vllm.example, lmcache.gds, vua.layer),
-    b"tmp": (vllm.fs, sglang.unfinished, lmcache.unfinished, vllm.probe),
+    b"safetensors": (others.vua_block, vllm.example, lmcache.gds, others.vua_layer),
+    b"tmp": (vllm.fs, others.sglang_unfinished, lmcache.unfinished, vllm.probe),
     b"weka1": (lmcache.gds,),
 }
 # What follows the last dot differs from file to file.
-_OTHERS: tuple[Reader, ...] = (vllm.disk, scratch.whole, vllm.example, lmcache.gds)
+_OTHERS: tuple[Reader, ...] = (vllm.disk, others.whole, vllm.example, lmcache.gds)
 
-LIVES: dict[str, Life] = {
-    **lmcache.LIVES,
-    **vllm.LIVES,
-    **sglang.LIVES,
-    **vua.LIVES,
-    **prefix.LIVES,
-    **scratch.LIVES,
-}
-LAYOUTS = tuple(LIVES)
+LIVES: dict[str, Life] = {**lmcache.LIVES, **vllm.LIVES, **others.LIVES, **prefix.LIVES}
 
 
 def recognise(directory: Directory, name: bytes) -> Block | None:

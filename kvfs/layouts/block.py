@@ -9,7 +9,7 @@ two have the same key with a probability of 5e-6; they then leave together, whic
 Not for namespaces: keys are compared within one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -63,6 +63,9 @@ class Life(NamedTuple):
     why: str
 
 
+MISS = Life(droppable=True, why="a file that is gone is a miss")
+
+
 def text(name: bytes) -> str:
     """The name for people; names need not be UTF-8."""
     return name.decode("utf-8", "surrogateescape")
@@ -71,6 +74,17 @@ def text(name: bytes) -> str:
 def group(layout: bytes, directory: Directory, block: bytes) -> bytes:
     """The identity of a group, readable in a log."""
     return b"%b:%b/%b" % (layout, b"/".join(directory), block)
+
+
+def block(
+    engine: str,
+    layout: str,
+    directory: Directory,
+    whole: bytes,
+    **facts: Any,  # noqa: ANN401
+) -> Block:
+    """One file of the group that is called `whole` in a directory; facts: fields of `Block`."""
+    return Block(engine, layout, group(layout.encode(), directory, whole), **facts)
 
 
 def key(identity: bytes) -> int:

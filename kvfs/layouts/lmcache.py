@@ -24,7 +24,7 @@ another directory, and is not known as temporary. Not for the contents.
 import re
 from urllib.parse import unquote_to_bytes
 
-from kvfs.layouts.block import Block, Directory, Life, group, text
+from kvfs.layouts.block import MISS, Block, Directory, Life, block, text
 
 LIVES = {
     "lmcache-local-disk": Life(
@@ -32,8 +32,8 @@ LIVES = {
         why="its index is in the process: a file that is gone raises KeyError, later its own "
         "eviction FileNotFoundError",
     ),
-    "lmcache-fs": Life(droppable=True, why="a file that is gone is a miss"),
-    "lmcache-l2-fs": Life(droppable=True, why="a file that is gone is a miss"),
+    "lmcache-fs": MISS,
+    "lmcache-l2-fs": MISS,
     "lmcache-gds": Life(droppable=True, why="a read that fails takes the chunk out of its index"),
     "lmcache-nixl-pool": Life(
         droppable=False, why="slots whose index is in the process, opened once at its start"
@@ -66,10 +66,8 @@ def _engine_key(
         return None
     model, world, worker, chunk, dtype, layer, tags = found.groups()
     whole = b"%b@%b@*@%b@%b%b" % (model, world, chunk, dtype, tags)
-    return Block(
-        "lmcache",
-        layout,
-        group(layout.encode(), directory, whole),
+    return block(
+        *("lmcache", layout, directory, whole),
         model=text(model.replace(slash, b"/") if slash else model),
         rank=int(worker),
         world=int(world),
@@ -102,10 +100,8 @@ def _shared(directory: Directory, stem: bytes, *, temporary: bool) -> Block | No
     model, ranks, shard, chunk, salt = found.groups()
     packed = int(ranks, 16)
     whole = b"%b@%x@%b%b" % (model, packed >> 24, chunk, salt)
-    return Block(
-        "lmcache",
-        "lmcache-l2-fs",
-        group(b"lmcache-l2-fs", directory, whole),
+    return block(
+        *("lmcache", "lmcache-l2-fs", directory, whole),
         model=text(model.replace(b"-SEP-", b"/")),
         rank=packed >> 16 & 0xFF,
         world=packed >> 24,
@@ -129,5 +125,4 @@ def slot(directory: Directory, name: bytes) -> Block | None:
     found = _SLOT.fullmatch(name)
     if found is None:
         return None
-    whole = group(b"lmcache-nixl-pool", directory, name)
-    return Block("lmcache", "lmcache-nixl-pool", whole, shard=text(found[1]))
+    return block("lmcache", "lmcache-nixl-pool", directory, name, shard=text(found[1]))

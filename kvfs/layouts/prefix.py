@@ -13,9 +13,9 @@ import re
 
 from xxhash import xxh3_64_intdigest
 
-from kvfs.layouts.block import Block, Directory, Life, text
+from kvfs.layouts.block import MISS, Block, Directory, text
 
-LIVES = {"kvfs-prefix": Life(droppable=True, why="a file that is gone is a miss")}
+LIVES = {"kvfs-prefix": MISS}
 
 NUMBER_MAX = (1 << 63) - 1
 _KEY = re.compile(rb"[0-9a-f]{32}")

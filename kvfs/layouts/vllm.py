@@ -18,10 +18,10 @@ parent is in none of them. Not for config.json, which names no block.
 
 import re
 
-from kvfs.layouts.block import Block, Directory, Life, group, text
+from kvfs.layouts.block import MISS, Block, Directory, Life, block, text
 
 LIVES = {
-    "vllm-fs": Life(droppable=True, why="a file that is gone is a miss"),
+    "vllm-fs": MISS,
     "vllm-example": Life(
         droppable=False,
         why="the directory is the hit: a file missing in it is an exception in the worker",
@@ -44,16 +44,13 @@ def fs(directory: Directory, name: bytes) -> Block | None:
     found = _FS.fullmatch(b"/".join((*directory[-3:], name)))
     if found is None:
         return None
-    model, configuration, rank, shard, block, unfinished = found.groups()
-    whole = b"%b_%b/%b" % (model, configuration, block)
-    return Block(
-        "vllm",
-        "vllm-fs",
-        group(b"vllm-fs", directory[:-3], whole),
+    model, configuration, rank, shard, digest, unfinished = found.groups()
+    return block(
+        *("vllm", "vllm-fs", directory[:-3], b"%b_%b/%b" % (model, configuration, digest)),
         model=text(model),
         rank=int(rank),
         shard=text(shard),
-        block=text(block),
+        block=text(digest),
         temporary=unfinished is not None,
     )
 
@@ -62,8 +59,7 @@ def probe(directory: Directory, name: bytes) -> Block | None:
     """What the fs tier writes at its start to see whether O_DIRECT works, and unlinks."""
     if _PROBE.fullmatch(name) is None:
         return None
-    whole = group(b"vllm-fs", directory, name)
-    return Block("vllm", "vllm-fs", whole, temporary=True)
+    return block("vllm", "vllm-fs", directory, name, temporary=True)
 
 
 def example(directory: Directory, name: bytes) -> Block | None:
@@ -74,10 +70,8 @@ def example(directory: Directory, name: bytes) -> Block | None:
     layer = b"" if unfinished else name.removesuffix(b".safetensors")
     if layer == name:
         return None
-    return Block(
-        "vllm",
-        "vllm-example",
-        group(b"vllm-example", directory[:-1], directory[-1]),
+    return block(
+        *("vllm", "vllm-example", directory[:-1], directory[-1]),
         shard=text(layer),
         block=text(directory[-1]),
         temporary=unfinished,
@@ -89,5 +83,4 @@ def disk(directory: Directory, name: bytes) -> Block | None:
     found = _RANK.fullmatch(name)
     if found is None:
         return None
-    whole = group(b"vllm-disk", directory, name)
-    return Block("vllm", "vllm-disk", whole, rank=int(found[1]))
+    return block("vllm", "vllm-disk", directory, name, rank=int(found[1]))

@@ -9,17 +9,16 @@ seconds. Not for people, nor for the daemon's own process: nothing here may hold
 
 import socket
 import sys
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from kvfs.control import request_within
-from kvfs.errors import KvfsError
 from kvfs.metrics.address import is_private
 from kvfs.metrics.families import Family, families
-from kvfs.web.serving import Badly, Handler, Server, Snapshot, Status, serve
+from kvfs.web.serving import BadRequest, Handler, Server, Snapshot, Status, ask_daemon, serve
 
 PATIENCE = 5.0  # s for the daemon's answer; a scraper that says its own timeout gets MARGIN of that
 MARGIN = 0.8
@@ -41,9 +40,9 @@ class Scraped(Handler):
     snapshot: Snapshot
 
     def answer(self) -> tuple[bytes, str]:
-        """Raises Badly."""
+        """Raises BadRequest."""
         if self.path.partition("?")[0] not in {"/metrics", "/"}:
-            raise Badly(HTTPStatus.NOT_FOUND)
+            raise BadRequest(HTTPStatus.NOT_FOUND)
         status = self.snapshot.look(self._patience())
         try:
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
@@ -67,14 +66,8 @@ def handler(snapshot: Snapshot, *, private: bool) -> type[Scraped]:
 def main() -> None:
     """Return when the daemon has ended."""
     mountpoint, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
-
-    def ask(seconds: float) -> Status | None:
-        try:
-            return request_within(mountpoint, seconds, "status")
-        except KvfsError:  # what there is to say about it is in the daemon's log
-            return None
-
-    serve(Server(listening, handler(Snapshot(ask), private=is_private(listening))))
+    snapshot = Snapshot(partial(ask_daemon, mountpoint, "status"))
+    serve(Server(listening, handler(snapshot, private=is_private(listening))))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,14 @@ from kvfs.units import parse_size
 Status = Mapping[str, Any]
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 Samples = Iterator[tuple[tuple[str, ...], Any]]  # label values, and the value
+Read = Callable[[Status], Samples]
 Type = Literal["counter", "gauge", "histogram", "summary"]
+FAMILIES: dict[Type, type[Any]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+}
 
 NAMESPACES_MOST = 1000  # the rest, with templates anybody could make more, are one
 OTHERS = "(others)"
@@ -43,10 +50,10 @@ class Metric(NamedTuple):
     type: Type
     labels: tuple[str, ...]
     help: str
-    read: Callable[[Status], Samples]
+    read: Read
 
 
-def _value(*path: str) -> Callable[[Status], Samples]:
+def _value(*path: str) -> Read:
     """Of the mount itself."""
 
     def read(status: Status) -> Samples:
@@ -58,7 +65,12 @@ def _value(*path: str) -> Callable[[Status], Samples]:
     return read
 
 
-def _of_tiers(field: str, scale: float = 1) -> Callable[[Status], Samples]:
+def _whether(is_so: Callable[[Status], object]) -> Read:
+    """Of the mount itself, 1 or 0."""
+    return lambda status: iter([((), bool(is_so(status)))])
+
+
+def _of_tiers(field: str, scale: float = 1) -> Read:
     """Of each tier that has the field."""
 
     def read(status: Status) -> Samples:
@@ -69,7 +81,7 @@ def _of_tiers(field: str, scale: float = 1) -> Callable[[Status], Samples]:
     return read
 
 
-def _of_bucket(field: str) -> Callable[[Status], Samples]:
+def _of_bucket(field: str) -> Read:
     def read(status: Status) -> Samples:
         if "s3" in status["tiers"]:
             yield (), status["tiers"]["s3"][field]
@@ -77,7 +89,7 @@ def _of_bucket(field: str) -> Callable[[Status], Samples]:
     return read
 
 
-def _words(what: str, words: tuple[str, ...], prefix: str = "") -> Callable[[Status], Samples]:
+def _words(what: str, words: tuple[str, ...], prefix: str = "") -> Read:
     """One sample for each of these words, and for those that turn up beside them."""
 
     def read(status: Status) -> Samples:
@@ -125,7 +137,7 @@ def _info(status: Status) -> Samples:
     yield (status["version"], _text(status["mountpoint"])), 1
 
 
-def _scrubbed(field: str) -> Callable[[Status], Samples]:
+def _scrubbed(field: str) -> Read:
     """Of the scrubber, by tier."""
 
     def read(status: Status) -> Samples:
@@ -135,7 +147,7 @@ def _scrubbed(field: str) -> Callable[[Status], Samples]:
     return read
 
 
-def _last_pass(field: str) -> Callable[[Status], Samples]:
+def _last_pass(field: str) -> Read:
     """0 before there was one."""
 
     def read(status: Status) -> Samples:
@@ -145,7 +157,7 @@ def _last_pass(field: str) -> Callable[[Status], Samples]:
     return read
 
 
-def _latencies(kind: str) -> Callable[[Status], Samples]:
+def _latencies(kind: str) -> Read:
     """A histogram: (upper bound, count of at most that), and the sum of seconds."""
 
     def read(status: Status) -> Samples:
@@ -179,11 +191,11 @@ def _sums(found: Iterator[tuple[tuple[str, ...], float]]) -> Samples:
     yield from sums.items()
 
 
-def _of_namespaces(field: str) -> Callable[[Status], Samples]:
+def _of_namespaces(field: str) -> Read:
     return lambda status: _sums(((name,), one[field]) for name, one in _namespaces(status))
 
 
-def _counted(field: str) -> Callable[[Status], Samples]:
+def _counted(field: str) -> Read:
     return lambda status: _sums(
         ((name,), one["counters"].get(field, 0)) for name, one in _namespaces(status)
     )
@@ -197,7 +209,7 @@ def _hits(status: Status) -> Samples:
     )
 
 
-def _by_tier(field: str) -> Callable[[Status], Samples]:
+def _by_tier(field: str) -> Read:
     return lambda status: _sums(
         ((name, tier), held[field])
         for name, one in _namespaces(status)
@@ -256,56 +268,56 @@ def _homeless(status: Status) -> Samples:
     return _sums(((name,), int(bool(one["problem"]))) for name, one in _namespaces(status))
 
 
-def _counter(name: str, what: str) -> Metric:
-    """A counter of the mount."""
-    return Metric(f"kvfs_{name}_total", "counter", (), what, _value("counters", name))
+def _gauge(name: str, what: str, read: Read | None = None, labels: tuple[str, ...] = ()) -> Metric:
+    """By default the field of the status that is called so."""
+    return Metric(f"kvfs_{name}", "gauge", labels, what, read or _value(name))
+
+
+def _counter(
+    name: str, what: str, read: Read | None = None, labels: tuple[str, ...] = ()
+) -> Metric:
+    """By default the mount's counter that is called so."""
+    read = read or _value("counters", name)
+    return Metric(f"kvfs_{name}_total", "counter", labels, what, read)
 
 
 def _bucket_counter(name: str, what: str) -> Metric:
-    return Metric(f"kvfs_bucket_{name}_total", "counter", (), what, _of_bucket(name))
+    return _counter(f"bucket_{name}", what, _of_bucket(name))
 
 
-TIER, SPACE = ("tier",), ("namespace",)
+TIER, SPACE, BOTH = ("tier",), ("namespace",), ("namespace", "tier")
 
 METRICS = (
     # The mount
-    Metric("kvfs_info", "gauge", ("version", "mountpoint"), "always 1", _info),
-    Metric("kvfs_uptime_seconds", "gauge", (), "age of the daemon", _value("uptime_s")),
-    Metric("kvfs_takeovers_total", "counter", (), "daemons that took over", _value("takeovers")),
-    Metric(
-        *("kvfs_keeper_up", "gauge", (), "whether the keeper lives"),
-        lambda status: iter([((), bool(status["keeper_pid"]))]),
-    ),
-    Metric("kvfs_passthrough", "gauge", (), "whether it is on", _value("passthrough", "on")),
-    Metric("kvfs_huge_pages", "gauge", (), "whether they are on", _value("huge_pages", "on")),
-    Metric("kvfs_census_done", "gauge", (), "whether all is counted", _value("census_done")),
-    Metric("kvfs_objects", "gauge", (), "files, each once", _value("objects")),
-    Metric(
-        *("kvfs_objects_out_of_reach", "gauge", (), "objects that a bucket has which is missing"),
+    _gauge("info", "always 1", _info, ("version", "mountpoint")),
+    _gauge("uptime_seconds", "age of the daemon", _value("uptime_s")),
+    _counter("takeovers", "daemons that took over", _value("takeovers")),
+    _gauge("keeper_up", "whether the keeper lives", _whether(lambda one: one["keeper_pid"])),
+    _gauge("passthrough", "whether it is on", _value("passthrough", "on")),
+    _gauge("huge_pages", "whether they are on", _value("huge_pages", "on")),
+    _gauge("census_done", "whether all is counted"),
+    _gauge("objects", "files, each once"),
+    _gauge(
+        "objects_out_of_reach",
+        "objects that a bucket has which is missing",
         _value("without_bucket"),
     ),
-    Metric("kvfs_open_handles", "gauge", (), "open descriptors", _value("open_handles")),
-    Metric("kvfs_writers", "gauge", (), "objects that are written", _value("writers")),
-    Metric("kvfs_jobs", "gauge", (), "copies and digests that wait or run", _value("jobs")),
-    Metric("kvfs_writing_back", "gauge", (), "whether RAM is emptied", _value("writing_back")),
-    Metric("kvfs_trash", "gauge", (), "backing files to unlink", _value("trash")),
-    Metric(
-        *("kvfs_reclaimable_bytes", "gauge", (), "RAM for new files"), _value("reclaimable_bytes")
-    ),
-    Metric("kvfs_opens_total", "counter", ("by",), "files opened, by who moves the bytes", _opens),
-    Metric(
-        *("kvfs_evictions_total", "counter", ("reason",), "objects that went, by reason"),
-        _evictions,
-    ),
-    Metric(
-        *("kvfs_nvme_writes_total", "counter", ("decision",), "objects judged worth a write"),
+    _gauge("open_handles", "open descriptors"),
+    _gauge("writers", "objects that are written"),
+    _gauge("jobs", "copies and digests that wait or run"),
+    _gauge("writing_back", "whether RAM is emptied"),
+    _gauge("trash", "backing files to unlink"),
+    _gauge("reclaimable_bytes", "RAM for new files"),
+    _counter("opens", "files opened, by who moves the bytes", _opens, ("by",)),
+    _counter("evictions", "objects that went, by reason", _evictions, ("reason",)),
+    _counter(
+        "nvme_writes",
+        "objects judged worth a write",
         _words("nvme_writes", DECISIONS),
+        ("decision",),
     ),
-    Metric(
-        *("kvfs_errors_total", "counter", ("operation", "class"), "operations answered with one"),
-        _errors,
-    ),
-    Metric("kvfs_defects_total", "counter", (), "errors that should not exist", _defects),
+    _counter("errors", "operations answered with one", _errors, ("operation", "class")),
+    _counter("defects", "errors that should not exist", _defects),
     _counter("misses", "opens of names whose bytes nothing could produce"),
     _counter("created", "files made"),
     _counter("sealed", "seals"),
@@ -321,24 +333,23 @@ METRICS = (
     _counter("swept", "backing files that meant nothing"),
     _counter("mover_failures", "deaths of movers"),
     _counter("job_failures", "copies and digests that failed"),
-    Metric(
-        *("kvfs_inodes_unreadable", "gauge", (), "records that made no sense"),
-        _value("counters", "inodes_unreadable"),
+    _gauge(
+        "inodes_unreadable", "records that made no sense", _value("counters", "inodes_unreadable")
     ),
     # How long
     Metric("kvfs_open_seconds", "histogram", TIER, "opens to read", _latencies("open")),
     Metric("kvfs_hydrate_seconds", "histogram", TIER, "objects fetched", _latencies("hydrate")),
     Metric("kvfs_seal_seconds", "histogram", TIER, "last closes of writers", _latencies("seal")),
     # Tiers
-    Metric("kvfs_tier_capacity_bytes", "gauge", TIER, "to use", _of_tiers("capacity_bytes")),
-    Metric("kvfs_tier_used_bytes", "gauge", TIER, "of sealed objects", _of_tiers("used_bytes")),
-    Metric("kvfs_tier_reserved_bytes", "gauge", TIER, "set aside", _of_tiers("reserved_bytes")),
-    Metric("kvfs_tier_objects", "gauge", TIER, "copies there", _of_tiers("objects")),
-    Metric("kvfs_tier_hits_total", "counter", TIER, "opens answered from it", _of_tiers("hits")),
-    Metric("kvfs_tier_state", "gauge", ("tier", "state"), "1 for its state", _states),
-    Metric("kvfs_tier_state_seconds", "gauge", TIER, "age of its state", _of_tiers("state_s")),
+    _gauge("tier_capacity_bytes", "to use", _of_tiers("capacity_bytes"), TIER),
+    _gauge("tier_used_bytes", "of sealed objects", _of_tiers("used_bytes"), TIER),
+    _gauge("tier_reserved_bytes", "set aside", _of_tiers("reserved_bytes"), TIER),
+    _gauge("tier_objects", "copies there", _of_tiers("objects"), TIER),
+    _counter("tier_hits", "opens answered from it", _of_tiers("hits"), TIER),
+    _gauge("tier_state", "1 for its state", _states, ("tier", "state")),
+    _gauge("tier_state_seconds", "age of its state", _of_tiers("state_s"), TIER),
     *(
-        Metric(f"kvfs_{name}_total", "counter", TIER, what, _of_tiers(name))
+        _counter(name, what, _of_tiers(name), TIER)
         for name, what in (
             ("compressed", "objects made smaller"),
             ("compressed_bytes", "their sizes"),
@@ -348,60 +359,40 @@ METRICS = (
         )
     ),
     *(
-        Metric(
-            *(f"kvfs_{name}_cpu_seconds_total", "counter", TIER, "processor time"),
-            _of_tiers(f"{name}_cpu_us", 1e-6),
-        )
+        _counter(f"{name}_cpu_seconds", "processor time", _of_tiers(f"{name}_cpu_us", 1e-6), TIER)
         for name in ("compress", "decompress")
     ),
     # The scrubber
-    Metric("kvfs_scrub_bytes_total", "counter", TIER, "verified", _scrubbed("bytes")),
-    Metric("kvfs_scrub_objects_total", "counter", TIER, "copies verified", _scrubbed("objects")),
-    Metric("kvfs_scrub_rotten_total", "counter", TIER, "wrong copies", _scrubbed("rotten")),
-    Metric("kvfs_scrub_unread_total", "counter", TIER, "not readable", _scrubbed("unread")),
-    Metric(
-        *("kvfs_scrub_cpu_seconds_total", "counter", (), "processor time"),
-        _value("scrub", "cpu_s"),
+    _counter("scrub_bytes", "verified", _scrubbed("bytes"), TIER),
+    _counter("scrub_objects", "copies verified", _scrubbed("objects"), TIER),
+    _counter("scrub_rotten", "wrong copies", _scrubbed("rotten"), TIER),
+    _counter("scrub_unread", "not readable", _scrubbed("unread"), TIER),
+    _counter("scrub_cpu_seconds", "processor time", _value("scrub", "cpu_s")),
+    _gauge("scrub_period_seconds", "of a pass; 0: off", _value("scrub", "period_s")),
+    _gauge(
+        "scrub_paused",
+        "whether something holds it up",
+        _whether(lambda one: one["scrub"]["state"] == "paused"),
     ),
-    Metric(
-        *("kvfs_scrub_period_seconds", "gauge", (), "of a pass; 0: off"),
-        _value("scrub", "period_s"),
-    ),
-    Metric(
-        *("kvfs_scrub_paused", "gauge", (), "whether something holds it up"),
-        lambda status: iter([((), status["scrub"]["state"] == "paused")]),
-    ),
-    Metric(
-        *("kvfs_scrub_progress_ratio", "gauge", (), "of the pass, 0 to 1"),
-        _value("scrub", "progress"),
-    ),
-    Metric(
-        *("kvfs_scrub_began_timestamp_seconds", "gauge", (), "begin of the pass; 0: none yet"),
+    _gauge("scrub_progress_ratio", "of the pass, 0 to 1", _value("scrub", "progress")),
+    _gauge(
+        "scrub_began_timestamp_seconds",
+        "begin of the pass; 0: none yet",
         _value("scrub", "began"),
     ),
-    Metric(
-        *("kvfs_scrub_last_completed_timestamp_seconds", "gauge", (), "end of the last whole pass"),
-        _last_pass("ended"),
+    _gauge(
+        "scrub_last_completed_timestamp_seconds", "end of the last whole pass", _last_pass("ended")
     ),
-    Metric(
-        *("kvfs_scrub_last_duration_seconds", "gauge", (), "of the last whole pass"),
-        _last_pass("seconds"),
-    ),
+    _gauge("scrub_last_duration_seconds", "of the last whole pass", _last_pass("seconds")),
     # The bucket
-    Metric("kvfs_dirty_bytes", "gauge", TIER, "to be uploaded", _of_tiers("dirty_bytes")),
-    Metric("kvfs_dirty_objects", "gauge", TIER, "objects to be there", _of_tiers("dirty_objects")),
-    Metric(
-        *("kvfs_dirty_limit_bytes", "gauge", TIER, "beyond it writers wait"),
-        _of_tiers("dirty_most_bytes"),
-    ),
-    Metric(
-        *("kvfs_dirty_oldest_seconds", "gauge", TIER, "age of the first"),
-        _of_tiers("oldest_dirty_s"),
-    ),
-    Metric("kvfs_bucket_loaded", "gauge", (), "whether dirty is counted", _of_bucket("loaded")),
-    Metric("kvfs_bucket_to_delete", "gauge", (), "keys to delete", _of_bucket("to_delete")),
-    Metric("kvfs_bucket_in_conflict", "gauge", (), "kept here", _of_bucket("in_conflict")),
-    Metric("kvfs_bucket_streaming", "gauge", (), "objects read early", _of_bucket("streaming")),
+    _gauge("dirty_bytes", "to be uploaded", _of_tiers("dirty_bytes"), TIER),
+    _gauge("dirty_objects", "objects to be there", _of_tiers("dirty_objects"), TIER),
+    _gauge("dirty_limit_bytes", "beyond it writers wait", _of_tiers("dirty_most_bytes"), TIER),
+    _gauge("dirty_oldest_seconds", "age of the first", _of_tiers("oldest_dirty_s"), TIER),
+    _gauge("bucket_loaded", "whether dirty is counted", _of_bucket("loaded")),
+    _gauge("bucket_to_delete", "keys to delete", _of_bucket("to_delete")),
+    _gauge("bucket_in_conflict", "kept here", _of_bucket("in_conflict")),
+    _gauge("bucket_streaming", "objects read early", _of_bucket("streaming")),
     _bucket_counter("uploads", "objects uploaded"),
     _bucket_counter("upload_bytes", "bytes uploaded"),
     _bucket_counter("downloads", "objects downloaded"),
@@ -412,7 +403,7 @@ METRICS = (
     _bucket_counter("conflicts", "names that others had published"),
     _bucket_counter("conflicts_ended", "conflicts whose name became free"),
     _bucket_counter("failures", "requests that failed"),
-    Metric("kvfs_bucket_errors_total", "counter", ("class",), "those by class", _bucket_errors),
+    _counter("bucket_errors", "those by class", _bucket_errors, ("class",)),
     _bucket_counter("waits", "writers and opens that waited for uploads"),
     _bucket_counter("lookups", "questions about names"),
     _bucket_counter("absent_cached", "questions that were spared"),
@@ -425,65 +416,42 @@ METRICS = (
     _bucket_counter("prefetch_wasted", "those that were not"),
     _bucket_counter("warmed", "objects fetched for kvfs warm"),
     # Namespaces
-    Metric("kvfs_namespace_bytes", "gauge", SPACE, "each object once", _of_namespaces("bytes")),
-    Metric("kvfs_namespace_objects", "gauge", SPACE, "objects", _of_namespaces("objects")),
-    Metric(
-        *("kvfs_namespace_tier_bytes", "gauge", ("namespace", "tier"), "of its copies there"),
-        _by_tier("bytes"),
-    ),
-    Metric(
-        *("kvfs_namespace_tier_objects", "gauge", ("namespace", "tier"), "its copies there"),
-        _by_tier("objects"),
-    ),
-    Metric(
-        *("kvfs_namespace_hits_total", "counter", ("namespace", "tier"), "opens to read"), _hits
-    ),
+    _gauge("namespace_bytes", "each object once", _of_namespaces("bytes"), SPACE),
+    _gauge("namespace_objects", "objects", _of_namespaces("objects"), SPACE),
+    _gauge("namespace_tier_bytes", "of its copies there", _by_tier("bytes"), BOTH),
+    _gauge("namespace_tier_objects", "its copies there", _by_tier("objects"), BOTH),
+    _counter("namespace_hits", "opens to read", _hits, BOTH),
     Metric(
         *("kvfs_namespace_open_seconds", "summary", SPACE, "opens to read"), _opens_of_namespaces
     ),
-    Metric(
-        *("kvfs_namespace_evictions_total", "counter", ("namespace", "reason"), "objects"), _left
-    ),
-    Metric("kvfs_namespace_misses_total", "counter", SPACE, "opens", _counted("misses")),
-    Metric("kvfs_namespace_read_bytes_total", "counter", SPACE, "opened", _counted("read_bytes")),
-    Metric("kvfs_namespace_written_total", "counter", SPACE, "objects", _counted("written")),
-    Metric(
-        *("kvfs_namespace_written_bytes_total", "counter", SPACE, "of objects written"),
-        _counted("written_bytes"),
-    ),
-    Metric(
-        *("kvfs_namespace_hit_ratio", "gauge", ("namespace", "times"), "with so much room"), _ratios
-    ),
-    Metric(
-        *("kvfs_namespace_capacity_objects", "gauge", SPACE, "what once its room is"),
+    _counter("namespace_evictions", "objects", _left, ("namespace", "reason")),
+    _counter("namespace_misses", "opens", _counted("misses"), SPACE),
+    _counter("namespace_read_bytes", "opened", _counted("read_bytes"), SPACE),
+    _counter("namespace_written", "objects", _counted("written"), SPACE),
+    _counter("namespace_written_bytes", "of objects written", _counted("written_bytes"), SPACE),
+    _gauge("namespace_hit_ratio", "with so much room", _ratios, ("namespace", "times")),
+    _gauge(
+        "namespace_capacity_objects",
+        "what once its room is",
         _of_namespaces("capacity_objects"),
+        SPACE,
     ),
-    Metric("kvfs_namespace_quota_bytes", "gauge", ("namespace", "kind"), "0: none", _quotas),
-    Metric("kvfs_namespace_homeless", "gauge", SPACE, "whether it has no place", _homeless),
+    _gauge("namespace_quota_bytes", "0: none", _quotas, ("namespace", "kind")),
+    _gauge("namespace_homeless", "whether it has no place", _homeless, SPACE),
 )
 
 
 def families(status: Status | None) -> Iterator[Family]:
     """All that there is to say; None: the daemon has not answered."""
     yield GaugeMetricFamily("kvfs_up", "whether the daemon answers", value=int(status is not None))
-    for metric in METRICS if status is not None else ():
-        assert status is not None
-        yield _family(metric, list(metric.read(status)))
+    if status is not None:
+        for metric in METRICS:
+            yield _family(metric, status)
 
 
-def _family(metric: Metric, samples: list[tuple[tuple[str, ...], Any]]) -> Family:
-    if metric.type == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, (buckets, seconds) in samples:
-            histogram.add_metric(labels, buckets, seconds)
-        return histogram
-    if metric.type == "summary":
-        summary = SummaryMetricFamily(metric.name, metric.help, labels=metric.labels)
-        for labels, (count, seconds) in samples:
-            summary.add_metric(labels, count, seconds)
-        return summary
-    kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in samples:
-        family.add_metric(labels, float(value))
+def _family(metric: Metric, status: Status) -> Any:  # noqa: ANN401 (of four classes)
+    family = FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
+    for labels, value in metric.read(status):
+        # Of a histogram the buckets and the sum, of a summary the count and the sum.
+        family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
     return family

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Mapping
 
 from kvfs.errors import ConfigError
-from kvfs.profiles import lmcache, others, vllm
-from kvfs.profiles.engines import ENGINES, Engine
-from kvfs.profiles.profile import ConnectorProfile, Gives, Place
+from kvfs.profiles.connectors import PROFILES
+from kvfs.profiles.engines import ENGINES, Engine, Gives
+from kvfs.profiles.profile import ConnectorProfile, NamespacePath
 
 __all__ = [
     "ENGINES",
@@ -26,11 +26,6 @@ __all__ = [
     "settings",
 ]
 
-PROFILES: dict[str, ConnectorProfile] = {
-    **lmcache.PROFILES,
-    **vllm.PROFILES,
-    **others.PROFILES,
-}
 NAMES = tuple(sorted(PROFILES))
 
 
@@ -65,7 +60,7 @@ def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: in
     Raises ConfigError for an unknown connector, and for a path that an engine could not read.
     """
     profile = _profile(name)
-    place = Place.of(mountpoint, namespace, capacity_bytes)
+    place = NamespacePath.of(mountpoint, namespace, capacity_bytes)
     reasons = [
         f"# {setting}={profile.settings[setting]}: {why}\n" for setting, why in profile.why.items()
     ]

@@ -7,13 +7,19 @@ reasons. Not for the configurations themselves.
 
 from typing import NamedTuple
 
-from kvfs.profiles.profile import Gives
-
 _NOTHING = "nothing of kvfs"
 _LIBRARY = "kvfs's library (docs/engines.md)"
 _CHAIN = "one call, whatever the length"
 _LEAVES = "the end of a prompt before its beginning"
 _OTHERS = "never met: other keys; refused where the namespace has a fingerprint"
+
+
+class Gives(NamedTuple):
+    """What the two ways give in one respect."""
+
+    what: str
+    files: str
+    native: str
 
 
 class Engine(NamedTuple):

@@ -1,20 +1,22 @@
 """What a connector needs of a namespace, and where its engine is told so.
 
-Contract: pure. A `Place` has only paths that every engine's parser takes as they are: it refuses
-the rest, so that a writer need not know about them. Not for whether anything is mounted there.
+Contract: pure. A `NamespacePath` has only paths that every engine's parser takes as they are, so
+that a writer need not know about the rest. Not for whether anything is mounted there.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvfs.errors import ConfigError
 from kvfs.units import format_size
 
 GIB = 1 << 30
+SHARED = {"eviction": "adaptive"}
 # What kvfs's own connectors need where they know the block before each: kvfs.prefix has the names.
-PREFIX = {"eviction": "adaptive", "prefix": "on"}
+PREFIX = {**SHARED, "prefix": "on"}
 WHY_PREFIX = {
     "prefix": "a directory is a prefix: what continues it goes before it, so that the longest one "
     "is found in one call"
@@ -28,14 +30,14 @@ _REFUSED = frozenset(",?#")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NamespacePath:
     """The directory of a namespace. `capacity` is in bytes, None where it has no quota."""
 
     path: str
     capacity: int | None
 
     @classmethod
-    def of(cls, mountpoint: str, namespace: str, capacity: int | None) -> "Place":
+    def of(cls, mountpoint: str, namespace: str, capacity: int | None) -> "NamespacePath":
         """Raises ConfigError for a path or a quota that no engine's configuration can say."""
         path = os.path.join(mountpoint, namespace)
         if not os.path.isabs(mountpoint):
@@ -62,20 +64,10 @@ class Place:
 class ConnectorProfile(NamedTuple):
     """One way in which an engine keeps its cache in files.
 
-    `layout` is that of its names, None if its users choose them. `why` has a line for each setting
-    that is not obvious. `write` returns what to paste into the engine's configuration; its comments
-    begin with #.
+    `write` returns what to paste into the engine's configuration; its comments begin with #. `why`
+    has a line for each setting that is not obvious.
     """
 
-    layout: str | None
+    write: Callable[[NamespacePath], str]
     settings: dict[str, str]
-    why: dict[str, str]
-    write: Callable[[Place], str]
-
-
-class Gives(NamedTuple):
-    """What the two ways give in one respect."""
-
-    what: str
-    files: str
-    native: str
+    why: Mapping[str, str] = MappingProxyType({})

@@ -2,7 +2,7 @@
 
 Contract: each block of a prompt is looked up by opening its file, read and compared to its last
 byte, in order from the prompt's begin; each one that is missing is written at once, to a name that
-ends in .tmp, and renamed: the lookups of `cache.simulate`, so that both count the same. Nothing is
+ends in .tmp, and renamed: the lookups of `sweep.simulate`, so that both count the same. Nothing is
 timed against the trace's clock unless a speed is asked for. A file's bytes follow from its key: any
 other byte is a ReplayError. That a block cannot be stored (ENOSPC, EDQUOT) is counted, as an engine
 would go on without.
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.simulation.hits import Hits
-from kvfs.simulation.trace import Advance, Request, unheard
+from kvfs.simulation.trace import Advance, Hits, Prompt, unheard
 
 SMALLEST_BLOCK = 4096  # bytes: a page, which is what a file takes at least
 _OURS = re.compile(r"[0-9a-f]{16}0{16}(\.part\.tmp)?")
@@ -109,7 +108,7 @@ def _remove(path: Path, *, made: bool) -> None:
 
 
 def replay(
-    requests: Iterable[Request],
+    requests: Iterable[Prompt],
     folder: Path,
     block_size: int,
     *,

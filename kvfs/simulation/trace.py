@@ -22,7 +22,7 @@ import math
 import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvfs.errors import ConfigError
@@ -39,7 +39,7 @@ def unheard(_requests: int) -> None:
     """Where nobody wants to hear of progress."""
 
 
-class Request(NamedTuple):
+class Prompt(NamedTuple):
     """A prompt. `keys` are its blocks': hash id + 1, as 0 stands for no parent."""
 
     timestamp_ms: float
@@ -50,6 +50,40 @@ class Request(NamedTuple):
     def prefix(self, blocks: int) -> int:
         """Return how many tokens its first so many blocks have."""
         return min(blocks * self.block_tokens, self.tokens)
+
+
+class Hits(NamedTuple):
+    """What was asked for, and what of it was found, for the simulator and for the replay alike.
+
+    An engine can use a prefix only, so that tokens count up to the first block that is missing;
+    objects count wherever they are found. Tokens of a last block without a hash are never a hit:
+    nothing stores them. Ratios are between 0 and 1.
+    """
+
+    tokens: int = 0
+    token_hits: int = 0
+    objects: int = 0
+    object_hits: int = 0
+
+    @property
+    def token_ratio(self) -> float:
+        """Tokens in the prefixes that were found, of all tokens of the prompts."""
+        return self.token_hits / self.tokens if self.tokens else 0.0
+
+    @property
+    def object_ratio(self) -> float:
+        """Blocks that were found, of all that were looked up."""
+        return self.object_hits / self.objects if self.objects else 0.0
+
+    def and_request(self, request: Prompt, found: Sequence[bool]) -> "Hits":
+        """Return the sum with one more request: whether each of its blocks was found."""
+        prefix = next((depth for depth, hit in enumerate(found) if not hit), len(found))
+        return Hits(
+            self.tokens + request.tokens,
+            self.token_hits + request.prefix(prefix),
+            self.objects + len(found),
+            self.object_hits + sum(found),
+        )
 
 
 class Fitting:
@@ -80,7 +114,7 @@ class Fitting:
         return next((size for size in (power, self._least) if size in self), None)
 
 
-def read(path: str, block_tokens: int = BLOCK_TOKENS) -> Iterator[Request]:
+def read(path: str, block_tokens: int = BLOCK_TOKENS) -> Iterator[Prompt]:
     """Yield the requests of the file, `-` for standard input; ConfigError names what is wrong."""
     name = "standard input" if path == "-" else path
     number, fitting = 0, Fitting()
@@ -131,7 +165,7 @@ def _unpacked(raw: io.BufferedReader) -> Iterator[io.BufferedReader]:
         yield raw
 
 
-def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Request:
+def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Prompt:
     """Parse one line; ValueError says what is wrong with it."""
     try:
         record = json.loads(line)
@@ -156,7 +190,7 @@ def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Request:
             raise ValueError(f"hash_ids has {_short(one)}: expected integers from 0 to 2^63-2")
     fitting.narrow(tokens, len(ids))
     _check_number(tokens, len(ids), block_tokens, fitting)
-    return Request(float(timestamp), tokens, [one + 1 for one in ids], block_tokens)
+    return Prompt(float(timestamp), tokens, [one + 1 for one in ids], block_tokens)
 
 
 def _check_number(tokens: int, ids: int, block_tokens: int, fitting: Fitting) -> None:
@@ -204,7 +238,7 @@ class Trace:
     it.
     """
 
-    def __init__(self, requests: Iterable[Request], name: str) -> None:
+    def __init__(self, requests: Iterable[Prompt], name: str) -> None:
         self._keys = array("q")
         self._ends = array("q")
         self._tokens = array("q")
@@ -225,8 +259,8 @@ class Trace:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Prompt]:
         begin = 0
         for time, tokens, end in zip(self._times, self._tokens, self._ends, strict=True):
-            yield Request(time, tokens, self._keys[begin:end].tolist(), self._block_tokens)
+            yield Prompt(time, tokens, self._keys[begin:end].tolist(), self._block_tokens)
             begin = end

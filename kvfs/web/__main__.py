@@ -12,25 +12,19 @@ import threading
 import time
 from pathlib import Path
 
-from kvfs.control import request_within
-from kvfs.errors import KvfsError
 from kvfs.metrics.address import is_private
 from kvfs.rates import Look
 from kvfs.web.history import STEP, History
-from kvfs.web.page import Sources, handler
-from kvfs.web.questions import Questions
-from kvfs.web.serving import Server, serve
+from kvfs.web.page import Questions, Sources, handler
+from kvfs.web.serving import Server, ask_daemon, serve
 
 
 def _sample(mountpoint: Path, history: History) -> None:
     """For ever."""
     due = time.monotonic()
     while True:
-        try:
-            status = request_within(mountpoint, STEP, "status")
-            history.add(time.time(), Look(time.monotonic(), status))
-        except KvfsError:  # what there is to say about it is in the daemon's log
-            history.add(time.time(), None)
+        status = ask_daemon(mountpoint, "status", STEP)
+        history.add(time.time(), None if status is None else Look(time.monotonic(), status))
         due = max(due + STEP, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 

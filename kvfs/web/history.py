@@ -80,18 +80,16 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rings = {span: Ring(length) for span, length in LENGTHS.items()}
-        self._before: Look | None = None
         self._minute: list[Mapping[str, float]] = []
         self.look: Look | None = None  # the last one; None while there is no answer
         self.rates: Rates | None = None
 
     def add(self, now: float, look: Look | None) -> None:
         """Each STEP seconds; `now`: s since 1970."""
-        rates = between(self._before, look) if self._before and look else None
+        rates = between(self.look, look) if self.look and look else None
         values = {} if look is None else dict(_values(look.status, rates))
         with self._lock:
-            self._before = self.look = look
-            self.rates = rates
+            self.look, self.rates = look, rates
             self._rings["hour"].put(now, values)
             self._minute.append(values)
             if len(self._minute) == MINUTE:

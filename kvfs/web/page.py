@@ -8,17 +8,20 @@ bucket. Not for sampling.
 
 import json
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from kvfs.control import request_within
 from kvfs.errors import ControlError, KvfsError
 from kvfs.rates import opens_of
 from kvfs.web.history import LENGTHS, History
-from kvfs.web.questions import ORDERS, BusyError, Questions
-from kvfs.web.serving import Badly, Handler
+from kvfs.web.serving import BadRequest, Handler, Snapshot, ask_daemon
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
@@ -40,6 +43,12 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+RANKED = 5.0  # s
+COUNT = 50
+EACH = 10.0  # a second
+LONGEST = 1.0  # s that a question waits for its turn
+PATIENCE = 5.0  # s
+ORDERS = ("hot", "large")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _TIERS = ("capacity_bytes", "used_bytes", "reserved_bytes", "objects", "hits", "state", "state_s")
 _BUCKET = (
@@ -50,6 +59,51 @@ _FACTS = (
     *("version", "mountpoint", "takeovers", "uptime_s", "objects", "census_done"),
     *("open_handles", "writers", "jobs", "trash", "passthrough"),
 )
+
+
+class BusyError(KvfsError):
+    """So much is asked at the moment that this question is not."""
+
+
+class Questions:
+    """What is asked of the daemon beside its status: rankings of objects, and one object's life.
+
+    Of each ranking there is one answer in RANKED seconds, whoever asks; single objects are asked
+    for EACH times a second at most in all: a question that had to wait longer than LONGEST is
+    refused. So a browser, or a thousand, costs the daemon next to nothing.
+    """
+
+    def __init__(self, mountpoint: Path) -> None:
+        self.mountpoint = mountpoint
+        self._rankings = {
+            order: Snapshot(
+                partial(ask_daemon, mountpoint, "objects", order=order, count=COUNT), RANKED
+            )
+            for order in ORDERS
+        }
+        self._lock = threading.Lock()
+        self._next = 0.0
+
+    def ranking(self, order: str) -> dict[str, Any] | None:
+        """The first COUNT objects; None without an answer. KeyError for no order."""
+        return self._rankings[order].look(PATIENCE)
+
+    def object(self, path: str) -> dict[str, Any]:
+        """One file or directory, by a path on the mount or below its top. Raises KvfsError."""
+        self._wait_turn()
+        below = path.removeprefix(f"{self.mountpoint}/")
+        below = "" if below == str(self.mountpoint) else below
+        return request_within(self.mountpoint, PATIENCE, "stat", path=below)
+
+    def _wait_turn(self) -> None:
+        """Raises BusyError if that were too long."""
+        with self._lock:
+            now = time.monotonic()
+            turn = max(now, self._next)
+            if turn - now > LONGEST:
+                raise BusyError("too many questions at the moment: ask again in a second")
+            self._next = turn + 1 / EACH
+        time.sleep(turn - now)
 
 
 class Sources(NamedTuple):
@@ -97,41 +151,41 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
 def _history(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     span = asked.get("span", "hour")
     if span not in LENGTHS:
-        raise Badly(HTTPStatus.BAD_REQUEST)
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
     try:
         after = float(asked.get("after", "0"))
     except ValueError:
-        raise Badly(HTTPStatus.BAD_REQUEST) from None
+        raise BadRequest(HTTPStatus.BAD_REQUEST) from None
     return sources.history.since(span, after, asked.get("namespace"))
 
 
 def _objects(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     order = asked.get("order", "hot")
     if order not in ORDERS:
-        raise Badly(HTTPStatus.BAD_REQUEST)
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
     found = sources.questions.ranking(order)
     if found is None:
-        raise Badly(HTTPStatus.SERVICE_UNAVAILABLE)
+        raise BadRequest(HTTPStatus.SERVICE_UNAVAILABLE)
     return found
 
 
 def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     """What went wrong is said by a code only."""
     if "\0" in asked.get("path", "\0"):
-        raise Badly(HTTPStatus.BAD_REQUEST)
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
     try:
         return sources.questions.object(asked["path"])
     except BusyError:
-        raise Badly(HTTPStatus.TOO_MANY_REQUESTS) from None
+        raise BadRequest(HTTPStatus.TOO_MANY_REQUESTS) from None
     except ControlError as error:
         away = isinstance(error.__cause__, OSError)  # else it is the daemon's own reason
         code = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.NOT_FOUND
-        raise Badly(code) from None
+        raise BadRequest(code) from None
     except KvfsError:
-        raise Badly(HTTPStatus.NOT_FOUND) from None
+        raise BadRequest(HTTPStatus.NOT_FOUND) from None
 
 
-class Answer(NamedTuple):
+class Endpoint(NamedTuple):
     """What gives it, and the parameters that it takes."""
 
     give: Callable[[Sources, Parameters], Any]
@@ -139,10 +193,10 @@ class Answer(NamedTuple):
 
 
 PATHS = {
-    "/api/now": Answer(_now),
-    "/api/history": Answer(_history, ("span", "after", "namespace")),
-    "/api/objects": Answer(_objects, ("order",)),
-    "/api/object": Answer(_object, ("path",)),
+    "/api/now": Endpoint(_now),
+    "/api/history": Endpoint(_history, ("span", "after", "namespace")),
+    "/api/objects": Endpoint(_objects, ("order",)),
+    "/api/object": Endpoint(_object, ("path",)),
 }
 
 
@@ -153,17 +207,17 @@ class Page(Handler):
     headers_of_all = HEADERS
 
     def answer(self) -> tuple[bytes, str]:
-        """Raises Badly."""
+        """Raises BadRequest."""
         path, _, query = self.path.partition("?")
         if _BAD_ESCAPE.search(self.path) or not self.path.isascii():
-            raise Badly(HTTPStatus.BAD_REQUEST)
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
         if path in FILES:
             name, kind = FILES[path]
             return (STATIC / name).read_bytes(), kind
         if path not in PATHS:
-            raise Badly(HTTPStatus.NOT_FOUND)
-        answer = PATHS[path]
-        found = answer.give(self.sources, _parameters(query, answer.takes))
+            raise BadRequest(HTTPStatus.NOT_FOUND)
+        endpoint = PATHS[path]
+        found = endpoint.give(self.sources, _parameters(query, endpoint.takes))
         return json.dumps(found).encode(), "application/json"
 
 
@@ -173,7 +227,7 @@ def handler(sources: Sources, *, private: bool) -> type[Page]:
 
 
 def _parameters(query: str, takes: tuple[str, ...]) -> Parameters:
-    """Names may have any bytes: those that are no UTF-8 become surrogates. Raises Badly."""
+    """Names may have any bytes: those that are no UTF-8 become surrogates. Raises BadRequest."""
     try:
         pairs = parse_qsl(
             query,
@@ -183,7 +237,7 @@ def _parameters(query: str, takes: tuple[str, ...]) -> Parameters:
             max_num_fields=len(takes),
         )
     except ValueError:
-        raise Badly(HTTPStatus.BAD_REQUEST) from None
+        raise BadRequest(HTTPStatus.BAD_REQUEST) from None
     if len(dict(pairs)) != len(pairs) or not dict(pairs).keys() <= set(takes):
-        raise Badly(HTTPStatus.BAD_REQUEST)
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
     return dict(pairs)

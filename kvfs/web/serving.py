@@ -23,7 +23,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from kvfs.control import request_within
+from kvfs.errors import KvfsError
 
 FRESH = 0.5  # s
 NICENESS = 10  # more than the daemon's, who is not to wait for them
@@ -32,6 +36,14 @@ SLOW_CLIENT = 10.0  # s that a client may take for its request
 
 Status = dict[str, Any]
 Ask = Callable[[float], Status | None]
+
+
+def ask_daemon(mountpoint: Path, verb: str, seconds: float, **arguments: object) -> Status | None:
+    """Its answer; None without one: what there is to say about that is in the daemon's log."""
+    try:
+        return request_within(mountpoint, seconds, verb, **arguments)
+    except KvfsError:
+        return None
 
 
 class Snapshot:
@@ -59,7 +71,7 @@ class Snapshot:
             self._lock.release()
 
 
-class Badly(Exception):  # noqa: N818 (it is not our error)
+class BadRequest(Exception):  # noqa: N818 (it is not our error)
     """Asked in a way that has no answer."""
 
     def __init__(self, code: HTTPStatus) -> None:
@@ -77,13 +89,13 @@ class Handler(BaseHTTPRequestHandler, ABC):
 
     @abstractmethod
     def answer(self) -> tuple[bytes, str]:
-        """Return the body and its type. Raises Badly."""
+        """Return the body and its type. Raises BadRequest."""
 
     def do_GET(self) -> None:
         try:
             self._check_host()
             body, kind = self.answer()
-        except Badly as error:
+        except BadRequest as error:
             self.send_error(error.code)
             return
         self._send(HTTPStatus.OK, body, kind)
@@ -100,12 +112,12 @@ class Handler(BaseHTTPRequestHandler, ABC):
     def _check_host(self) -> None:
         hosts = self.headers.get_all("Host", [])
         if self.request_version == "HTTP/0.9" or len(hosts) > 1:
-            raise Badly(HTTPStatus.BAD_REQUEST)
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
         if not hosts:
             if self.request_version != "HTTP/1.0":
-                raise Badly(HTTPStatus.BAD_REQUEST)
+                raise BadRequest(HTTPStatus.BAD_REQUEST)
         elif self.private and not _is_address(hosts[0]):
-            raise Badly(HTTPStatus.MISDIRECTED_REQUEST)
+            raise BadRequest(HTTPStatus.MISDIRECTED_REQUEST)
 
     def send_error(
         self,

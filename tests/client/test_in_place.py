@@ -17,9 +17,9 @@ import torch
 
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, memory
+from kvfs.client.leased import LeasedWriter
 from kvfs.client.leases import Leases
-from kvfs.client.made import Made
-from kvfs.client.save import InPlace, _Chain, paths_of, save_chain
+from kvfs.client.save import InPlace, _Chain, save_chain
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads, _Turn
 from tests.client.prompts import SPEC, TOKENS, block_of, blocks_of
@@ -46,10 +46,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made_in(folder: Path) -> Made:
+def made_in(folder: Path) -> LeasedWriter:
     """The mount is asked to make them; where there is none they are made by name."""
-    paths = paths_of(str(folder), SPEC.root, KEYS, "")
-    return Made(SPEC.root, KEYS, paths, "", SPEC.stored_bytes, Leases(str(folder)))
+    leases = Leases(str(folder))
+    return LeasedWriter(str(folder), SPEC.root, KEYS, "", SPEC.stored_bytes, leases)
 
 
 def save(folder: Path, threads: Threads, content: Callable[[int], Any] | None = None) -> int:

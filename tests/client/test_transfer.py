@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from kvfs.client import PrefixCache, Spec
-from kvfs.client.device import Done
-from kvfs.client.transfer import MEASURED_FROM, Transfer
+from kvfs.client.transfer import MEASURED_FROM, Done, Transfer
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 
 LONG = list(range(4 * 40))

@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from kvfs.cli import main
-from kvfs.simulation.cache import simulate
+from kvfs.simulation.sweep import simulate
 from kvfs.simulation.trace import Trace, read
 from tests.conftest import Mount
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.nfs.ganesha import Ganesha
+from kvfs.nfs.servers import Ganesha
 from scripts.libnfs import Client
 from scripts.nfs_server import forget
 from scripts.s3_server import free_ports

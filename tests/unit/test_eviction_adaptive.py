@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.eviction import LeafFirst, Policy, WouldBe, make
-from kvfs.eviction.adaptive import Adaptive
-from kvfs.eviction.ghosts import Sample
-from kvfs.eviction.succession import Succession
-from kvfs.eviction.wouldbe import FEWEST, TIMES
+from kvfs.eviction.adaptive import Adaptive, Succession
+from kvfs.eviction.ghosts import FEWEST, TIMES, Sample
 
 Requests = list[list[int]]
 DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvfs.errors import ConfigError
 from kvfs.eviction import NAMES, Policy, make
-from kvfs.eviction.s3fifo import S3Fifo
-from kvfs.eviction.succession import Succession
+from kvfs.eviction.adaptive import Succession
+from kvfs.eviction.histories import S3Fifo
 from tests.unit import eviction_reference as reference
 
 REFERENCES: dict[str, type[reference.Lists]] = {

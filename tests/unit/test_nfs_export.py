@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.nfs.export import Export, Server, networks
-from kvfs.nfs.kernel import Kernel
+from kvfs.nfs.servers import Kernel
 
 PATH = Path("/mnt/kv")
 FSID = uuid.UUID("12345678-1234-5678-1234-567812345678")

@@ -17,8 +17,17 @@ from kvfs.errors import ControlError, KvfsError
 from kvfs.rates import Look
 from kvfs.web import history as history_module
 from kvfs.web.history import COLUMNS, History, Ring
-from kvfs.web.page import FILES, HEADERS, PATHS, Sources, handler
-from kvfs.web.questions import EACH, LONGEST, BusyError, Questions
+from kvfs.web.page import (
+    EACH,
+    FILES,
+    HEADERS,
+    LONGEST,
+    PATHS,
+    BusyError,
+    Questions,
+    Sources,
+    handler,
+)
 from kvfs.web.serving import Handler, Server
 from tests.harness import PATIENCE
 from tests.unit.test_rates import namespace, status
@@ -307,9 +316,9 @@ def test_single_objects_are_asked_for_so_often_at_most(
         asked.append(path)
         return {}
 
-    monkeypatch.setattr("kvfs.web.questions.request_within", request)
-    monkeypatch.setattr("kvfs.web.questions.time.sleep", slept.append)
-    monkeypatch.setattr("kvfs.web.questions.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("kvfs.web.page.request_within", request)
+    monkeypatch.setattr("kvfs.web.page.time.sleep", slept.append)
+    monkeypatch.setattr("kvfs.web.page.time.monotonic", lambda: 100.0)
     questions = Questions(tmp_path)
     most = int(EACH * LONGEST) + 1
     for name in string.ascii_letters[:most]:

@@ -16,10 +16,9 @@ from kvfs.cli import main
 from kvfs.errors import ConfigError
 from kvfs.layouts import recognise
 from kvfs.simulation import replay as module
-from kvfs.simulation.cache import simulate
-from kvfs.simulation.hits import Hits
 from kvfs.simulation.replay import ReplayError, content, directory, name, replay
-from kvfs.simulation.trace import Request, Trace
+from kvfs.simulation.sweep import simulate
+from kvfs.simulation.trace import Hits, Prompt, Trace
 
 SIZE = 4096
 PROMPTS = [(1100, [1, 2, 3]), (1024, [1, 2]), (600, [4, 5]), (1100, [1, 2, 3]), (512, [1])]
@@ -28,7 +27,7 @@ FIRST = name(1, 0)
 
 @pytest.fixture
 def trace() -> Trace:
-    return Trace((Request(1000.0 * at, *one) for at, one in enumerate(PROMPTS)), "example")
+    return Trace((Prompt(1000.0 * at, *one) for at, one in enumerate(PROMPTS)), "example")
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def test_a_directory_that_was_dropped_meanwhile_is_removed(tmp_path: Path) -> No
     def dropped() -> None:
         with directory(tmp_path, "mine", keep=False) as path:
             path.rmdir()
-            replay([Request(0.0, 512, [1])], path, SIZE)
+            replay([Prompt(0.0, 512, [1])], path, SIZE)
 
     with pytest.raises(ReplayError, match="No such file or directory") as raised:
         dropped()

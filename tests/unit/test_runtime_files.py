@@ -13,8 +13,7 @@ from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError
 from kvfs.fuse import session
 from kvfs.nfs.export import LOOPBACK, Export, networks
-from kvfs.nfs.ganesha import Ganesha
-from kvfs.nfs.kernel import Kernel
+from kvfs.nfs.servers import Ganesha, Kernel
 from kvfs.s3.transfer import Terms
 from tests.unit.test_kept import DAMAGES
 

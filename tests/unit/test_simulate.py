@@ -18,12 +18,8 @@ from hypothesis import strategies as st
 from kvfs.cli import main
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.simulation import sweep
-from kvfs.simulation.belady import bound
-from kvfs.simulation.cache import POLICIES, simulate
-from kvfs.simulation.capacity import Capacity, parse_block_size
-from kvfs.simulation.hits import Hits
-from kvfs.simulation.sweep import Case
-from kvfs.simulation.trace import Request, Trace
+from kvfs.simulation.sweep import POLICIES, Capacity, Case, bound, parse_block_size, simulate
+from kvfs.simulation.trace import Hits, Prompt, Trace
 
 # The blocks of the first prompt, of 512, 512 and 76 tokens, come back in the second (its first
 # two) and in the last.
@@ -32,7 +28,7 @@ TOKENS = 1100 + 1024 + 600 + 1100
 
 
 def trace_of(prompts: Iterable[tuple[int, list[int]]]) -> Trace:
-    return Trace((Request(0, tokens, keys) for tokens, keys in prompts), "example")
+    return Trace((Prompt(0, tokens, keys) for tokens, keys in prompts), "example")
 
 
 def lines(prompts: Iterable[tuple[int, list[int]]]) -> str:
@@ -83,7 +79,7 @@ def test_tokens_count_up_to_the_first_missing_block_only() -> None:
 def test_tokens_without_a_hash_never_hit() -> None:
     """Those are the last 22 of the first and the last prompt; the second has a hash for them."""
     prompts = [(150, [1, 2]), (150, [1, 2, 3]), (150, [1, 2])]
-    trace = Trace((Request(0, tokens, keys, 64) for tokens, keys in prompts), "example")
+    trace = Trace((Prompt(0, tokens, keys, 64) for tokens, keys in prompts), "example")
     expected = Hits(450, 256, 7, 4)
     assert simulate(trace, "lru", 9) == expected
     assert bound(trace, 9) == expected

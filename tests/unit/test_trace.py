@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvfs.errors import ConfigError
 from kvfs.simulation import trace
-from kvfs.simulation.trace import Request, Trace, read
+from kvfs.simulation.trace import Prompt, Trace, read
 
 GOOD = {"timestamp": 27, "input_length": 600, "output_length": 9, "hash_ids": [0, 7]}
 LINE = json.dumps(GOOD).encode()
@@ -44,7 +44,7 @@ def test_plain_and_compressed_traces(
     write: Callable[[bytes], str], pack: Callable[[bytes], bytes]
 ) -> None:
     data = LINE + b"\n\n  \n" + changed(timestamp=1.5, input_length=0, hash_ids=[])
-    assert list(read(write(pack(data)))) == [Request(27, 600, [1, 8]), Request(1.5, 0, [])]
+    assert list(read(write(pack(data)))) == [Prompt(27, 600, [1, 8]), Prompt(1.5, 0, [])]
 
 
 @pytest.mark.parametrize("pack", [bytes, lzma.compress])
@@ -126,7 +126,7 @@ def test_the_last_partial_block_has_an_id_or_none(
     write: Callable[[bytes], str], block_tokens: int, tokens: int, ids: int
 ) -> None:
     [request] = read(write(prompt(tokens, ids)), block_tokens)
-    assert request == Request(27, tokens, list(range(1, ids + 1)), block_tokens)
+    assert request == Prompt(27, tokens, list(range(1, ids + 1)), block_tokens)
 
 
 def test_each_prompt_follows_a_rule_of_its_own(write: Callable[[bytes], str]) -> None:
@@ -216,7 +216,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_trace_in_memory_is_what_was_read() -> None:
-    requests = [Request(0.5, 600, [1, 8]), Request(2.0, 0, []), Request(3.0, 512, [1])]
+    requests = [Prompt(0.5, 600, [1, 8]), Prompt(2.0, 0, []), Prompt(3.0, 512, [1])]
     loaded = Trace(requests, "t")
     assert list(loaded) == requests
     assert list(loaded) == requests, "it can be gone through again"
@@ -224,16 +224,16 @@ def test_a_trace_in_memory_is_what_was_read() -> None:
 
 
 def test_a_trace_in_memory_knows_its_block_size() -> None:
-    requests = [Request(0.5, 100, [1, 8], 64), Request(2.0, 130, [1, 8], 64)]
+    requests = [Prompt(0.5, 100, [1, 8], 64), Prompt(2.0, 130, [1, 8], 64)]
     assert list(Trace(requests, "t")) == requests
 
 
 def test_the_tokens_of_a_prefix() -> None:
-    request = Request(0, 150, [1, 2, 3], 64)
+    request = Prompt(0, 150, [1, 2, 3], 64)
     assert [request.prefix(blocks) for blocks in range(4)] == [0, 64, 128, 150]
 
 
-@pytest.mark.parametrize("requests", [[], [Request(0, 0, [])], [Request(0, 9, [])]])
-def test_a_trace_without_a_block_is_empty(requests: list[Request]) -> None:
+@pytest.mark.parametrize("requests", [[], [Prompt(0, 0, [])], [Prompt(0, 9, [])]])
+def test_a_trace_without_a_block_is_empty(requests: list[Prompt]) -> None:
     with pytest.raises(ConfigError, match="t: the trace is empty"):
         Trace(requests, "t")

@@ -1,10 +1,10 @@
-"""One nfs-ganesha for one mount: started, found, stopped.
+"""The NFS servers of a mount, started, found and stopped: one nfs-ganesha, or the kernel's.
 
-Contract: `start` returns when the server answers and has the mount open, or raises: ConfigError
-for what stands in its way, KvfsError if it died of something else; then nothing of it is left.
-Whether it runs is asked of the kernel each time: a number in a file is believed only if that
-process has our configuration. One machine has one server for each mount point. Not for what it is
-told: `export`.
+Contract: `start` of nfs-ganesha returns when the server answers and has the mount open, or raises:
+ConfigError for what stands in its way, KvfsError if it died of something else; then nothing of it
+is left. Whether it runs is asked of the kernel each time: a number in a file is believed only if
+that process has our configuration. One machine has one server for each mount point. Not for what
+servers are told: `export`.
 """
 
 import contextlib
@@ -28,6 +28,8 @@ LOGS = Path("/var/log/kvfs-nfs")
 PROGRAM = "ganesha.nfsd"
 FSAL = "libfsalvfs.so"
 PACKAGES = "apt-get install nfs-ganesha nfs-ganesha-vfs"
+EXPORTS = Path("/etc/exports.d")
+EXPORTFS = "exportfs"
 RPCBIND = Path("/run/rpcbind.sock")
 NFS, NULL = 100003, 0  # of RFC 5531: its program, and the procedure that does nothing
 START_S = 60.0
@@ -178,6 +180,64 @@ class Ganesha:
         shutil.rmtree(self.folder)
         with contextlib.suppress(OSError):  # other mounts are exported
             self.folder.parent.rmdir()
+
+
+class Kernel:
+    """The kernel's server: one file in /etc/exports.d for one mount, which exportfs(8) reads.
+
+    Its threads and versions are the system's (nfs.conf(5)). `folder` and `proc` are for tests.
+    """
+
+    def __init__(
+        self, mountpoint: Path, *, folder: Path = EXPORTS, proc: Path = runtime.PROC
+    ) -> None:
+        self.mountpoint = mountpoint
+        self.file = folder / f"kvfs-{runtime.escape(mountpoint)}.exports"
+        self.proc = proc
+
+    def start(self, export: Export) -> bool:
+        """Return False if just this is exported already. ConfigError: there is no such server."""
+        if os.geteuid() != 0:
+            raise ConfigError("--start needs root")
+        if "\tnfsd\n" not in (self.proc / "filesystems").read_text():
+            raise ConfigError(
+                "this kernel has no NFS server (no nfsd in /proc/filesystems): modprobe nfsd, or "
+                "export with --ganesha"
+            )
+        if shutil.which(EXPORTFS) is None:
+            raise ConfigError(f"{EXPORTFS} is not installed: apt-get install nfs-kernel-server")
+        text = export.line()
+        cure = f"take it away, or kvfs export --knfsd --stop {self.mountpoint}"
+        found = kept.read(self.file, "a line of exports(5)", cure)
+        if found is not None:
+            if found == text:
+                return False
+            raise ConfigError(
+                f"{self.mountpoint} is exported otherwise already, by {self.file}: "
+                f"kvfs export --knfsd --stop {self.mountpoint} comes first"
+            )
+        self.file.parent.mkdir(exist_ok=True)
+        kept.write(self.file, text)
+        try:
+            self._tell()
+        except KvfsError:
+            self.file.unlink()
+            raise
+        return True
+
+    def stop(self) -> None:
+        """Raises ConfigError if it is not exported."""
+        if not self.file.exists():
+            raise ConfigError(f"{self.mountpoint} is not exported: there is no {self.file}")
+        self.file.unlink()
+        self._tell()
+
+    @staticmethod
+    def _tell() -> None:
+        done = subprocess.run([EXPORTFS, "-ra"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = done.stderr.strip() or f"it exited with {done.returncode}"
+            raise KvfsError(f"{EXPORTFS} -ra failed: {reason}")
 
 
 def check_installed() -> None:

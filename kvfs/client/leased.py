@@ -1,0 +1,232 @@
+"""Blocks that the mount lends, for one load or one save, which go by name where it lends none.
+
+Contract: from `begin` on the mount is asked for them, beside what else there is to do; `open` and
+`take` wait until it has come to a block, and give a descriptor of it, once, which is the caller's
+to close. With `end` what is left is closed, and leases are given back. Any number of threads.
+Not for what the bytes are, nor for the order in which they are written.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kvfs import leasing, prefix
+from kvfs.client import files
+from kvfs.client.leases import Leases, Lent
+
+FIRST_ASKED = 2  # blocks of the first question
+# How many times as many each further one has that reads: reading a few blocks takes as long as
+# being lent some more.
+MORE_TO_READ = 4
+# Blocks of each further one that writes, and how many are made before they are needed, for which
+# room is set aside. Not measured against others.
+MORE_TO_WRITE, AHEAD = 8, 8
+_MODE = 0o666  # of a new file, before the umask
+_UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)
+
+
+class _Leased:
+    """Blocks of `size` bytes that follow `parent`, below a directory."""
+
+    def __init__(
+        self,
+        directory: str,
+        parent: bytes,
+        keys: Sequence[bytes],
+        shard: str,
+        size: int,
+        leases: Leases,
+    ) -> None:
+        self._above = [parent, *keys]
+        self._directory = directory
+        self._shard = shard
+        self._size = size
+        self._leases = leases
+        self._more = threading.Condition()
+        self._known = len(keys)  # of these it is known whether they are lent: before `begin` none
+        self._lent: dict[int, int] = {}  # block -> descriptor
+        self._held: dict[int, int] = {}  # block -> lease
+
+    def __len__(self) -> int:
+        return len(self._above) - 1
+
+    def path(self, at: int) -> str:
+        """Of a block."""
+        above, key = self._above[at : at + 2]
+        return f"{self._directory}/{prefix.path(above, key, self._shard)}"
+
+    def _ask(self, most: int, mode: int = -1) -> None:
+        """For some of those that come next; one question at a time."""
+        above, *keys = self._above[self._known : self._known + most + 1]
+        request = leasing.Request(above, keys, self._shard, self._size, mode=mode)
+        self._leases.ask(request, partial(self._answered, len(keys)))
+
+    def _answered(self, asked: int, found: Lent) -> None:
+        """By the thread that asks. What begins with a block that is not lent goes by names."""
+        raise NotImplementedError
+
+    def _add(self, found: Lent) -> None:
+        for at, (fd, lease) in enumerate(found, self._known):
+            self._held[at] = lease
+            self._lent[at] = fd
+
+    def _remove(self) -> tuple[Iterable[int], Iterable[int]]:
+        """All that is left: descriptors and leases."""
+        lent, self._lent = self._lent, {}
+        held, self._held = self._held, {}
+        return lent.values(), held.values()
+
+
+class LeasedReader(_Leased):
+    """Blocks of one load, opened in their order. Raises OSError as open(2) does."""
+
+    _ended = False
+
+    def part(self, start: int, end: int) -> "LeasedReader":
+        """Some of its blocks, as a chain of their own."""
+        parent, *keys = self._above[start : end + 1]
+        return LeasedReader(self._directory, parent, keys, self._shard, self._size, self._leases)
+
+    def begin(self) -> None:
+        """Ask for all of them, in the background."""
+        if self._leases.offered and len(self):
+            self._known = 0
+            self._ask(FIRST_ASKED)
+
+    def end(self) -> None:
+        """No other is opened."""
+        with self._more:
+            self._ended = True
+            lent, held = self._remove()
+        for fd in lent:
+            os.close(fd)
+        self._leases.give_back(held)
+
+    def open(self, at: int) -> int:
+        """Return a descriptor to read it by."""
+        if at >= self._known:
+            with self._more:
+                self._more.wait_for(lambda: at < self._known)
+        fd = self._lent.pop(at, -1)
+        return fd if fd >= 0 else files.open_block(self.path(at))
+
+    def map(self, at: int, fd: int, *, shared: bool = False) -> torch.Tensor:
+        """`files.map_block` of it. Its lease lasts as long as the mapping."""
+        lease = self._held.pop(at, None)
+        ended = _nothing if lease is None else partial(self._leases.give_back, (lease,))
+        try:
+            return files.map_block(fd, self._size, shared=shared, unmapped=ended)
+        except OSError:
+            ended()
+            raise
+
+    def _answered(self, asked: int, found: Lent) -> None:
+        with self._more:
+            ended = self._ended
+            if not ended:
+                self._add(found)
+            self._known = self._known + asked if len(found) == asked else len(self)
+            self._more.notify_all()
+        if ended:
+            for fd, _ in found:
+                os.close(fd)
+            self._leases.give_back(lease for _, lease in found)
+        elif self._known < len(self):
+            self._ask(min(MORE_TO_READ * asked, leasing.BLOCKS_MAX))
+
+
+class LeasedWriter(_Leased):
+    """Blocks of one save, which the mount makes many at a time. Never raises OSError.
+
+    `take` gives -1 for a block that is to be made by name, and so are all after it. `written` says
+    that one is closed and has all it should have; with `end` the mount has sealed what was written,
+    and what was not is gone.
+    """
+
+    _mode = 0
+    _over = True  # no more is asked for
+    _asking = False
+    _taken = 0
+    _sealing = 0
+    count = 0  # lent, from the first on
+    sealed: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Ask for the first ones, in the background."""
+        if self._leases.makes and len(self) and (mode := _mode()) is not None:
+            self._mode, self._known, self._over = mode, 0, False
+            self._ask_for(FIRST_ASKED)
+
+    def take(self, at: int) -> int:
+        """Return a descriptor to write it by, or -1."""
+        with self._more:
+            self._taken = max(self._taken, at + 1)
+            self._ask_ahead()
+            self._more.wait_for(lambda: at < self._known or self._over)
+            return self._lent.pop(at, -1)
+
+    def written(self, at: int) -> None:
+        """All of it, and its descriptor is closed."""
+        with self._more:
+            self._sealing += 1
+            lease = self._held.pop(at)
+        self._leases.done(lease, partial(self._done, at))
+
+    def end(self) -> None:
+        """Wait until all that was written is sealed: `sealed`. The rest is given back."""
+        with self._more:
+            self._over = True
+            self._more.wait_for(lambda: not self._asking and not self._sealing)
+            lent, held = self._remove()
+        for fd in lent:
+            os.close(fd)
+        self._leases.drop(held)
+
+    def _ask_ahead(self) -> None:
+        if not self._over and not self._asking and self._known < self._taken + AHEAD:
+            self._ask_for(MORE_TO_WRITE)
+
+    def _ask_for(self, most: int) -> None:
+        self._asking = True
+        self._ask(most, self._mode)
+
+    def _answered(self, asked: int, found: Lent) -> None:
+        with self._more:
+            self._add(found)
+            self.count += len(found)
+            self._known += len(found)
+            self._asking = False
+            if len(found) < asked or self._known == len(self):
+                self._over = True
+            self._ask_ahead()
+            self._more.notify_all()
+
+    def _done(self, at: int, sealed: bool) -> None:  # noqa: FBT001 (a callback)
+        """By the thread that asks. If not all of a question are, each has to be looked at."""
+        if not sealed:
+            with suppress(OSError):
+                sealed = os.stat(self.path(at)).st_size == self._size
+        with self._more:
+            if sealed:
+                self.sealed |= {at}
+            self._sealing -= 1
+            self._more.notify_all()
+
+
+def _nothing() -> None:
+    """It was opened by name."""
+
+
+def _mode() -> int | None:
+    """Of the files that this process makes; to ask for the umask otherwise is to change it."""
+    try:
+        found = _UMASK.search(Path("/proc/self/status").read_bytes())
+    except OSError:
+        return None
+    return None if found is None else _MODE & ~int(found[1], 8)

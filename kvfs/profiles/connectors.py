@@ -1,0 +1,295 @@
+"""Every connector's profile: the settings of its namespace, and what to paste into its engine.
+
+Checked against LMCache 0.5.6, vLLM 0.33.0 and SGLang 0.5.23; VUA is vast-data/VUA 3eb853e,
+llama.cpp of 2026. LMCache is told in YAML, where a string in JSON is one as well; its sizes called
+GB are of 2**30 bytes. Not for tuning: what is not said keeps the engine's default.
+"""
+
+import json
+import shlex
+from typing import Any
+
+from kvfs.profiles.profile import (
+    GIB,
+    PREFIX,
+    SHARED,
+    WHY_PREFIX,
+    ConnectorProfile,
+    NamespacePath,
+)
+
+LMCACHE_MODULE, LMCACHE_CLASS = "kvfs.connectors.lmcache", "KvfsAdapter"
+VLLM_MODULE, VLLM_CLASS = "kvfs.connectors.vllm", "KvfsConnector"
+SGLANG_MODULE, SGLANG_CLASS = "kvfs.connectors.sglang", "KvfsHiCache"
+
+_WHOLE = {**SHARED, "publish": "close"}
+_WHY_WHOLE = {
+    "publish": "two processes that write the same chunk use one temporary name: so each has a file "
+    "of its own until it closes it"
+}
+_DIRECTORY = (
+    "a directory that exists is a hit, and a file missing in it an exception in the worker: remove "
+    "whole directories yourself"
+)
+_HOST_MEMORY = 10 * GIB
+
+
+def _gib(size: int) -> str:
+    """Rounded down to a thousandth."""
+    return f"{size * 1000 // GIB / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def _lmcache_local_disk(place: NamespacePath) -> str:
+    if place.capacity is None:
+        size = "100  # GiB; set it to less than kvfs may use for it"
+    else:
+        size = f"{_gib(place.share(0))}  # GiB; 90 % of the namespace's quota"
+    return f"""\
+# LMCache, the file that LMCACHE_CONFIG_FILE names. What an earlier process left is not found again:
+# empty the directory before a start.
+local_disk: {json.dumps(f"file://{place.path}/")}
+max_local_disk_size: {size}
+"""
+
+
+def _lmcache_fs(place: NamespacePath) -> str:
+    return f"""\
+# LMCache, the file that LMCACHE_CONFIG_FILE names. To share, start all processes with the same
+# PYTHONHASHSEED: names have Python's hash unless pre_caching_hash_algorithm says otherwise.
+remote_url: {json.dumps(f"fs://localhost:0{place.path}/")}
+remote_serde: "naive"
+"""
+
+
+def _lmcache_l2(place: NamespacePath) -> str:
+    adapter = json.dumps({"type": "fs", "base_path": place.path})
+    return f"""\
+# LMCache's server. --l1-size-gb is its own memory, yours to choose. The type "fs_native" makes the
+# same files.
+lmcache server --l1-size-gb 20 --eviction-policy LRU \\
+  --l2-adapter {shlex.quote(adapter)}
+"""
+
+
+def _lmcache_gds(place: NamespacePath) -> str:
+    return f"""\
+# LMCache, the file that LMCACHE_CONFIG_FILE names. gds_buffer_size is MiB of device memory, yours
+# to choose. use_gds is off, as cuFile knows no FUSE file systems: chunks are copied through mmap.
+gds_path: {json.dumps(place.path)}
+gds_buffer_size: 8192
+use_gds: false
+"""
+
+
+def _lmcache_native(place: NamespacePath) -> str:
+    return f"""\
+# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start
+# all processes with the same PYTHONHASHSEED: chunks have Python's hash unless
+# pre_caching_hash_algorithm says otherwise.
+remote_storage_plugins: ["kvfs"]
+extra_config:
+  remote_storage_plugin.kvfs.module_path: "{LMCACHE_MODULE}"
+  remote_storage_plugin.kvfs.class_name: "{LMCACHE_CLASS}"
+  remote_storage_plugin.kvfs.path: {json.dumps(place.path)}
+"""
+
+
+def _vllm_serve(
+    command: str, connector: str, extra: dict[str, Any], more: dict[str, str] | None = None
+) -> str:
+    config = {
+        "kv_connector": connector,
+        **(more or {}),
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return (
+        f'{command} serve "$MODEL" \\\n  --kv-transfer-config {shlex.quote(json.dumps(config))}\n'
+    )
+
+
+def _vllm_fs(place: NamespacePath) -> str:
+    extra = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": _HOST_MEMORY,
+        "secondary_tiers": [{"type": "fs", "root_dir": place.path}],
+    }
+    return (
+        "# vLLM. cpu_bytes_to_use is host memory in front of the files, yours to choose.\n"
+        + _vllm_serve("vllm", "OffloadingConnector", extra)
+    )
+
+
+def _vllm_example(place: NamespacePath) -> str:
+    return "# vLLM. For trying out: the connector waits for each file.\n" + _vllm_serve(
+        "vllm", "ExampleConnector", {"shared_storage_path": place.path}
+    )
+
+
+def _vllm_disk(place: NamespacePath) -> str:
+    extra = {
+        "kv_offload_backend": "disk",
+        "disk_path": f"{place.path}/cache",
+        "disk_capacity_bytes": place.share(100 * GIB),
+    }
+    note = "# vLLM. disk_capacity_bytes is for one rank: divide it by their number.\n"
+    return note + _vllm_serve("vllm", "SimpleCPUOffloadConnector", extra)
+
+
+def _vua_vllm(place: NamespacePath) -> str:
+    return "# vLLM with VUA's connector, whose program registers it.\n" + _vllm_serve(
+        "vua-vllm", "VUAStorageConnector_V1", {"shared_storage_path": place.path}
+    )
+
+
+def _vllm_native(place: NamespacePath) -> str:
+    return (
+        "# vLLM, with kvfs in its environment. What was dropped meanwhile is computed.\n"
+        + _vllm_serve(
+            "vllm",
+            VLLM_CLASS,
+            {"path": place.path},
+            {"kv_connector_module_path": VLLM_MODULE, "kv_load_failure_policy": "recompute"},
+        )
+    )
+
+
+def _sglang(place: NamespacePath) -> str:
+    own = (
+        "# With one more variable SGLang itself unlinks above a size, in bytes or as 200G, 200Gi\n"
+        "# (200GB is refused and turns it off). kvfs, which sees all processes, does it better.\n"
+        f"# export SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE={place.share(0)}\n"
+        if place.capacity
+        else ""
+    )
+    return f"""\
+# SGLang. One namespace for each dtype and memory layout: its file names do not tell them apart.
+{own}export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={shlex.quote(place.path)}
+python -m sglang.launch_server --model-path "$MODEL" \\
+  --enable-hierarchical-cache --hicache-storage-backend file
+"""
+
+
+def _sglang_native(place: NamespacePath) -> str:
+    extra = {
+        "backend_name": "kvfs",
+        "module_path": SGLANG_MODULE,
+        "class_name": SGLANG_CLASS,
+        "interface_v1": 1,
+        "hicache_storage_pass_prefix_keys": True,
+        "path": place.path,
+    }
+    return f"""\
+# SGLang, with kvfs in its environment. With page_first a page's keys are one piece of memory, and
+# so are its values; with layer_first, SGLang's default, those of each layer.
+python -m sglang.launch_server --model-path "$MODEL" \\
+  --enable-hierarchical-cache --hicache-mem-layout page_first \\
+  --hicache-storage-backend dynamic \\
+  --hicache-storage-backend-extra-config {shlex.quote(json.dumps(extra))}
+"""
+
+
+def _transformers(place: NamespacePath) -> str:
+    return f"""\
+# transformers, with kvfs in its environment. model: one of transformers; revision: which weights
+# these are, such as a commit; tokens: ids of one prompt.
+import torch
+
+from kvfs.client import PrefixCache
+from kvfs.connectors.transformers import load, save, spec_of
+
+prefixes = PrefixCache({place.path!r}, spec_of(model, revision=revision))
+cache, done = load(prefixes, model, tokens)  # done < len(tokens): the rest is computed
+out = model(torch.tensor([tokens[done:]]), past_key_values=cache, use_cache=True)
+save(prefixes, out.past_key_values, tokens)
+"""
+
+
+def _vua(place: NamespacePath) -> str:
+    return f"""\
+# VUA as a library. One namespace for each model: its directory names do not tell them apart.
+from vua.core import VUA, VUAConfig
+
+vua = VUA(VUAConfig, {place.path!r})
+"""
+
+
+def _slots(place: NamespacePath) -> str:
+    return f"""\
+# llama.cpp. Requests choose the names of slots: one namespace for each model keeps them apart.
+llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
+"""
+
+
+def _kvfs(place: NamespacePath) -> str:
+    return f"""\
+# kvfs.client, with kvfs[torch] in the environment. model, revision, dtype and axes make the keys:
+# blocks of another model are never found. "token" is how many tokens a block has.
+from kvfs.client import PrefixCache, Spec
+
+spec = Spec(
+    model="meta-llama/Llama-3.1-8B",
+    revision="main",
+    dtype="bfloat16",
+    axes={{"kv": 2, "layer": 32, "token": 64, "head": 8, "dim": 128}},
+)
+cache = PrefixCache({place.path!r}, spec)
+found = cache.load(tokens)  # found.blocks of the prompt's blocks, found.tensors; compute the rest
+cache.save(tokens, blocks, start=found.blocks)  # a tensor of shape (n, *spec.shape)
+"""
+
+
+PROFILES = {
+    "lmcache-local-disk": ConnectorProfile(
+        settings={"eviction": "never"},
+        why={
+            "eviction": "its index is in the process: a file dropped behind its back is a "
+            "KeyError, so it is only moved to NVMe; LMCache unlinks what is too much"
+        },
+        write=_lmcache_local_disk,
+    ),
+    "lmcache-fs": ConnectorProfile(_lmcache_fs, _WHOLE, _WHY_WHOLE),
+    "lmcache-l2-fs": ConnectorProfile(_lmcache_l2, _WHOLE, _WHY_WHOLE),
+    "lmcache-gds": ConnectorProfile(_lmcache_gds, SHARED),
+    "lmcache-native": ConnectorProfile(
+        settings=PREFIX,
+        why={"prefix": "names are kvfs's own: a chunk that is dropped leaves no directory behind"},
+        write=_lmcache_native,
+    ),
+    "vllm-fs": ConnectorProfile(_vllm_fs, SHARED),
+    "vllm-example": ConnectorProfile(
+        settings={"eviction": "never", "mode": "0644"},
+        why={
+            "eviction": _DIRECTORY,
+            "mode": "safetensors makes its files 0600, which another user could not read",
+        },
+        write=_vllm_example,
+    ),
+    "vllm-disk": ConnectorProfile(
+        settings={"media": "nvme", "eviction": "never"},
+        why={
+            "media": "one file as large as the cache, written in place all the time",
+            "eviction": "its index is in the process: it is nobody's to drop",
+        },
+        write=_vllm_disk,
+    ),
+    "vllm-native": ConnectorProfile(settings=PREFIX, why=WHY_PREFIX, write=_vllm_native),
+    "vua-vllm": ConnectorProfile(
+        settings={"eviction": "never", "publish": "close"},
+        why={
+            "eviction": _DIRECTORY,
+            "publish": "it writes under the final name: others would read half a file",
+        },
+        write=_vua_vllm,
+    ),
+    "kvfs": ConnectorProfile(settings=PREFIX, why=WHY_PREFIX, write=_kvfs),
+    "sglang-file": ConnectorProfile(_sglang, SHARED),
+    "sglang-native": ConnectorProfile(settings=PREFIX, why=WHY_PREFIX, write=_sglang_native),
+    "transformers-native": ConnectorProfile(settings=PREFIX, why=WHY_PREFIX, write=_transformers),
+    "vua": ConnectorProfile(_vua, SHARED),
+    "llamacpp-slots": ConnectorProfile(
+        settings=_WHOLE,
+        why={"publish": "it writes under the final name: others would read half a slot"},
+        write=_slots,
+    ),
+}
