@@ -8,8 +8,8 @@ Not for a mounted kvfs, whose daemon runs the same check itself.
 
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,31 +54,48 @@ def run(
     whether others use it.
     Raises InUseError, ConfigError and other KvfsErrors for what cannot be checked.
     """
+    with held(directory, "fsck", read_only=not repair) as (nvme, catalog):
+        there = None
+        if bucket or options:  # only to be looked at: it is nobody's tier here
+            place = place_of(nvme, catalog, options)
+            if catalog.fact(FACT) is None:
+                raise _no_bucket(nvme)
+            shared = bucket_shared(options)
+            there = Bucket(place, Terms(), most=0, delay=0, wait=0, shared=shared)
+        trio.run(partial(_run, nvme, catalog, tell, there, repair=repair, hashes=hashes))
+
+
+@contextmanager
+def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTier, Catalog]]:
+    """The tier and the catalog of a kvfs that is not mounted; nobody mounts it meanwhile.
+
+    who: the command that asks. Raises InUseError, ConfigError.
+    """
     nvme = NvmeTier(directory, 0)
     try:
-        nvme.say_who(f"process {os.getpid()}, kvfs fsck")
-        catalog = Catalog(directory / "catalog", read_only=not repair)
+        nvme.say_who(f"process {os.getpid()}, kvfs {who}")
+        catalog = Catalog(directory / "catalog", read_only=read_only)
         try:
-            there = None
-            if bucket or options:  # only to be looked at: it is nobody's tier here
-                place = _place(nvme, catalog, options)
-                shared = bucket_shared(options)
-                there = Bucket(place, Terms(), most=0, delay=0, wait=0, shared=shared)
-            trio.run(partial(_run, nvme, catalog, tell, there, repair=repair, hashes=hashes))
+            yield nvme, catalog
         finally:
             catalog.close()
     finally:
         nvme.close()
 
 
-def _place(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
+def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
+    """Where its bucket is: as `options` say, which must not be elsewhere. Raises ConfigError."""
     known = catalog.fact(FACT)
     place = bucket_place(options, known)
-    if known is None or place is None:
-        raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
-    if str(place) != known:
+    if place is None:
+        raise _no_bucket(nvme)
+    if known is not None and str(place) != known:
         raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
     return place
+
+
+def _no_bucket(nvme: NvmeTier) -> ConfigError:
+    return ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
 
 
 async def _run(
@@ -101,9 +118,8 @@ async def _run(
         await trio.lowlevel.checkpoint()
 
     def say(*, ended: bool) -> None:
-        told = [asdict(finding) for finding in findings]
+        tell(survey.answer(findings, ended=ended, failed=""))
         findings.clear()
-        tell({**survey.progress(), "findings": told, "ended": ended, "failed": ""})
 
     async def keep_telling() -> None:
         while True:

@@ -6,7 +6,6 @@ either only the records of nodes tell what is in use. Nothing is written to a ca
 Not for the rules: `kvfs.s3.garbage`.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,9 +16,9 @@ from kvfs.catalog import Catalog
 from kvfs.config import bucket_place
 from kvfs.control import request
 from kvfs.core.bucket.node import claims
-from kvfs.core.ledger.dirty import FACT
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError
+from kvfs.fsck import held, place_of
 from kvfs.movement import publishing, stores
 from kvfs.s3 import marker
 from kvfs.s3.collection import Collector, Report, Tally, Tell
@@ -95,21 +94,13 @@ def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple
             raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
         yield _of_mount(target)
     else:
-        nvme = NvmeTier(target, 0)
-        try:
-            nvme.say_who(f"process {os.getpid()}, kvfs gc")
-            catalog = Catalog(target / "catalog", read_only=True)
-            try:
-                if catalog.recovered.taken or catalog.doubt:
-                    raise ConfigError(
-                        f"catalog {catalog.path} lacks its newest changes, so nobody can tell what "
-                        f"it means: run kvfs fsck --repair {target} first"
-                    )
-                yield _of_catalog(nvme, catalog, options)
-            finally:
-                catalog.close()
-        finally:
-            nvme.close()
+        with held(target, "gc", read_only=True) as (nvme, catalog):
+            if catalog.recovered.taken or catalog.doubt:
+                raise ConfigError(
+                    f"catalog {catalog.path} lacks its newest changes, so nobody can tell what "
+                    f"it means: run kvfs fsck --repair {target} first"
+                )
+            yield _of_catalog(nvme, catalog, options)
 
 
 def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
@@ -133,12 +124,7 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
 
 def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
     """The directory is locked: nothing changes."""
-    known = catalog.fact(FACT)
-    place = bucket_place(options, known)
-    if place is None:
-        raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
-    if known is not None and str(place) != known:
-        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
+    place = place_of(nvme, catalog, options)
     has = claims.spaces(Namespaces(catalog))
     strays: list[str] = []
     after = 0

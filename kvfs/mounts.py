@@ -25,23 +25,21 @@ _STATX_SIZE, _STATX_MNT_ID = 256, 144  # bytes: of struct statx, and before its 
 
 def mount(source: str, target: Path, fstype: str, flags: int, data: str) -> None:
     """Raises OSError as mount(2) does."""
-    ok = _libc.mount(
-        source.encode(),
-        os.fsencode(target),
-        fstype.encode(),
-        ctypes.c_ulong(flags),
-        data.encode(),
-    )
-    if ok != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(target))
+    at, kind = os.fsencode(target), fstype.encode()
+    if _libc.mount(source.encode(), at, kind, ctypes.c_ulong(flags), data.encode()) != 0:
+        raise _failure(target)
+
+
+def _failure(path: Path | None = None) -> OSError:
+    """What the last call has failed with."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), *([] if path is None else [str(path)]))
 
 
 def umount(target: Path, flags: int = 0) -> None:
     """Raises OSError as umount2(2) does."""
     if _libc.umount2(os.fsencode(target), flags) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(target))
+        raise _failure(target)
 
 
 def umount_command(*, lazy: bool) -> list[str]:
@@ -61,14 +59,13 @@ def read_only(path: Path) -> int:
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     found = _libc.syscall(_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
     if found < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(path))
+        raise _failure(path)
     assert isinstance(found, int)
     wanted = _MOUNT_ATTR.pack(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     if _libc.syscall(_MOUNT_SETATTR, found, b"", _AT_EMPTY_PATH, wanted, len(wanted)) != 0:
-        code = ctypes.get_errno()
+        failure = _failure(path)
         os.close(found)
-        raise OSError(code, os.strerror(code), str(path))
+        raise failure
     return found
 
 
@@ -77,8 +74,7 @@ def syncfs(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(path))
+            raise _failure(path)
     finally:
         os.close(fd)
 
@@ -92,8 +88,7 @@ def expect_written(fd: int) -> None:
     """
     offset, one = ctypes.c_int64(0), ctypes.c_int64(1)
     if _libc.sync_file_range(fd, offset, one, SYNC_FILE_RANGE_WAIT_BEFORE) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _failure()
 
 
 def number(path: Path) -> int:
@@ -103,8 +98,7 @@ def number(path: Path) -> int:
     """
     found = ctypes.create_string_buffer(_STATX_SIZE)
     if _libc.statx(AT_FDCWD, os.fsencode(path), 0, STATX_MNT_ID_UNIQUE, found) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(path))
+        raise _failure(path)
     if not int.from_bytes(found.raw[:4], sys.byteorder) & STATX_MNT_ID_UNIQUE:
         return 0
     return int.from_bytes(found.raw[_STATX_MNT_ID : _STATX_MNT_ID + 8], sys.byteorder)

@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported only when that command runs.
+"""The command line: a command's module is imported only when that command runs.
 
 `kvfs status` in a monitoring loop must not pay for what `kvfs mount` needs. Every refusal is one
 line on stderr: exit code 2 for what the caller got wrong, 1 for what went wrong. Nothing is
@@ -7,11 +7,11 @@ decided here; the commands ask the daemon, or start it.
 
 import contextlib
 import importlib
-import keyword
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -19,33 +19,16 @@ from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
 COMMANDS = (
-    "mount",
-    "umount",
-    "status",
-    "stat",
-    "match",
-    "du",
-    "top",
-    "flush",
-    "import",
-    "warm",
-    "evict",
-    "pin",
-    "set",
-    "ns",
-    "connect",
-    "export",
-    "upgrade",
-    "fsck",
-    "gc",
-    "doctor",
-    "bench",
-    "profile",
-    "simulate",
-    "replay",
+    *("mount", "umount", "status", "stat", "match", "du", "top", "flush", "import", "warm"),
+    *("evict", "pin", "set", "ns", "connect", "export", "upgrade", "fsck", "gc", "doctor"),
+    *("bench", "profile", "simulate", "replay"),
 )
-
-
+# Commands that share a module have NAME_command in it; a command alone is `command` in its own.
+_HOMES = {
+    **dict.fromkeys(("evict", "flush", "import", "pin", "warm"), "jobs"),
+    **dict.fromkeys(("set", "upgrade"), "options"),
+    **dict.fromkeys(("simulate", "replay"), "traces"),
+}
 _PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 
 
@@ -86,22 +69,8 @@ def with_notes(error: BaseException, text: str = "") -> str:
     return "; ".join([text or str(error), *getattr(error, "__notes__", ())])
 
 
-class Commands(click.Group):
-    """A group that imports a command's module when the command is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names in the order of their use."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Return the command of that name, from the module of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        command = importlib.import_module(f"kvfs.cli.{module}").command
-        if not isinstance(command, click.Command):
-            raise TypeError(f"kvfs.cli.{module}.command is not a command")
-        return command
+class Group(click.Group):
+    """Commands whose refusals are one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse what stands before the command, with the same care for refusals."""
@@ -112,6 +81,23 @@ class Commands(click.Group):
         """Run the command, and turn what it raises into one line and an exit code."""
         with _one_line():
             return super().invoke(ctx)
+
+
+class Commands(Group):
+    """It imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order of their use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        """Return the command of that name, from its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        home = _HOMES.get(cmd_name)
+        module = importlib.import_module(f"kvfs.cli.{home or cmd_name}")
+        command: click.Command = getattr(module, f"{cmd_name}_command" if home else "command")
+        return command
 
 
 def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
@@ -129,19 +115,80 @@ target_argument = click.argument(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+def give(found: Any, show: Callable[[Any], object], *, as_json: bool) -> None:  # noqa: ANN401 (JSON)
+    """Print what was found as JSON for programs, or have `show` print it."""
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+def is_kvfs(path: Path) -> bool:
+    """Return whether a kvfs is mounted there."""
+    mount = runtime.mount_at(path)
+    return mount is not None and mount.fstype == runtime.FSTYPE
+
+
+def kvfs_mounts() -> list[str]:
+    """Return where one is mounted."""
+    return [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
+
+
 def is_mount(path: Path) -> bool:
     """Return whether a kvfs is mounted there; else it is an NVMe directory, or ConfigError."""
-    mount = runtime.mount_at(path)
-    if mount is not None and mount.fstype == runtime.FSTYPE:
+    if is_kvfs(path):
         return True
     lacking = [part for part in _PARTS if not os.path.exists(path / part)]
     if lacking:
-        mounted = [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
         raise ConfigError(
-            f"{path} is neither where a kvfs is mounted (those are: {', '.join(mounted) or 'none'})"
+            f"{path} is neither where a kvfs is mounted (those are: "
+            f"{', '.join(kvfs_mounts()) or 'none'})"
             f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
         )
     return False
+
+
+def assignments(words: Iterable[str], what: str) -> dict[str, str]:
+    """Return the texts of NAME=VALUE words by name; `what` they are: options, settings.
+
+    Raises ConfigError for a word of another form, and for a name that is given twice.
+    """
+    texts: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word}: expected NAME=VALUE")
+        if name in texts:
+            raise ConfigError(f"{what} {name} is given twice")
+        texts[name] = text
+    return texts
+
+
+class Place(NamedTuple):
+    """What a path means: an inode of a mount."""
+
+    mountpoint: Path
+    ino: int
+
+
+def on_mount(path: str, *, follow: bool = True) -> Place:
+    """Return the mount that a path is on, and its inode there. Raises ConfigError.
+
+    follow: what a symbolic link leads to; else the link itself.
+    """
+    real = Path(os.path.realpath(path))
+    if not follow and os.path.islink(path):
+        real = Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
+    mount = runtime.kvfs_holding(real)
+    if mount is None:
+        raise ConfigError(f"{path} is on no mount of kvfs; there are: {runtime.list_mounts()}")
+    try:
+        ino = real.lstat().st_ino
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if runtime.is_control_file(ino):
+        raise ConfigError(f"{path}: the name is kvfs's own, for its control files")
+    return Place(Path(mount.path), ino)
 
 
 def printable(text: str | os.PathLike[str]) -> str:

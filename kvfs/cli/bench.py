@@ -7,7 +7,6 @@ process with one thread: what it says is for looking whether something is wrong,
 machines; `scripts/bench` measures properly.
 """
 
-import json
 import math
 import os
 import platform
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.table import Table
 
 from kvfs import runtime
-from kvfs.cli import human, json_option, mountpoint_argument
-from kvfs.cli.screen import line, pairs, progress, screen
+from kvfs.cli import give, human, json_option, mountpoint_argument
+from kvfs.cli.screen import pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
 
@@ -114,10 +112,7 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
                         side.turns.setdefault(size, []).append(turn)
                     bar.advance(task)
     found = {"machine": _machine(status, tier), "against": str(against), "sizes": _rows(sides)}
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _show(found)
+    give(found, _show, as_json=as_json)
 
 
 def _left(folder: Path) -> list[Path]:
@@ -249,14 +244,8 @@ def _show(found: dict[str, Any]) -> None:
         ("huge pages", on["huge_pages"]),
         ("beside", found["against"]),
     ]
-    table = Table(box=None, header_style="bold")
-    table.add_column("")
-    for column in ("mount", "beside", "ratio"):
-        table.add_column(column, justify="right")
-    for row in found["sizes"]:
-        for cells in _cells(row):
-            table.add_row(*map(line, cells))
-    screen().print(pairs(facts), table)
+    rows = (cells for row in found["sizes"] for cells in _cells(row))
+    screen().print(pairs(facts), table(("", "mount", "beside", "ratio"), rows, left=("",)))
 
 
 def _cells(row: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -13,19 +13,21 @@ import platform
 import sys
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvfs import __version__, kept, runtime
+from kvfs.cli import kvfs_mounts
+from kvfs.cli.jobs import polled
 from kvfs.cli.masks import Masks, scrub
 from kvfs.config import Config
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
 
 LOG_BYTES = 256 << 10  # of the end of each log
-POLL_S = 0.2
 ENVIRONMENT = (
     *("LANG", "LC_ALL", "PATH", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "TZ"),
     *("XDG_RUNTIME_DIR", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED"),
@@ -57,9 +59,8 @@ def write(path: Path, checks: list[dict[str, Any]], *, names: bool, fsck: bool) 
         *((f"machine{name}", _had(Path(name).read_text)) for name in PROC),
         ("machine/processors.json", _json(_processors())),
     ]
-    found = [mount for mount in runtime.mounts() if mount.fstype == runtime.FSTYPE]
-    for number, mount in enumerate(found, 1):
-        of_mount = _of_mount(Path(mount.path), names=names, fsck=fsck)
+    for number, mount in enumerate(kvfs_mounts(), 1):
+        of_mount = _of_mount(Path(mount), names=names, fsck=fsck)
         members += [(f"mount{number}/{name}", text) for name, text in of_mount]
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -157,13 +158,9 @@ def _end_of(path: Path) -> str:
 def _check(mountpoint: Path) -> dict[str, Any]:
     """What is wrong, by kind, without hashes and without a name."""
     request(mountpoint, "check", repair=False, hashes=False)
-    kinds: dict[str, int] = {}
-    while True:
-        answer = request(mountpoint, "checked")
-        for finding in answer["findings"]:
-            kinds[finding["kind"]] = kinds.get(finding["kind"], 0) + 1
+    kinds = Counter[str]()
+    for answer in polled(lambda: request(mountpoint, "checked")):
+        kinds.update(finding["kind"] for finding in answer["findings"])
         if answer["failed"]:
             raise ControlError(answer["failed"])
-        if answer["ended"]:
-            return {"findings": kinds, "inodes": answer["inodes"], "notes": answer["notes"]}
-        time.sleep(POLL_S)
+    return {"findings": kinds, "inodes": answer["inodes"], "notes": answer["notes"]}

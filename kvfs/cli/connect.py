@@ -8,12 +8,11 @@ import json
 from typing import Any
 
 import click
-from rich.table import Table
 
 from kvfs import profiles
 from kvfs.cli import json_option
 from kvfs.cli.ns import Named, configuration, expect_own, namespace_argument, say_misfits
-from kvfs.cli.screen import line, screen
+from kvfs.cli.screen import screen, table
 from kvfs.errors import ConfigError
 from kvfs.settings import Settings
 
@@ -50,7 +49,8 @@ def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) ->
     if chosen.lacks:
         click.echo(f"# {chosen.lacks}.")
     if chosen.gives:
-        screen().print(_table(chosen))
+        columns = ("", *WAYS.values())
+        screen().print(table(columns, chosen.gives, fold=columns))
     if chosen.others:
         click.echo(f"Other ways by files: kvfs ns create --for {', '.join(chosen.others)}")
 
@@ -79,12 +79,3 @@ def _data(
         "lacks": chosen.lacks or None,
         "gives": [gives._asdict() for gives in chosen.gives],
     }
-
-
-def _table(chosen: profiles.Engine) -> Table:
-    made = Table(box=None, header_style="bold")
-    for name in ("", *WAYS.values()):
-        made.add_column(name, overflow="fold")
-    for gives in chosen.gives:
-        made.add_row(*map(line, gives))
-    return made

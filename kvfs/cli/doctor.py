@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvfs import runtime
-from kvfs.cli import human, json_option, printable
+from kvfs.cli import give, human, json_option, printable
 from kvfs.cli.screen import screen
 from kvfs.errors import ConfigError
 
@@ -74,20 +74,16 @@ def command(*, as_json: bool, bundle: Path | None, names: bool, no_fsck: bool) -
     if (names or no_fsck) and bundle is None:
         raise ConfigError("--names and --no-fsck go with --bundle")
     checks = list(_checks())
+    rows = [check._asdict() for check in checks]
     if bundle is not None:
         from kvfs.cli.bundle import write  # noqa: PLC0415 - the doctor alone needs none of it
 
-        rows = [check._asdict() for check in checks]
         found = write(bundle, rows, names=names, fsck=not no_fsck)
         written = f"{printable(bundle)}: {len(found)} files"
         click.echo(f"{written}; look at them before you send it")
         return
     well = all(check.verdict == "ok" for check in checks)
-    if as_json:
-        rows = [check._asdict() for check in checks]
-        click.echo(json.dumps({"ok": well, "checks": rows}, indent=2))
-    else:
-        _show(checks)
+    give({"ok": well, "checks": rows}, lambda _: _show(checks), as_json=as_json)
     raise SystemExit(0 if well else 1)
 
 

@@ -1,17 +1,14 @@
 """`kvfs du`: what trees, namespaces and models take, by tier."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from kvfs import runtime
-from kvfs.cli import human, json_option
-from kvfs.cli.arguments import on_mount
-from kvfs.cli.jobs import follow, start
-from kvfs.cli.screen import line, pairs, screen
+from kvfs.cli import give, human, json_option, on_mount
+from kvfs.cli.jobs import Jobs
+from kvfs.cli.screen import pairs, screen, table
 from kvfs.control import request
 
 BY = ("tier", "namespace", "model")
@@ -30,13 +27,10 @@ def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
     """
     mountpoint = on_mount(path).mountpoint
     if walk or str(runtime.canonical(path)) != str(mountpoint):
-        found = {"walked": True, **follow(start([path], "usage"), "counting")}
+        found = {"walked": True, **Jobs.start([path], "usage").counted("counting")}
     else:
         found = {"walked": False, **_counted(mountpoint)}
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        _show(found, (by,) if by else BY)
+    give(found, lambda _: _show(found, (by,) if by else BY), as_json=as_json)
 
 
 def _counted(mountpoint: Path) -> dict[str, Any]:
@@ -91,14 +85,6 @@ def _show(found: dict[str, Any], by: tuple[str, ...]) -> None:
         if found["by"][name]:
             # A mount counts the blocks of models that are here; a walk all that have a name.
             here = " here" if name == "model" and not found["walked"] else ""
-            console.print(_table(name, found["by"][name], f"objects{here}"))
-
-
-def _table(name: str, rows: dict[str, dict[str, int]], objects: str) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column(name, overflow="fold")
-    for column in ("bytes", objects):
-        table.add_column(column, justify="right")
-    for what, counts in sorted(rows.items(), key=lambda row: -row[1]["bytes"]):
-        table.add_row(*map(line, (what, human(counts["bytes"]), str(counts["objects"]))))
-    return table
+            counted = sorted(found["by"][name].items(), key=lambda row: -row[1]["bytes"])
+            rows = ((what, human(one["bytes"]), str(one["objects"])) for what, one in counted)
+            console.print(table((name, "bytes", f"objects{here}"), rows, fold=(name,)))

@@ -8,7 +8,6 @@ usage, which is 2 as everywhere here.
 import json
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 import click
 
 from kvfs.cli import Refusal, is_mount, json_option, printable, target_argument
+from kvfs.cli.jobs import Answer, polled
 from kvfs.cli.screen import progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
 
 CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
-POLL_S = 0.2
 NOTES = {
     "to_verify": "copies were last written before a power loss and are to be verified (--hashes)",
     "verified": "copies have the bytes of their digest",
@@ -33,8 +32,6 @@ NOTES = {
     "deletes_done": "objects that were to be deleted from the bucket are gone (--repair notes it)",
     "quarantined": "files are in quarantine, for you to look at",
 }
-
-Answer = dict[str, Any]
 
 
 class Failed(Refusal):
@@ -120,14 +117,10 @@ def _ask_daemon(
 ) -> None:
     asked = {"bucket": True} if bucket else {}  # a daemon of an older version does not know it
     request(mountpoint, "check", repair=repair, hashes=hashes, **asked)
-    while True:
-        answer = request(mountpoint, "checked")
+    for answer in polled(lambda: request(mountpoint, "checked")):
         take(answer)
         if answer["failed"]:
             raise ControlError(f"the check of {mountpoint} ended: {answer['failed']}")
-        if answer["ended"]:
-            return
-        time.sleep(POLL_S)
 
 
 class _Report:

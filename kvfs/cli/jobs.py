@@ -1,73 +1,100 @@
-"""Jobs of a daemon about trees, begun by one request and looked at by others, with a bar.
+"""Long work of a daemon: `kvfs evict`, `warm`, `pin`, `import` and `flush`, and who follows it.
 
-Not for what a job does, nor for the bar of `warm`, which knows before how much is to come.
+Contract: one request begins it, others ask how far it is, and a bar shows that. Of evict, warm, pin
+and du each daemon has jobs with numbers: Ctrl-C ends what they have not begun, and the exit code is
+130 then. Not for what the work is, nor for the table of `kvfs du`.
 """
 
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+from rich.progress import Progress
 
-from kvfs.cli.arguments import on_mount
-from kvfs.cli.screen import counting
+from kvfs import runtime
+from kvfs.cli import give, human, json_option, mountpoint_argument, on_mount, printable
+from kvfs.cli.screen import counting, moving, progress
 from kvfs.control import request
-from kvfs.errors import KvfsError
+from kvfs.errors import ConfigError, ControlError, KvfsError
 
 POLL_S = 0.1
 AT_ONCE = 1000  # paths of one job; a request has room for 3000
+STALLED_S = 120.0  # a store that is tried again has a pause of a minute between two attempts
 
-Started = list[tuple[Path, int]]
-
-
-def start(paths: Iterable[str], verb: str, **arguments: object) -> Started:
-    """Return the jobs for these files and directories. Raises ConfigError, ControlError."""
-    wanted: dict[Path, list[int]] = {}
-    for path in paths:
-        place = on_mount(path)
-        wanted.setdefault(place.mountpoint, []).append(place.ino)
-    return [
-        (mountpoint, request(mountpoint, verb, inos=some, **arguments)["job"])
-        for mountpoint, inos in wanted.items()
-        for some in _parts(inos)
-    ]
+Answer = dict[str, Any]
 
 
-def _parts(inos: list[int]) -> Iterator[list[int]]:
-    left = iter(inos)
-    while some := list(islice(left, AT_ONCE)):
-        yield some
+def polled(ask: Callable[[], Answer], over: str = "ended") -> Iterator[Answer]:
+    """How far it is, again and again; the last answer says that it is over."""
+    while not (found := ask())[over]:
+        yield found
+        time.sleep(POLL_S)
+    yield found
 
 
-def follow(jobs: Started, what: str) -> dict[str, Any]:
-    """Return what they found together, once all are over. Raises KvfsError; Ctrl-C ends them."""
-    try:
-        with counting() as bar:
-            task = bar.add_task(what, total=None)
-            while not (found := look(jobs, "swept"))["over"]:
-                bar.update(task, completed=found["files"])
-                time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        look(jobs, "swept", cancel=True)
-        click.echo("ended; what was begun goes on", err=True)
-        raise click.exceptions.Exit(130) from None
-    if found["problem"]:
-        raise KvfsError(f"{what} ended after {found['files']} files: {found['problem']}")
-    return found
+class Jobs(NamedTuple):
+    """What one command has begun: jobs of some daemons, of which `verb` tells how far they are."""
+
+    verb: str
+    begun: list[tuple[Path, int]]
+
+    @classmethod
+    def start(cls, paths: Iterable[str], verb: str, asked: str = "swept", **how: object) -> "Jobs":
+        """For these files and directories. Raises ConfigError, ControlError."""
+        wanted: dict[Path, list[int]] = {}
+        for path in paths:
+            place = on_mount(path)
+            wanted.setdefault(place.mountpoint, []).append(place.ino)
+        begun = []
+        for mountpoint, inos in wanted.items():
+            left = iter(inos)
+            while some := list(islice(left, AT_ONCE)):
+                begun.append((mountpoint, request(mountpoint, verb, inos=some, **how)["job"]))
+        return cls(asked, begun)
+
+    def look(self, *, cancel: bool = False) -> Answer:
+        """How far each is, as a sum."""
+        first, *others = (
+            request(mountpoint, self.verb, job=job, cancel=cancel) for mountpoint, job in self.begun
+        )
+        for one in others:
+            first = _merge(first, one)
+        return first
+
+    def follow(
+        self, bar: Progress, show: Callable[[Answer], Mapping[str, Any]], told: Callable[..., str]
+    ) -> Answer:
+        """What they have found once all are over. Ctrl-C ends them; `told` is what is said then."""
+        try:
+            with bar:
+                task = bar.add_task("", total=None)
+                for found in polled(self.look, "over"):
+                    bar.update(task, **show(found))
+        except KeyboardInterrupt:
+            found = self.look(cancel=True)
+            if said := told(found):
+                click.echo(f"ended: {said}; what was begun goes on", err=True)
+            else:
+                click.echo("ended; what was begun goes on", err=True)
+            raise click.exceptions.Exit(130) from None
+        return found
+
+    def counted(self, what: str) -> Answer:
+        """The same with a bar that counts files. Raises KvfsError if they could not see all."""
+        found = self.follow(
+            counting(), lambda one: {"description": what, "completed": one["files"]}, lambda _: ""
+        )
+        if found["problem"]:
+            raise KvfsError(f"{what} ended after {found['files']} files: {found['problem']}")
+        return found
 
 
-def look(jobs: Started, verb: str, *, cancel: bool = False) -> dict[str, Any]:
-    """Ask each job by `verb` how far it is, and return the sum."""
-    found = [request(mountpoint, verb, job=job, cancel=cancel) for mountpoint, job in jobs]
-    merged = found[0]
-    for one in found[1:]:
-        merged = _merge(merged, one)
-    return merged
-
-
-def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> Answer:
     """Numbers are added, also those within; what is over is so if both are."""
     merged = dict(one)
     for name, value in other.items():
@@ -82,3 +109,193 @@ def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[name] = merged[name] or value
     return merged
+
+
+def _reasons(why: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{reason} ({count})" for reason, count in why)
+
+
+paths_argument = click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path()
+)
+
+
+@click.command
+@paths_argument
+@click.option(
+    "--to",
+    type=click.Choice(["nvme", "s3"]),
+    help="The tier that they go to: nvme leaves memory (the default where there is an NVMe tier), "
+    "s3 every local tier.",
+)
+@click.option("--drop", is_flag=True, help="Leave every local tier, and lose what only is here.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def evict_command(
+    paths: tuple[str, ...], *, to: str | None, drop: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Have files and all below directories PATH... leave their faster tiers now.
+
+    What nothing else has is copied to NVMe first, or refused; nothing is lost without --drop. What
+    is open, pinned or never dropped stays. The exit code is 1 if anything was refused.
+    """
+    if drop and to == "nvme":
+        raise ConfigError("--to nvme loses nothing: --drop goes with --to s3, or alone")
+    jobs = Jobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
+    found = jobs.counted("evicting")
+    give(found, lambda _: click.echo(_evicted(found, dry=dry_run)), as_json=as_json)
+    if found["refused"]:
+        why = _reasons(Counter(found["why"]).most_common())
+        raise KvfsError(f"{found['refused']} of {found['files']} files stay: {why}")
+
+
+def _evicted(found: Answer, *, dry: bool) -> str:
+    files, dropped, to = found["files"], found["dropped"], found["to"]
+    went, lost, free = ("would go", "would be", "would be") if dry else ("have gone", "are", "are")
+    parts = [f"{found['evicted']} of {files} files {went} to {to}"]
+    if dropped and found["evicted"]:
+        parts.append(f"{dropped} {lost} dropped")
+    elif dropped:
+        parts = [f"{dropped} of {files} files {lost} dropped"]
+    where = "in memory" if to == "nvme" else "in local tiers"
+    return f"{', '.join(parts)}; {human(found['freed_bytes'])} {free} free {where}"
+
+
+@click.command
+@paths_argument
+@click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
+    """Bring files and all below directories PATH... to their fastest tier.
+
+    What is used meanwhile, or was lately, is not dropped for it. Ctrl-C ends what is not begun.
+    """
+    jobs = Jobs.start(paths, "warm", "warmed")
+    if no_wait:
+        return
+
+    def show(found: Answer) -> Answer:
+        failed = f", {found['failed']} failed" if found["failed"] else ""
+        return {
+            "total": found["bytes"] if found["listed"] else None,
+            "completed": found["done_bytes"],
+            "description": f"{found['done']} of {found['files']} files{failed}",
+        }
+
+    found = jobs.follow(moving("warming"), show, _warmed)
+    click.echo(_warmed(found))
+    if found["failed"]:
+        why = _reasons(Counter(found["why"]).most_common(3))
+        raise KvfsError(f"{found['failed']} files are not warm: {why}")
+
+
+def _warmed(found: Answer) -> str:
+    files = f"{found['done']} of {found['files']} files"
+    return f"{files} are warm, {human(found['done_bytes'])} of {human(found['bytes'])}"
+
+
+@click.command
+@paths_argument
+@click.option("--off", is_flag=True, help="They may be dropped again.")
+def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
+    """Keep PATH... from being dropped to make room.
+
+    A top-level directory, or the mount itself, gets the setting pin=on of namespaces: all that is
+    and will be in it is never dropped, and stays in memory if it is there. Below that, files are
+    pinned one by one, those that are there now; they may leave memory for NVMe.
+    """
+    places = {path: on_mount(path) for path in paths}  # all of them first: nothing is half done
+    spaces = {path: name for path in places if (name := _namespace(path, places[path].mountpoint))}
+    for path, name in spaces.items():
+        settings = {"pin": "off" if off else "on"}
+        request(places[path].mountpoint, "ns_set", name=name, settings=settings)
+        click.echo(f"namespace {printable(name)}: pin={settings['pin']}")
+    files = [path for path in paths if path not in spaces]
+    if not files:
+        return
+    found = Jobs.start(files, "pin", on=not off).counted("unpinning" if off else "pinning")
+    done = "unpinned" if off else "pinned"
+    click.echo(f"{found['changed']} of {found['files']} files are newly {done}")
+    if found["refused"]:
+        why = _reasons(found["why"].items())
+        raise KvfsError(f"{found['refused']} of {found['files']} files are not {done}: {why}")
+
+
+def _namespace(path: str, mountpoint: Path) -> str:
+    """The namespace whose directory it is, "." for the mount's own; "" if it is none."""
+    real = Path(os.path.realpath(path))
+    if not real.is_dir():
+        return ""
+    if real == mountpoint:
+        return "."
+    return real.name if real.parent == mountpoint else ""
+
+
+@click.command
+@mountpoint_argument
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
+    """Have the kvfs at MOUNTPOINT know all that is in its bucket, or below some PATHs of it.
+
+    A PATH is below MOUNTPOINT, or relative to it. What is known already is passed over.
+    """
+    runtime.kvfs_mount(mountpoint)
+    request(mountpoint, "import", paths=[_below(mountpoint, path) for path in paths])
+    with progress() as bar:
+        task = bar.add_task("names", total=None)
+        for found in polled(lambda: request(mountpoint, "imported")):
+            bar.update(task, completed=found["names"] + found["known"])
+    refused = sum(found["refused"].values())
+    click.echo(
+        f"{found['place']}: {found['names']} names came, {found['known']} were known, "
+        f"{refused} were refused"
+    )
+    for why, count in found["refused"].items():
+        click.echo(f"  {count}: {why}")
+    if found["missing"]:
+        missing = ", ".join(found["missing"])
+        raise ControlError(f"{missing}: no such path on {mountpoint}, nor in {found['place']}")
+    if found["failed"]:
+        raise ControlError(f"the import ended: {found['failed']}; asked for again, it goes on")
+
+
+def _below(mountpoint: Path, path: str) -> str:
+    whole = os.path.normpath(mountpoint / path)
+    below = os.path.relpath(whole, mountpoint)
+    if below.startswith(".."):
+        raise ConfigError(f"path {path}: expected one below {mountpoint}")
+    return "" if below == "." else below
+
+
+@click.command
+@mountpoint_argument
+@click.option("--wait", is_flag=True, help="Return when the bucket has it all.")
+def flush_command(mountpoint: Path, *, wait: bool) -> None:
+    """Have the kvfs at MOUNTPOINT upload at once what its bucket lacks."""
+    runtime.kvfs_mount(mountpoint)
+    found = request(mountpoint, "flush")
+    if not wait:
+        click.echo(
+            f"{found['place']}: {found['objects_left']} objects "
+            f"({human(found['bytes_left'])}) are to be uploaded"
+        )
+        return
+    done, moved, total = -1, time.monotonic(), 0  # others may add to what is left
+    with moving("uploading") as bar:
+        task = bar.add_task("", total=None)
+        while found["objects_left"] or not found["loaded"]:
+            left = (found["objects_left"], found["bytes_left"])
+            if found["down"]:
+                raise KvfsError(
+                    f"{left[0]} objects are not in {found['place']}, which is down: {found['down']}"
+                )
+            if found["done"] != done:
+                done, moved = found["done"], time.monotonic()
+            elif time.monotonic() - moved > STALLED_S:
+                raise KvfsError(
+                    f"{left[0]} objects are not in {found['place']}, and none got there in "
+                    f"{STALLED_S:.0f} s; see the log"
+                )
+            total = max(total, left[1])
+            bar.update(task, total=total, completed=total - left[1])
+            time.sleep(POLL_S)
+            found = request(mountpoint, "flush")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import matching, prefix
-from kvfs.cli import human, json_option
+from kvfs.cli import give, human, json_option
 from kvfs.cli.ns import Named
 from kvfs.cli.screen import pairs, screen
 from kvfs.errors import ConfigError, KvfsError
@@ -59,10 +59,7 @@ def command(namespace: str, file: Any, *, shards: str | None, as_json: bool) -> 
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     found = _describe(directory, spec, tokens, keys)
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        screen().print(pairs(_rows(found)))
+    give(found, lambda _: screen().print(pairs(_rows(found))), as_json=as_json)
 
 
 def _directory(namespace: str) -> Path:

@@ -1,9 +1,9 @@
 """`kvfs ns`: make, tell, show, list and drop namespaces, the top-level directories of a mount."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from kvfs import profiles, runtime
-from kvfs.cli import Commands, human, json_option, mountpoint_argument, printable
-from kvfs.cli.arguments import assignments
-from kvfs.cli.screen import line, pairs, progress, screen
+from kvfs.cli import (
+    Group,
+    assignments,
+    give,
+    human,
+    json_option,
+    kvfs_mounts,
+    mountpoint_argument,
+    printable,
+)
+from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.parsing import rows
@@ -24,18 +32,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
 STEP = 0.1  # s between two looks at what is left of a dropped namespace
-
-
-class Verbs(Commands):
-    """The commands below `kvfs ns`, with the same care for refusals."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their use."""
-        return click.Group.list_commands(self, ctx)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one of this module's."""
-        return click.Group.get_command(self, ctx, cmd_name)
 
 
 class Named:
@@ -61,7 +57,7 @@ class Named:
             self.mountpoint = at
             self.name = "." if at == path else path.name
             return
-        mounted = [Path(one.path) for one in runtime.mounts() if one.fstype == runtime.FSTYPE]
+        mounted = kvfs_mounts()
         if not mounted:
             raise ConfigError(f"namespace {text}: no kvfs is mounted; kvfs mount makes a mount")
         if len(mounted) > 1:
@@ -69,7 +65,7 @@ class Named:
                 f"namespace {text}: {len(mounted)} kvfs are mounted; give its whole path, such as "
                 f"{mounted[0]}/{text}"
             )
-        self.mountpoint, self.name = mounted[0], text
+        self.mountpoint, self.name = Path(mounted[0]), text
 
     def ask(self, verb: str, **arguments: object) -> dict[str, Any]:
         """Have the daemon do it. Raises ControlError with its reason."""
@@ -106,7 +102,7 @@ def _describe_settings() -> str:
     return "\b\nSettings:\n" + "\n".join(described)
 
 
-@click.group(name="ns", cls=Verbs, epilog=_describe_settings())
+@click.group(name="ns", cls=Group, epilog=_describe_settings())
 def command() -> None:
     """Look after namespaces: the top-level directories of a mount, each with a life of its own.
 
@@ -167,9 +163,10 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     if connector is not None:
         _show_for(namespace, connector, found)
         return
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
+    give(found, partial(_show, namespace), as_json=as_json)
+
+
+def _show(namespace: Named, found: dict[str, Any]) -> None:
     console, told = screen(), Settings.parse(found["settings"])
     if not found["own"]:
         console.print(
@@ -237,11 +234,12 @@ def list_(mountpoint: Path, *, as_json: bool) -> None:
     """List the namespaces of the kvfs at MOUNTPOINT, and what is left of dropped ones."""
     runtime.kvfs_mount(mountpoint)
     found = request(mountpoint, "ns_list")
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
+    give(found, _list, as_json=as_json)
+
+
+def _list(found: dict[str, Any]) -> None:
     console = screen()
-    console.print(table(found["namespaces"]), *problems(found["namespaces"]))
+    console.print(overview(found["namespaces"]), *problems(found["namespaces"]))
     for one in found["dropped"]:
         console.print(
             line(
@@ -252,13 +250,10 @@ def list_(mountpoint: Path, *, as_json: bool) -> None:
     console.print(*models(found["models"]))
 
 
-def table(namespaces: list[dict[str, Any]]) -> Table:
+def overview(namespaces: list[dict[str, Any]]) -> Table:
     """Return a row for each namespace."""
-    made = Table(box=None, header_style="bold")
-    made.add_column("namespace")
-    for name in ("objects", "bytes", "quota", "hits", "hit at x0.5", "x2", "x4"):
-        made.add_column(name, justify="right")
-    made.add_column("eviction")
+    columns = ("namespace", "objects", "bytes", "quota", "hits", "hit at x0.5", "x2", "x4")
+    rows = []
     for one in namespaces:
         told, ratios = one["settings"], one["hit_ratio_at"]
         quota = told["quota_hard"] if told["quota_hard"] != "0" else "none"
@@ -273,22 +268,19 @@ def table(namespaces: list[dict[str, Any]]) -> Table:
             *(f"{ratios[at]:.1%}" if at in ratios else "" for at in ("0.5", "2", "4")),
             told["eviction"] + follows,
         ]
-        made.add_row(*map(line, cells))
-    return made
+        rows.append(cells)
+    return table((*columns, "eviction"), rows, left=("namespace", "eviction"))
 
 
 def models(found: list[dict[str, Any]]) -> list[Table | Text]:
     """Return a table of those with most bytes, as far as it is short; nothing if there are none."""
     if not found:
         return []
-    made = Table(box=None, header_style="bold")
-    for name in ("engine", "model"):
-        made.add_column(name, overflow="fold")
-    for name in ("objects", "bytes"):
-        made.add_column(name, justify="right")
-    for one in found[:MODELS_SHOWN]:
-        cells = [one["engine"], one["model"], str(one["objects"]), human(one["bytes"])]
-        made.add_row(*map(line, cells))
+    rows = (
+        [one["engine"], one["model"], str(one["objects"]), human(one["bytes"])]
+        for one in found[:MODELS_SHOWN]
+    )
+    made = table(("engine", "model", "objects", "bytes"), rows, fold=("engine", "model"))
     more = len(found) - MODELS_SHOWN
     return [made, *([line(f"and {more} models more, which --json has")] if more > 0 else [])]
 

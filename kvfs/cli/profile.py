@@ -1,15 +1,13 @@
 """`kvfs profile`: what an access log of a mount says, and how large the mount should be."""
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from kvfs.cli import human, json_option
-from kvfs.cli.screen import counting, line, pairs, screen
+from kvfs.cli import give, human, json_option
+from kvfs.cli.screen import counting, line, pairs, screen, table
 from kvfs.errors import ConfigError
 from kvfs.simulation.accesses import Profile, read
 
@@ -35,11 +33,7 @@ def command(log: Path, *, limit: int | None, as_json: bool) -> None:
                 bar.update(task, completed=found)
     if not found:
         raise ConfigError(f"{log}: nothing is in it: was the mount used since access_log= was set?")
-    described = profile.describe()
-    if as_json:
-        click.echo(json.dumps(described, indent=2))
-    else:
-        _show(described)
+    give(profile.describe(), _show, as_json=as_json)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -65,7 +59,19 @@ def _show(found: dict[str, Any]) -> None:
     ]
     if found["lost_lines"]:
         facts.append(("not noted", f"{found['lost_lines']} accesses: the disk of the log is slow"))
-    console.print(pairs(facts), _spaces(found["namespaces"]), _prefixes(found["prefixes"]))
+    spaces = (
+        [
+            *(name, str(one["reads"]), str(one["misses"]), f"{one['hit_ratio']:.1%}"),
+            *(human(one["read_bytes"]), human(one["write_bytes"])),
+        ]
+        for name, one in found["namespaces"].items()
+    )
+    columns = ("namespace", "reads", "misses", "hit ratio", "read", "written")
+    console.print(pairs(facts), table(columns, spaces, fold=("namespace",)))
+    paths = ([one["path"], str(one["reads"]), str(one["objects"])] for one in found["prefixes"])
+    console.print(
+        table(("busiest prefixes", "reads", "objects"), paths, fold=("busiest prefixes",))
+    )
     for one in found["sizes_for"]:
         size = human(one["bytes"])
         console.print(line(f"{size} hold {one['share']:.0%} of what was read again (LRU)"))
@@ -73,25 +79,3 @@ def _show(found: dict[str, Any]) -> None:
 
 def _spread(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {human(int(value))}" for name, value in values.items()) or "-"
-
-
-def _spaces(spaces: dict[str, dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("namespace", overflow="fold")
-    for column in ("reads", "misses", "hit ratio", "read", "written"):
-        table.add_column(column, justify="right")
-    for name, one in spaces.items():
-        cells = [name, str(one["reads"]), str(one["misses"]), f"{one['hit_ratio']:.1%}"]
-        cells += [human(one["read_bytes"]), human(one["write_bytes"])]
-        table.add_row(*map(line, cells))
-    return table
-
-
-def _prefixes(prefixes: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("busiest prefixes", overflow="fold")
-    for column in ("reads", "objects"):
-        table.add_column(column, justify="right")
-    for one in prefixes:
-        table.add_row(*map(line, (one["path"], str(one["reads"]), str(one["objects"]))))
-    return table

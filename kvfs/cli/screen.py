@@ -1,6 +1,6 @@
 """How tables and progress reach a person, or the program behind a pipe."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from rich.console import Console
 from rich.progress import (
@@ -8,6 +8,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -39,6 +40,25 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    left: Container[str] = (),
+    fold: Container[str] = (),
+) -> Table:
+    """Return a table whose numbers end in one column; `left` and `fold` are columns of texts."""
+    made = Table(box=None, header_style="bold")
+    for name in columns:
+        if name in fold:
+            made.add_column(name, overflow="fold")
+        else:
+            made.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        made.add_row(*map(line, row))
+    return made
+
+
 def line(text: str) -> Text:
     """Return a text that is no markup, though names may look like it, and leaves its line alone."""
     return Text(printable(text))
@@ -52,14 +72,11 @@ def duration(seconds: float) -> str:
     return f"{days} d {hour:02}:{minute:02}:{second:02}"
 
 
-def progress() -> Progress:
-    """Return a bar on stderr that counts, and is gone at its end; nothing in a file or a pipe."""
+def _bar(*columns: ProgressColumn) -> Progress:
+    """On stderr, and gone at its end; nothing in a file or a pipe."""
     console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        *columns,
         console=console,
         transient=True,
         redirect_stdout=False,  # it would lead to stderr
@@ -67,26 +84,21 @@ def progress() -> Progress:
     )
 
 
+def progress() -> Progress:
+    """Return a bar that counts."""
+    description = TextColumn("{task.description}")
+    return _bar(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
 def moving(what: str) -> Progress:
     """The same for bytes that move, with a description behind them."""
-    console = Console(stderr=True)
-    return Progress(
+    return _bar(
         *(TextColumn(what), BarColumn(), DownloadColumn(binary_units=True)),
         *(TextColumn("{task.description}"), TimeRemainingColumn()),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
     )
 
 
 def counting(what: str = "files") -> Progress:
     """The same for what has no known end: it counts."""
-    console = Console(stderr=True)
-    return Progress(
-        *(SpinnerColumn(), TextColumn(f"{{task.description}}: {{task.completed}} {what}")),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        disable=not console.is_terminal,
-    )
+    counted = TextColumn(f"{{task.description}}: {{task.completed}} {what}")
+    return _bar(SpinnerColumn(), counted, TimeElapsedColumn())

@@ -1,6 +1,5 @@
 """`kvfs stat`: where one file or directory is, why it is kept, and what would drop it next."""
 
-import json
 import stat
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -8,8 +7,7 @@ from typing import Any
 
 import click
 
-from kvfs.cli import human, json_option
-from kvfs.cli.arguments import on_mount
+from kvfs.cli import give, human, json_option, on_mount
 from kvfs.cli.screen import pairs, screen
 from kvfs.control import request
 
@@ -23,10 +21,7 @@ def command(path: str, *, as_json: bool) -> None:
     """Tell all that kvfs knows of a file or directory: tiers, heat, what would drop it next."""
     place = on_mount(path, follow=False)
     found = request(place.mountpoint, "stat", ino=place.ino)
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        screen().print(pairs(_rows(found)))
+    give(found, lambda _: screen().print(pairs(_rows(found))), as_json=as_json)
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

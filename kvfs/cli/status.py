@@ -1,6 +1,5 @@
 """`kvfs status`: what a mount holds, what is on, and why what is off is off."""
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +9,9 @@ import click
 from rich.table import Table
 
 from kvfs import runtime
-from kvfs.cli import human, json_option, mountpoint_argument
-from kvfs.cli.ns import models, problems, table
-from kvfs.cli.screen import duration, line, pairs, screen
+from kvfs.cli import give, human, json_option, mountpoint_argument
+from kvfs.cli.ns import models, overview, problems
+from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
 
 
@@ -23,10 +22,7 @@ def command(mountpoint: Path, *, as_json: bool) -> None:
     """Show tiers, bytes, objects, hits and what is on at MOUNTPOINT."""
     runtime.kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
-    if as_json:
-        click.echo(json.dumps(status, indent=2))
-    else:
-        _show(status)
+    give(status, _show, as_json=as_json)
 
 
 def _show(status: dict[str, Any]) -> None:
@@ -34,7 +30,7 @@ def _show(status: dict[str, Any]) -> None:
     spaces = status["namespaces"]
     facts = [*_facts(status), *_bucket(status["tiers"]), *_compression(status["tiers"])]
     facts += _scrub(status.get("scrub"))  # a daemon of before has none
-    console.print(pairs(facts), _tiers(status["tiers"]), table(spaces), *problems(spaces))
+    console.print(pairs(facts), _tiers(status["tiers"]), overview(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name, str(n)) for name, n in _counted(status)))
 
@@ -161,18 +157,13 @@ def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("tier")
-    for name in ("capacity", "used", "reserved", "objects", "hits"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
-    table.add_column("path", overflow="fold")
+    columns = ("tier", "capacity", "used", "reserved", "objects", "hits", "state", "path")
+    rows = []
     for name, tier in tiers.items():
         ill = "" if tier["state"] == "healthy" else f" for {duration(tier['state_s'])}"
         state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
         sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
         if name == "s3":
             sizes[0] = sizes[2] = "-"
-        cells = [name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]]
-        table.add_row(*map(line, cells))
-    return table
+        rows.append([name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]])
+    return table(columns, rows, left=("tier", "state"), fold=("path",))

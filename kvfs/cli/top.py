@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 from kvfs import runtime
-from kvfs.cli import mountpoint_argument
+from kvfs.cli import is_kvfs, mountpoint_argument
 from kvfs.cli.frame import SORTS, Frame, View
 from kvfs.cli.screen import screen
 from kvfs.control import request_within
@@ -63,7 +63,7 @@ class Poller:
             look = Look(time.monotonic(), status)
             self.frame = self.frame.after(look, self._objects())
         except KvfsError as error:
-            self.gone = not _is_mounted(self.mountpoint)
+            self.gone = not is_kvfs(self.mountpoint)
             self.frame = self.frame.without_answer(time.monotonic(), str(error))
         self._drawn.clear()
 
@@ -81,11 +81,6 @@ class Poller:
         new = not self._drawn.is_set()
         self._drawn.set()
         return new
-
-
-def _is_mounted(mountpoint: Path) -> bool:
-    mount = runtime.mount_at(mountpoint)
-    return mount is not None and mount.fstype == runtime.FSTYPE
 
 
 @click.command

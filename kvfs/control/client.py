@@ -22,19 +22,13 @@ def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
     A daemon that dies meanwhile has a successor soon, which is asked again, and told so: the dead
     one may have done it. No request does harm when it is made twice.
     """
-    return _request(mountpoint, PATIENCE, verb, arguments)
+    return request_within(mountpoint, PATIENCE, verb, **arguments)
 
 
 def request_within(
     mountpoint: Path, patience: float, verb: str, **arguments: object
 ) -> dict[str, Any]:
     """The same, but wait for an answer so many seconds in all, at least RETRY."""
-    return _request(mountpoint, patience, verb, arguments)
-
-
-def _request(
-    mountpoint: Path, patience: float, verb: str, arguments: dict[str, object]
-) -> dict[str, Any]:
     began = time.monotonic()
     deadline = began + min(TAKEOVER, patience)
     again = False

@@ -158,7 +158,7 @@ class Dispatcher:
         """What nobody waits for is not begun any more: the mount ends."""
         if self.prefetch is not None:
             self.prefetch.end()
-        self.warm.end()
+        self.warm.cancel_all()
         self.scrub.stop()
 
     async def run(self) -> None:

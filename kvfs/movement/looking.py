@@ -1,7 +1,7 @@
 """What a mover looks at in the bucket for a check: what is there, and whether it is what it was.
 
 Contract: runs in a worker process, with the client that `stores` keeps; changes nothing. Raises
-StoreError where nothing can be said. Not for what follows from it: `core/check/listed.py`.
+StoreError where nothing can be said. Not for what follows from it: `core/check/stored.py`.
 """
 
 from collections.abc import Sequence

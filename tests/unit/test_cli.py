@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from kvfs import runtime
 from kvfs.cli import doctor, human, main
 from kvfs.cli import mount as mount_command
-from kvfs.cli import set as set_command
+from kvfs.cli import options as set_command
 from kvfs.cli import status as status_command
 from kvfs.cli import umount as umount_command
 from kvfs.errors import ControlError

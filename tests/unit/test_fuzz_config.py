@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvfs import failpoints, runtime
-from kvfs.cli.arguments import assignments
+from kvfs.cli import assignments
 from kvfs.config import Config, bucket_place, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.metrics.address import Address

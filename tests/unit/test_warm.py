@@ -234,7 +234,7 @@ def test_orders_have_a_bound(made: World, monkeypatch: pytest.MonkeyPatch) -> No
         numbers = [made.dispatcher.warm.start([made.at(b"d").ino]) for _ in range(2)]
         with pytest.raises(NoSpaceError, match="2 orders"):
             made.dispatcher.warm.start([ROOT_INO])
-        made.dispatcher.warm.end()
+        made.dispatcher.warm.cancel_all()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.dispatcher.warm.run)
             await wait_all_tasks_blocked()

@@ -6,7 +6,6 @@ it ends when nobody has asked for a while. Whatever happens to it, the mount goe
 
 import logging
 import math
-from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -113,9 +112,4 @@ class Background:
         self._scope.deadline = trio.current_time() + PATIENCE
         found, self._findings = self._findings, []
         self._room.set()
-        return {
-            **self._survey.progress(),
-            "findings": [asdict(finding) for finding in found],
-            "ended": self._ended,
-            "failed": self._failed,
-        }
+        return self._survey.answer(found, ended=self._ended, failed=self._failed)

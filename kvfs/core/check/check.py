@@ -1,17 +1,19 @@
 """The order of a check: each part may rely on what those before it have mended.
 
-Changes that the catalog lacks come before all else. Then numbers, since what is mended may need new
+Changes that the catalog's log lacks come before all else: those that its journal has, and those
+that are lost. Without a mount a repair has taken them from the journal when it opened the catalog;
+a mount does so by itself. What is lost is accepted by a repair: files that may have been its
+objects go into quarantine, and are not removed. Then numbers, since what is mended may need new
 ones; names before the inodes that they show to be nameless; backing files before the copies that
 the records claim, since one may lie in the wrong folder; copies before the bucket, which gets again
 from them what it lacks.
 """
 
-from kvfs.core.check import changes
 from kvfs.core.check.copies import Copies
-from kvfs.core.check.files import Files
+from kvfs.core.check.files import Files, nothing
 from kvfs.core.check.inodes import Inodes
-from kvfs.core.check.listed import Listed
 from kvfs.core.check.names import Names
+from kvfs.core.check.stored import Listed
 from kvfs.core.check.survey import Survey
 
 
@@ -19,7 +21,7 @@ async def check(survey: Survey) -> None:
     """Look at everything once. Raises KvfsError, OSError if something cannot be looked at."""
     if survey.live:
         await survey.ledger.accounts.census_done.wait()
-    whole = changes.look(survey)
+    whole = _look_for_changes(survey)
     await survey.step(0)
     if not whole:
         return  # all else would be said of an older catalog
@@ -35,3 +37,18 @@ async def check(survey: Survey) -> None:
     await copies.run()
     if survey.remote is not None:
         await Listed(survey, survey.remote).run()
+
+
+def _look_for_changes(survey: Survey) -> bool:
+    """Whether the rest can be checked."""
+    catalog, found = survey.catalog, survey.catalog.recovered
+    where = str(catalog.path)
+    missing = 0 if survey.live else found.taken
+    if missing:
+        what = f"its log ends too early, after change {found.number}: {missing} changes are missing"
+        survey.report("log", 0, where, what, "take them from the journal", nothing)
+    if catalog.doubt:
+        cure = "accept it; files that no record means go into quarantine"
+        survey.doubtful = True
+        survey.report("log", 0, where, catalog.doubt, cure, catalog.believe)
+    return survey.repair or not missing

@@ -83,11 +83,8 @@ class Copies:
 
     def _fit(self, ino: int, version: int | None = None) -> Inode | None:
         """The object if it is sealed, has a name and nobody writes it."""
-        inode = self.survey.inode(ino)
-        if inode is None or not inode.is_file or not inode.sealed or not inode.links:
-            return None
-        held = self.ledger.table.open.get(ino)
-        if held is not None and held.writers:
+        inode, held = self.survey.sealed(ino), self.ledger.table.open.get(ino)
+        if inode is None or (held is not None and held.writers):
             return None
         return inode if version in {None, inode.version} else None
 
@@ -175,19 +172,13 @@ class Copies:
             inode.digest = digest
             if trusted:
                 inode.session = self.ledger.session
-            with self.catalog.batch() as batch:
-                batch.put(inode)
+            survey.put(inode)
 
     # What is wrong with a copy
 
     def _suspect(self, inode: Inode, tier: Tier) -> bool:
         """Whether a power loss may have come between the bytes and the disk."""
         return tier is self.ledger.tiers.nvme and inode.session in self.ledger.suspect
-
-    def _blocks(self, inode: Inode, tier: Tier) -> int:
-        """That are accounted for its copy in a tier."""
-        packed = inode.packed if tier is self.ledger.tiers.nvme else None
-        return inode.blocks if packed is None else packed.blocks
 
     def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
         if found is None:
@@ -197,18 +188,18 @@ class Copies:
         if not stat.S_ISREG(found.st_mode):
             return Verdict("damaged", "it is no regular file", "lose")
         packed = inode.packed if tier is self.ledger.tiers.nvme else None
-        size, blocks = (inode if packed is None else packed).size, self._blocks(inode, tier)
+        size, blocks = (
+            (inode.size, inode.blocks) if packed is None else (packed.size, packed.blocks)
+        )
         plain = packed is not None and found.st_size == inode.size
         if found.st_size != size and not plain:
             what = f"it has {found.st_size} bytes, expected {size}"
             return Verdict("damaged", what, "lose")
-        touched = found.st_mtime_ns != inode.backing_mtime_ns
-        suspect = self._suspect(inode, tier)
         if isinstance(hashed, Verdict):
             return hashed
         if hashed is not None and inode.digest and hashed != inode.digest:
             return Verdict("damaged", "its bytes do not have their digest", "lose")
-        if touched:
+        if found.st_mtime_ns != inode.backing_mtime_ns:
             what = f"it was changed at {found.st_mtime_ns} ns, expected {inode.backing_mtime_ns}"
             if not inode.digest:
                 return Verdict("touched", f"{what}; there is no digest to tell its bytes", "lose")
@@ -217,7 +208,7 @@ class Copies:
                     "touched", f"{what}; --hashes can tell whether its bytes are right", ""
                 )
             return Verdict("touched", f"{what}; its bytes have their digest", "restamp")
-        if suspect and not inode.digest and self.survey.hashes:
+        if self._suspect(inode, tier) and not inode.digest and self.survey.hashes:
             what = "it was last written before a power loss, and has no digest to tell its bytes"
             return Verdict("unproven", what, "lose")
         if plain:
@@ -267,16 +258,10 @@ class Copies:
         if inode.ram_epoch and not self.survey.live:
             self.survey.notes["ram_gone"] += 1
             return
-        self.survey.report(
-            "lost",
-            inode.ino,
-            self.survey.path(inode),
-            "it is sealed, but no tier holds a copy",
-            "drop it with its names",
-            None
-            if inode.ino in self.ledger.table.open
-            else lambda: self.ledger.removals.drop(inode, "lost"),
-        )
+        is_open = inode.ino in self.ledger.table.open
+        drop = None if is_open else partial(self.ledger.removals.drop, inode, "lost")
+        what = "it is sealed, but no tier holds a copy"
+        self.survey.report_inode("lost", inode, what, "drop it with its names", drop)
 
     # Repair
 

@@ -12,7 +12,7 @@ from functools import partial
 from kvfs.catalog import ROOT_INO, Inode, audit, keys
 from kvfs.core.check.names import Names
 from kvfs.core.check.namespaces import Namespaces
-from kvfs.core.check.stored import Stored
+from kvfs.core.check.stored import Marks
 from kvfs.core.check.survey import Survey
 from kvfs.core.ledger.sessions import NUMBER
 
@@ -26,7 +26,7 @@ class Inodes:
         self.ledger = survey.ledger
         self.names = names
         self.namespaces = Namespaces(survey, names.parents)
-        self.stored = Stored(survey)
+        self.stored = Marks(survey)
         self._session = self._epoch = 0  # the greatest in any record
 
     async def count(self) -> None:
@@ -54,9 +54,8 @@ class Inodes:
         ino = keys.number(key) or 0
         self.survey.unreadable.add(ino)
         what = f"its record makes no sense (key {(keys.INODES + key).hex()})"
-        cure = "remove it: the inode is lost"
-        mend = partial(self._erase, keys.INODES, key)
-        self.survey.report("record", ino, "", what, cure, mend)
+        mend = partial(self.survey.erase, keys.INODES, key)
+        self.survey.report("record", ino, "", what, "remove it: the inode is lost", mend)
 
     async def run(self) -> None:
         """Links, directories, namespaces, attributes, marks, facts."""
@@ -113,8 +112,7 @@ class Inodes:
         def mend() -> None:
             if valid:
                 inode.links = valid
-                with self.catalog.batch() as batch:
-                    batch.put(inode)
+                self.survey.put(inode)
             else:
                 self.names.to_lost_found(inode)
 
@@ -125,7 +123,7 @@ class Inodes:
                 f"{cookie} in directory {parent}" for parent, cookie in lost
             )
         cure = "forget that" if valid else f"it becomes /lost+found/{inode.ino}"
-        self.survey.report("link", inode.ino, self.survey.path(inode), what, cure, mend)
+        self.survey.report_inode("link", inode, what, cure, mend)
 
     def _check_nameless(self, inode: Inode) -> None:
         """Right for what was unlinked while it was open, or a crash found in that state.
@@ -145,28 +143,20 @@ class Inodes:
             survey.said.add((ino, "marked"))
             survey.report("nameless", ino, "(no name)", what, "remove it", forget)
         else:
-            survey.report(
-                "nameless",
-                ino,
-                "(no name)",
+            what, mend = (
                 "no directory has an entry for it",
-                f"it becomes /lost+found/{ino}",
-                lambda: self.names.to_lost_found(inode),
+                partial(self.names.to_lost_found, inode),
             )
+            survey.report("nameless", ino, "(no name)", what, f"it becomes /lost+found/{ino}", mend)
 
     def _check_unsealed(self, inode: Inode) -> None:
         survey, ino = self.survey, inode.ino
         if survey.in_use(ino) or survey.to_be_recovered(ino):
             return
         survey.said.add((ino, "marked"))
-        survey.report(
-            "unfinished",
-            ino,
-            survey.path(inode),
-            "it was never sealed, and nobody writes it",
-            "drop it with its names",
-            lambda: self.ledger.removals.drop(inode, "unfinished"),
-        )
+        what = "it was never sealed, and nobody writes it"
+        drop = partial(self.ledger.removals.drop, inode, "unfinished")
+        survey.report_inode("unfinished", inode, what, "drop it with its names", drop)
 
     # Directories
 
@@ -177,13 +167,11 @@ class Inodes:
 
         def mend() -> None:
             directory.subdirs += difference
-            with self.catalog.batch() as batch:
-                batch.put(directory)
+            self.survey.put(directory)
 
         found, wanted = directory.subdirs, directory.subdirs + difference
         what = f"it counts {found} directories in it, there are {wanted}"
-        path = self.survey.path(directory)
-        self.survey.report("directory", ino, path, what, "correct the number", mend)
+        self.survey.report_inode("directory", directory, what, "correct the number", mend)
 
     async def _unreachable(self, parents: dict[int, int]) -> None:
         """Directories that are below themselves; those without an entry are found as links."""
@@ -197,14 +185,9 @@ class Inodes:
             if at in way and (cycle := self._cycle(at)):
                 inode = survey.inode(min(cycle))
                 assert inode is not None  # _cycle has seen it
-                survey.report(
-                    "directory",
-                    inode.ino,
-                    "(unreachable)",
-                    f"it is below itself: {', '.join(map(str, sorted(cycle)))}",
-                    f"it becomes /lost+found/{inode.ino}",
-                    partial(self._cut, inode),
-                )
+                what = f"it is below itself: {', '.join(map(str, sorted(cycle)))}"
+                cure, mend = f"it becomes /lost+found/{inode.ino}", partial(self._cut, inode)
+                survey.report("directory", inode.ino, "(unreachable)", what, cure, mend)
             good.update(way)
             await survey.step(0)
 
@@ -237,19 +220,10 @@ class Inodes:
             found = audit.xattr(key)
             if found is None or survey.inode(found[0]) is None:
                 ino, name = found or (0, key)
-                survey.report(
-                    "attribute",
-                    ino,
-                    "",
-                    f"there is no inode that has the attribute {name!r}",
-                    "remove it",
-                    partial(self._erase, keys.XATTRS, key),
-                )
+                what = f"there is no inode that has the attribute {name!r}"
+                mend = partial(survey.erase, keys.XATTRS, key)
+                survey.report("attribute", ino, "", what, "remove it", mend)
             await survey.step()
-
-    def _erase(self, kind: bytes, key: bytes) -> None:
-        with self.catalog.batch() as batch:
-            batch.erase(kind, key)
 
     async def _marks(self) -> None:
         """Marks say what the next mount drops if this one dies."""
@@ -273,7 +247,7 @@ class Inodes:
             survey.notes["unfinished"] += not survey.live
             return
         path = "" if inode is None else survey.path(inode)
-        mend = partial(self._erase, keys.MARKS, key)
+        mend = partial(survey.erase, keys.MARKS, key)
         survey.report("mark", ino or 0, path, what, "remove the mark", mend)
 
     # Facts

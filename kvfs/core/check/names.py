@@ -47,39 +47,29 @@ class Names:
         counter = self.catalog.counter
         if largest >= counter and ("counter", largest) not in self.survey.said:
             self.survey.said.add(("counter", largest))
-            self.survey.report(
-                "counter",
-                0,
-                "",
-                f"the next number is {counter}, but {largest} is in use",
-                f"go on from {largest + 1}",
-                partial(self.catalog.count_from, largest + 1),
-            )
+            what = f"the next number is {counter}, but {largest} is in use"
+            mend = partial(self.catalog.count_from, largest + 1)
+            self.survey.report("counter", 0, "", what, f"go on from {largest + 1}", mend)
 
     def check_root(self) -> None:
         """Before all names: what is repaired may need it."""
         root = self.survey.inode(ROOT_INO)
         links = ((ROOT_INO, COOKIE_SELF),)
         if root is None or not root.is_dir:
-            made = root is not None
             self.parents[ROOT_INO] = ROOT_INO
+            why = "has no record that makes sense" if root is None else "is no directory"
+            rebuild = partial(self._rebuild, ROOT_INO, links)
             self.survey.report(
-                "directory",
-                ROOT_INO,
-                "/",
-                f"the root {'is no directory' if made else 'has no record that makes sense'}",
-                "make it anew",
-                lambda: self._rebuild(ROOT_INO, links),
+                "directory", ROOT_INO, "/", f"the root {why}", "make it anew", rebuild
             )
         elif root.links != links:
 
             def mend() -> None:
                 root.links = links
-                self._put(root)
+                self.survey.put(root)
 
-            self.survey.report(
-                "directory", ROOT_INO, "/", "the root has another parent", "correct it", mend
-            )
+            what = "the root has another parent"
+            self.survey.report("directory", ROOT_INO, "/", what, "correct it", mend)
 
     # Entries
 
@@ -116,17 +106,9 @@ class Names:
         return tuple(found[:1] if inode.is_dir else found)
 
     def _unreadable(self, kind: bytes, key: bytes) -> None:
-        def mend() -> None:
-            with self.catalog.batch() as batch:
-                batch.erase(kind, key)
-
+        what = f"a directory entry makes no sense (key {(kind + key).hex()})"
         self.survey.report(
-            "record",
-            0,
-            "",
-            f"a directory entry makes no sense (key {(kind + key).hex()})",
-            "remove it",
-            mend,
+            "record", 0, "", what, "remove it", partial(self.survey.erase, kind, key)
         )
 
     def _by_cookie(self, key: bytes) -> None:
@@ -157,7 +139,7 @@ class Names:
         others = () if inode is None else self.valid_links(inode)
         only = (
             inode is not None
-            and not self._unlinked(inode)
+            and not survey.unlinked(inode)
             and set(others) <= {(parent, entry.cookie)}
         )
 
@@ -171,7 +153,7 @@ class Names:
                 self.to_lost_found(inode)
             elif inode is not None:
                 inode.links = tuple(x for x in inode.links if x != (parent, entry.cookie))
-                self._put(inode)
+                survey.put(inode)
 
         cure = f"it becomes /lost+found/{entry.ino}" if only else "remove the entry"
         survey.said.add((entry.ino, parent, entry.cookie))
@@ -208,12 +190,7 @@ class Names:
 
     def _unwanted(self, inode: Inode) -> bool:
         """Whether it has a name, or is meant to have none."""
-        return self._unlinked(inode) or inode.ino == ROOT_INO or bool(self.valid_links(inode))
-
-    def _unlinked(self, inode: Inode) -> bool:
-        survey, ino = self.survey, inode.ino
-        meant = survey.in_use(ino) or survey.marked(ino) or survey.dropped(ino)
-        return meant and not inode.links
+        return self.survey.unlinked(inode) or inode.ino == ROOT_INO or bool(self.valid_links(inode))
 
     def _to_be_adopted(self, inode: Inode, parent: int) -> None:
         self.survey.said.add((inode.ino, "adopted"))
@@ -222,7 +199,7 @@ class Names:
 
     def _adopt(self, inode: Inode, link: tuple[int, int]) -> None:
         inode.links = (*self.valid_links(inode), link)
-        self._put(inode)
+        self.survey.put(inode)
 
     def _check_index(self, parent: int, entry: Dentry) -> None:
         """Whether the name leads where the cookie leads."""
@@ -243,16 +220,11 @@ class Names:
             with self.catalog.batch() as batch:
                 batch.link(parent, entry)
 
-        survey.report(
-            "name",
-            entry.ino,
-            survey.entry_path(parent, entry.name),
-            "it is listed, but cannot be looked up"
-            if other is None
-            else f"it is listed as inode {entry.ino}, but looked up as {other.ino}",
-            "make it be found as it is listed",
-            mend,
-        )
+        what = "it is listed, but cannot be looked up"
+        if other is not None:
+            what = f"it is listed as inode {entry.ino}, but looked up as {other.ino}"
+        path, cure = survey.entry_path(parent, entry.name), "make it be found as it is listed"
+        survey.report("name", entry.ino, path, what, cure, mend)
 
     def _by_name(self, key: bytes) -> None:
         survey = self.survey
@@ -302,21 +274,11 @@ class Names:
 
     # Directories made anew, and names made up
 
-    def _put(self, *inodes: Inode) -> None:
-        with self.catalog.batch() as batch:
-            for inode in inodes:
-                batch.put(inode)
-
     def _report_rebuilt(self, ino: int, links: tuple[tuple[int, int], ...]) -> None:
         self.parents[ino] = links[0][0] if links else 0
-        self.survey.report(
-            "directory",
-            ino,
-            "",
-            "it has entries, but no record that makes sense",
-            "make the directory anew, with mode 0755",
-            lambda: self._rebuild(ino, links),
-        )
+        what = "it has entries, but no record that makes sense"
+        cure, mend = "make the directory anew, with mode 0755", partial(self._rebuild, ino, links)
+        self.survey.report("directory", ino, "", what, cure, mend)
 
     def _rebuild(self, ino: int, links: tuple[tuple[int, int], ...]) -> None:
         made = self.tree.new(stat.S_IFDIR | 0o755, os.geteuid(), os.getegid())
@@ -325,7 +287,7 @@ class Names:
         inodes = (self.survey.inode(entry.ino) for entry in self._entries(ino))
         made.subdirs = sum(inode is not None and inode.is_dir for inode in inodes)
         made.namespace = home(self.survey, made) or ROOT_INO
-        self._put(made)
+        self.survey.put(made)
 
     def to_lost_found(self, inode: Inode) -> None:
         """Give it a name that nobody has asked for; the entries it had are the caller's."""
@@ -340,7 +302,7 @@ class Names:
             parent = self.survey.inode(former)
             if parent is not None and parent.is_dir:
                 parent.subdirs -= 1
-                self._put(parent)
+                self.survey.put(parent)
         accounted, before = self.survey.ledger.accounts.accounted(inode), inode.copy()
         inode.links = ((directory.ino, entry.cookie),)
         with self.catalog.batch() as batch:

@@ -17,6 +17,9 @@ from kvfs.settings import Settings
 
 LOST = b"lost+found"
 
+_Check = Callable[[Inode | None, bytes], str]
+_Forget = Callable[[int, Batch], None]
+
 
 def home(survey: Survey, inode: Inode, known: dict[int, int | None] | None = None) -> int | None:
     """The namespace in which its first name lies; None while that cannot be said.
@@ -107,21 +110,29 @@ class Namespaces:
                 self._check_model(inode)
                 self._check_prefix(inode)
             await survey.step()
-        checks = {
-            keys.SETTINGS: self._check_settings,
-            keys.DROPPED: self._check_dropped,
-            keys.UNACCOUNTED: self._check_unaccounted,
-            keys.GOING: self._check_going,
-            keys.UNPUBLISHED: self._check_unpublished,
-            keys.MODELS: self._check_model_record,
+        # By kind: what is wrong with a mark, if it is to go, and what forgets it in memory as well.
+        checks: dict[bytes, tuple[_Check, _Forget]] = {
+            keys.SETTINGS: (self._check_settings, self.namespaces.forget),
+            keys.DROPPED: (self._check_dropped, self.namespaces.end_drop),
+            keys.UNACCOUNTED: (self._check_unaccounted, self.namespaces.end_account_anew),
+            keys.GOING: (self._check_going, self.prefixes.end),
+            keys.UNPUBLISHED: (self._check_unpublished, lambda _ino, _batch: None),
         }
-        for kind, check in checks.items():
+        for kind, (check, forget) in checks.items():
             for key, _ in self.catalog.records(kind):
                 value, ino = self.catalog.record(kind, key), keys.number(key) or 0
                 lost = ino in self._rebuilt and survey.inode(ino) is None
-                if value is not None and not lost:
-                    check(key, value)
+                inode = survey.inode(ino) if ino else None
+                if value is not None and not lost and (what := check(inode, value)):
+                    self._report(kind, key, what, partial(forget, ino))
                 await survey.step(0)
+        for key, _ in self.catalog.records(keys.MODELS):
+            value = self.catalog.record(keys.MODELS, key)
+            if value is not None and audit.model(key, value) is None:
+                what = f"a model's name makes no sense (key {(keys.MODELS + key).hex()})"
+                mend = partial(survey.erase, keys.MODELS, key)
+                survey.report("record", 0, "", what, "remove it", mend)
+            await survey.step(0)
 
     # Inodes
 
@@ -138,14 +149,10 @@ class Namespaces:
             why = "but does not lie there"
         else:
             why = "which is not there"
-        survey.report(
-            "namespace",
-            inode.ino,
-            survey.path(inode),
-            f"it is accounted to namespace {found}, {why}",
-            f"account it to {expected}, where it lies",
-            lambda: self._change(inode, namespace=expected),
-        )
+        what = f"it is accounted to namespace {found}, {why}"
+        cure = f"account it to {expected}, where it lies"
+        mend = partial(self._change, inode, namespace=expected)
+        survey.report_inode("namespace", inode, what, cure, mend)
 
     @staticmethod
     def _with_link(inode: Inode, link: tuple[int, int]) -> Inode:
@@ -162,14 +169,9 @@ class Namespaces:
         key = keys.number_key(inode.model)
         value = self.catalog.record(keys.MODELS, key)
         if value is None or audit.model(key, value) is None:
-            self.survey.report(
-                "model",
-                inode.ino,
-                self.survey.path(inode),
-                f"it is of model {inode.model}, and there is no such number",
-                "forget the model",
-                lambda: self._change(inode, model=0),
-            )
+            what = f"it is of model {inode.model}, and there is no such number"
+            mend = partial(self._change, inode, model=0)
+            self.survey.report_inode("model", inode, what, "forget the model", mend)
 
     def _change(self, inode: Inode, **changes: int) -> None:
         ledger, before = self.ledger, inode.copy()
@@ -184,69 +186,48 @@ class Namespaces:
 
     # Marks
 
-    def _marked(self, key: bytes) -> tuple[int, Inode | None]:
-        """The number that a mark is of, and its inode; (0, None) for a key that is none."""
-        ino = keys.number(key) or 0
-        return ino, self.survey.inode(ino) if ino else None
-
-    def _report(
-        self, kind: bytes, key: bytes, what: str, forget: Callable[[int, Batch], None]
-    ) -> None:
+    def _report(self, kind: bytes, key: bytes, what: str, forget: Callable[[Batch], None]) -> None:
         """A mark of what cannot have it goes, in memory as well."""
-        ino, inode = self._marked(key)
+        ino = keys.number(key) or 0
+        inode = self.survey.inode(ino) if ino else None
 
         def mend() -> None:
             with self.catalog.batch() as batch:
                 batch.erase(kind, key)
                 if len(key) == len(keys.number_key(0)):
-                    forget(ino, batch)
+                    forget(batch)
 
         path = "" if inode is None else self.survey.path(inode)
         self.survey.report("mark", ino, path, what, "remove the mark", mend)
 
-    def _unlinked(self, inode: Inode) -> bool:
-        """Whether it is meant to have no name; otherwise it gets one in /lost+found."""
-        survey, ino = self.survey, inode.ino
-        meant = survey.dropped(ino) or survey.in_use(ino) or survey.marked(ino)
-        return meant and not inode.links
-
-    def _check_settings(self, key: bytes, value: bytes) -> None:
-        survey, (ino, inode) = self.survey, self._marked(key)
+    def _check_settings(self, inode: Inode | None, value: bytes) -> str:
+        survey = self.survey
         if inode is None:
-            what = "there is no such directory that could have settings"
-        elif self._unlinked(inode) or (inode.links and not at_top(survey, inode)):
-            what = "it has settings, but is no top-level directory"
-        else:
-            try:
-                Settings.from_json(value.decode(errors="replace"))
-            except ConfigError as error:
-                cure = "give it the default settings"
-                mend = partial(self._set_default, ino)
-                survey.report("settings", ino, survey.path(inode), str(error), cure, mend)
-            return
-        self._report(keys.SETTINGS, key, what, self.namespaces.forget)
+            return "there is no such directory that could have settings"
+        if survey.unlinked(inode) or (inode.links and not at_top(survey, inode)):
+            return "it has settings, but is no top-level directory"
+        try:
+            Settings.from_json(value.decode(errors="replace"))
+        except ConfigError as error:
+            cure, mend = "give it the default settings", partial(self._set_default, inode.ino)
+            survey.report_inode("settings", inode, str(error), cure, mend)
+        return ""
 
     def _set_default(self, ino: int) -> None:
         with self.catalog.batch() as batch:
             self.namespaces.set(ino, Settings(), batch)
 
-    def _check_dropped(self, key: bytes, value: bytes) -> None:
-        survey, (ino, inode) = self.survey, self._marked(key)
-        if inode is not None and inode.is_dir and ino != ROOT_INO:
-            if inode.links:
-                what, cure = (
-                    "it was dropped, but has a name",
-                    "take its name away: it stays dropped",
-                )
-                mend = partial(self._take_name, inode)
-                survey.report("mark", ino, survey.path(inode), what, cure, mend)
-            elif audit.dropped(value) is None:
-                what = "it was dropped, and the name that it had makes no sense"
-                mend = partial(self._forget_name, ino)
-                survey.report("mark", ino, "", what, "forget the name: it stays dropped", mend)
-            return
-        what = "there is no such directory that could have been dropped"
-        self._report(keys.DROPPED, key, what, self.namespaces.end_drop)
+    def _check_dropped(self, inode: Inode | None, value: bytes) -> str:
+        if inode is None or not inode.is_dir or inode.ino == ROOT_INO:
+            return "there is no such directory that could have been dropped"
+        if inode.links:
+            what, cure = "it was dropped, but has a name", "take its name away: it stays dropped"
+            self.survey.report_inode("mark", inode, what, cure, partial(self._take_name, inode))
+        elif audit.dropped(value) is None:
+            what = "it was dropped, and the name that it had makes no sense"
+            cure, mend = "forget the name: it stays dropped", partial(self._forget_name, inode.ino)
+            self.survey.report("mark", inode.ino, "", what, cure, mend)
+        return ""
 
     def _forget_name(self, ino: int) -> None:
         with self.catalog.batch() as batch:
@@ -266,21 +247,17 @@ class Namespaces:
         if entry is not None:
             self.ledger.gone(parent, entry.name, inode.ino)
 
-    def _check_unaccounted(self, key: bytes, _: bytes) -> None:
-        inode = self._marked(key)[1]
+    def _check_unaccounted(self, inode: Inode | None, _: bytes) -> str:
         if inode is None or not inode.is_dir:
-            what = "there is no such directory whose content could be accounted anew"
-            self._report(keys.UNACCOUNTED, key, what, self.namespaces.end_account_anew)
+            return "there is no such directory whose content could be accounted anew"
+        return ""
 
-    def _check_going(self, key: bytes, _: bytes) -> None:
-        inode = self._marked(key)[1]
+    def _check_going(self, inode: Inode | None, _: bytes) -> str:
         if inode is None or not inode.is_dir:
-            what = "there is no such directory that could go with its block"
-        elif inode.links and self.prefixes.is_there(inode):
-            what = "its block is gone, it says, but it is there"
-        else:
-            return
-        self._report(keys.GOING, key, what, self.prefixes.end)
+            return "there is no such directory that could go with its block"
+        if inode.links and self.prefixes.is_there(inode):
+            return "its block is gone, it says, but it is there"
+        return ""
 
     def _check_prefix(self, inode: Inode) -> None:
         """A block's directory is there as long as the block, or is marked."""
@@ -290,27 +267,14 @@ class Namespaces:
             return
         what, cure = "its block is not there", "it goes, with all that follows, in the next mount"
         cure = cure if not self.survey.live else "it goes, with all that follows"
-        path, mend = self.survey.path(inode), partial(self.prefixes.mark, inode)
-        self.survey.report("prefix", inode.ino, path, what, cure, mend)
+        mend = partial(self.prefixes.mark, inode)
+        self.survey.report_inode("prefix", inode, what, cure, mend)
 
-    def _check_unpublished(self, key: bytes, value: bytes) -> None:
-        inode = self._marked(key)[1]
+    def _check_unpublished(self, inode: Inode | None, value: bytes) -> str:
         if inode is None or not inode.is_file:
-            what = "there is no such file that could be published"
-        elif inode.links:
-            what = "it is to be published, but has a name"
-        elif audit.publication(value) is None:
-            what = "it is to be published under a name that makes no sense"
-        else:
-            return
-        self._report(keys.UNPUBLISHED, key, what, lambda _ino, _batch: None)
-
-    def _check_model_record(self, key: bytes, value: bytes) -> None:
-        if audit.model(key, value) is None:
-            what = f"a model's name makes no sense (key {(keys.MODELS + key).hex()})"
-
-            def mend() -> None:
-                with self.catalog.batch() as batch:
-                    batch.erase(keys.MODELS, key)
-
-            self.survey.report("record", 0, "", what, "remove it", mend)
+            return "there is no such file that could be published"
+        if inode.links:
+            return "it is to be published, but has a name"
+        if audit.publication(value) is None:
+            return "it is to be published under a name that makes no sense"
+        return ""

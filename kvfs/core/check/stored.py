@@ -1,17 +1,34 @@
-"""What the catalog says of the bucket: where objects are there, what waits, what is to be deleted.
+"""The bucket against the catalog: what the catalog says of it, and what a listing finds there.
 
-Contract: `check_inode` is asked of every inode, and costs a look-up for those that are in the
-bucket; `run` looks at the marks. Nothing is asked of the bucket itself (`listed`): whether it has
-what it should shows when that is opened. What it has of an inode that is no more is deleted there.
+Contract: `Marks` looks at the catalog alone. `check_inode` is asked of every inode, and costs a
+look-up for those that are in the bucket; `run` looks at the marks: where objects are, what waits,
+what is to be deleted. What the bucket has of an inode that is no more is deleted there.
+
+`Listed.run` lists the prefix once and compares it with the marks of what is in the bucket. What
+looks wrong is asked for again with the inode held, and only then reported. What is not there, or is
+another object, was unlinked or replaced by another node, and loses its names here, too. Where no
+other node uses the prefix it is uploaded again from a copy here, and dropped only without one.
+Bytes are read by movers, and only when hashes are wanted. What no mark means may be another node's:
+that is for `kvfs gc`.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
-from kvfs.catalog import Inode, audit, keys
+import trio
+
+from kvfs.catalog import Inode, Stored, audit, keys
+from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.check.survey import Survey
+from kvfs.errors import TierError
+from kvfs.movement import looking
+from kvfs.movement.remote import Remote
+from kvfs.s3.store import Entry, Head
+
+READERS = 4  # objects that are read at once
 
 
-class Stored:
+class Marks:
     """Of the objects of a catalog."""
 
     def __init__(self, survey: Survey) -> None:
@@ -26,22 +43,16 @@ class Stored:
         here = bool(self.ledger.tiers.holders(inode))
         if inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy:
             return  # a look at another time
-        self.survey.report(
-            "stored",
-            inode.ino,
-            self.survey.path(inode),
-            "it is in the bucket, but nothing says where",
-            "take it for not being there" if here else "drop it with its names",
-            partial(self._take, inode, here=here),
-        )
+        what = "it is in the bucket, but nothing says where"
+        cure = "take it for not being there" if here else "drop it with its names"
+        self.survey.report_inode("stored", inode, what, cure, partial(self._take, inode, here=here))
 
     def _good(self, ino: int) -> bool:
         value = self.catalog.record(keys.STORED, keys.number_key(ino))
         return value is not None and audit.stored(value) is not None
 
     def _take(self, inode: Inode, *, here: bool) -> None:
-        with self.catalog.batch() as batch:
-            batch.erase(keys.STORED, keys.number_key(inode.ino))
+        self.survey.erase(keys.STORED, keys.number_key(inode.ino))
         if here:
             self.ledger.records.take_from_bucket(inode)
         else:
@@ -69,7 +80,7 @@ class Stored:
         }[kind]
         if ino is None or not good:
             what = f"a mark about the bucket makes no sense (key {(kind + key).hex()})"
-            self._report(ino or 0, inode, what, partial(self._erase, kind, key))
+            self._report(ino or 0, inode, what, partial(self.survey.erase, kind, key))
         elif kind != keys.DELETED and ino not in self.survey.unreadable:
             fits = inode is not None and inode.is_file
             if kind != keys.STORED and inode is not None:
@@ -82,10 +93,180 @@ class Stored:
         path = "" if inode is None else self.survey.path(inode)
         self.survey.report("bucket", ino, path, what, "remove the mark", mend)
 
-    def _erase(self, kind: bytes, key: bytes) -> None:
-        with self.catalog.batch() as batch:
-            batch.erase(kind, key)
-
     def _gone(self, ino: int) -> None:
         with self.catalog.batch() as batch:
             self.ledger.dirty.gone(ino, batch)
+
+
+class Listed:
+    """Of one bucket."""
+
+    def __init__(self, survey: Survey, remote: Remote) -> None:
+        self.survey = survey
+        self.remote = remote
+        self.catalog = survey.catalog
+        self.ledger = survey.ledger
+        self.dirty = survey.ledger.dirty
+        # By the hash of a key: a million keys would take memory. Two with one hash are suspects.
+        self._expected: dict[int, int] = {}
+        self._deletes: dict[int, list[int]] = {}
+        self._sound: list[int] = []
+        self._suspects: list[int] = []
+        self._failure: TierError | None = None  # a nursery would put it into a group
+        self._reading = trio.CapacityLimiter(READERS)
+
+    async def run(self) -> None:
+        """Raises StoreError, TierError if the bucket cannot be looked at."""
+        await self._expect()
+        self.survey.begin("objects in the bucket", len(self._expected))
+        await self._compare()
+        self.survey.notes["in_bucket"] += len(self._sound)
+        for ino in self._suspects:
+            await self._judge(ino)
+            await self.survey.step(0)
+        if self.survey.hashes:
+            await self._read_all()
+        self._end_deletes()
+
+    async def _expect(self) -> None:
+        for key, _ in self.catalog.records(keys.STORED):
+            ino = keys.number(key)
+            found = None if ino is None else self._current(ino)
+            if ino is not None and found is not None:
+                at = hash(found[1].key)
+                if at in self._expected:
+                    self._suspects.append(self._expected[at])
+                self._expected[at] = ino
+            await self.survey.step(0)
+        if self.survey.live:  # the daemon deletes by itself
+            return
+        for number, value in self._deletions():
+            to_delete = value.decode().partition("\0")[0]
+            self._deletes.setdefault(hash(to_delete), []).append(number)
+            await self.survey.step(0)
+
+    def _deletions(self) -> Iterator[tuple[int, bytes]]:
+        for key, value in self.catalog.records(keys.DELETED):
+            number = keys.number(key)
+            if number is not None and audit.deleted(value) is not None:
+                yield number, value
+
+    def _current(self, ino: int) -> tuple[Inode, Stored] | None:
+        """What is to be in the bucket, and where, at this moment."""
+        inode = self.survey.sealed(ino)
+        if inode is None or is_bare(inode):  # then what a listing told is all that is known of it
+            return None
+        value = self.catalog.record(keys.STORED, keys.number_key(ino))
+        stored = None if value is None else audit.stored(value)
+        return (inode, stored) if inode.in_bucket and stored is not None else None
+
+    # All of it
+
+    async def _compare(self) -> None:
+        """List the prefix; what is not as expected is a suspect."""
+        after = ""
+        while True:
+            page = await self.remote.page(after)
+            for entry in page.entries:
+                self._deletes.pop(hash(entry.key), None)
+                ino = self._expected.pop(hash(entry.key), None)
+                if ino is not None:
+                    (self._sound if self._fits(ino, entry) else self._suspects).append(ino)
+                    await self.survey.step()
+            if not (after := page.after):
+                break
+        self._suspects += self._expected.values()
+
+    def _fits(self, ino: int, entry: Entry) -> bool:
+        current = self._current(ino)
+        if current is None:
+            return False
+        _, stored = current
+        return (stored.key, stored.etag, stored.size) == (entry.key, entry.etag, entry.size)
+
+    async def _read_all(self) -> None:
+        self.survey.begin("bytes in the bucket", len(self._sound))
+        async with trio.open_nursery() as nursery:
+            for ino in self._sound:
+                await self._reading.acquire_on_behalf_of(ino)
+                if self._failure is not None:
+                    break
+                nursery.start_soon(self._read, ino)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _read(self, ino: int) -> None:
+        try:
+            current = self._current(ino)
+            if current is not None:
+                inode, stored = current
+                if await self.remote.verify(stored, inode.size, inode.digest):
+                    self.survey.notes["in_bucket"] -= 1
+                    await self._judge(ino)
+        except TierError as error:
+            self._failure = error
+        finally:
+            self._reading.release_on_behalf_of(ino)
+        await self.survey.step()
+
+    # One that is suspicious
+
+    async def _judge(self, ino: int) -> None:
+        """Ask again, with nobody to interfere."""
+        async with self.survey.hold(ino):
+            before = self._current(ino)
+            if before is None:
+                return
+            inode, stored = before
+            (head,) = await self.remote.heads([stored.key])
+            why = ""
+            if head is not None and self.survey.hashes:
+                there = stored._replace(etag=head.etag)
+                why = await self.remote.verify(there, inode.size, inode.digest)
+            current = self._current(ino)
+            if current is None or current[1] != stored or current[0].version != inode.version:
+                return  # renamed or unlinked meanwhile
+            self._report(current[0], stored, head, why)
+
+    def _report(self, inode: Inode, stored: Stored, head: Head | None, why: str) -> None:
+        if head is None:
+            what = f"the bucket does not have it ({stored.key})"
+            self._lost(inode, "absent", what, ours=False)
+        elif not looking.is_same(head, stored, inode.size, inode.digest):
+            what = f"the bucket has another object there ({stored.key}: {head.size} bytes)"
+            self._lost(inode, "altered", what, ours=False)
+        elif why:
+            self._lost(inode, "altered", f"{why} ({stored.key})", ours=True)
+        elif head.etag != stored.etag:
+            what = f"the bucket has it with ETag {head.etag}, expected {stored.etag}"
+            mend = partial(self._take_etag, inode, stored._replace(etag=head.etag))
+            self.survey.report_inode("altered", inode, what, "take the ETag that it has", mend)
+
+    def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
+        """The bucket cannot give it back; `ours`: what is there is to go."""
+        ledger, report = self.ledger, partial(self.survey.report_inode, kind, inode, what)
+        # What is to have another name there was renamed here since: this node means it.
+        marked = self.catalog.mark(keys.UNSTORED, inode.ino) is not None
+        others = self.remote.bucket.shared and not ours and not marked
+        if ledger.tiers.holders(inode) and not others:
+            mend = partial(ledger.records.take_from_bucket, inode, dirty=True, delete=ours)
+            report("upload it again", mend)
+        elif inode.ino in ledger.table.open:
+            report("somebody has it open", None)
+        else:
+            drop = partial(ledger.removals.drop, inode, "lost", stored=ours)
+            mend = partial(ledger.removals.let_go, inode) if others else drop
+            report("drop it with its names", mend)
+
+    def _take_etag(self, inode: Inode, stored: Stored) -> None:
+        with self.catalog.batch() as batch:
+            batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
+
+    def _end_deletes(self) -> None:
+        """What was to be deleted and is not there."""
+        numbers = [number for found in self._deletes.values() for number in found]
+        self.survey.notes["deletes_done"] += len(numbers)
+        if self.survey.repair and numbers:
+            with self.catalog.batch() as batch:
+                for number in numbers:
+                    batch.unmark(keys.DELETED, number)

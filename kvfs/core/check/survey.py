@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeVar
 
 import trio
 
@@ -98,6 +98,17 @@ class Survey:
         self.reports += 1
         self._pending.append(Finding(kind, ino, path, what, cure, state))
 
+    def report_inode(
+        self,
+        kind: str,
+        inode: Inode,
+        what: str,
+        cure: str,
+        mend: Callable[[], object] | None,
+    ) -> None:
+        """The same of something that is there, by one of its names."""
+        self.report(kind, inode.ino, self.path(inode), what, cure, mend)
+
     def begin(self, phase: str, total: int) -> None:
         self.phase, self.done, self.total = phase, 0, total
 
@@ -114,13 +125,17 @@ class Survey:
                 await trio.lowlevel.checkpoint()
             self._turn = time.thread_time()
 
-    def progress(self) -> dict[str, object]:
+    def answer(self, findings: list[Finding], *, ended: bool, failed: str) -> dict[str, Any]:
+        """How far it is, for clients, with what was found since they last asked."""
         return {
             "phase": self.phase,
             "done": self.done,
             "total": self.total,
             "inodes": self.inodes,
             "notes": {name: count for name, count in self.notes.items() if count},
+            "findings": [asdict(finding) for finding in findings],
+            "ended": ended,
+            "failed": failed,
         }
 
     async def io(self, do: Callable[[], T]) -> T:
@@ -140,6 +155,12 @@ class Survey:
             return held.inode
         return None if ino in self.unreadable else self.catalog.inode(ino)
 
+    def sealed(self, ino: int) -> Inode | None:
+        """The object, if it is a file that is sealed and has a name."""
+        inode = self.inode(ino)
+        fits = inode is not None and inode.is_file and inode.sealed and inode.links
+        return inode if fits else None
+
     def in_use(self, ino: int) -> bool:
         """Whether somebody has it open, or may be about to have."""
         ledger = self.ledger
@@ -155,6 +176,11 @@ class Survey:
     def dropped(self, ino: int) -> bool:
         """Whether it is the top of a tree that a walk is to remove."""
         return ino in self.ledger.namespaces.dropped
+
+    def unlinked(self, inode: Inode) -> bool:
+        """Whether it is meant to have no name; otherwise it gets one in /lost+found."""
+        meant = self.dropped(inode.ino) or self.in_use(inode.ino) or self.marked(inode.ino)
+        return meant and not inode.links
 
     def path(self, inode: Inode) -> str:
         """One of its names, from the root, as far as the way there can be found."""
@@ -184,6 +210,17 @@ class Survey:
             parts.append(b"(directory %d)" % parent)
         path = b"/".join(reversed(parts)).decode(errors="backslashreplace")
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in path)
+
+    # Repairs that many parts have
+
+    def erase(self, kind: bytes, key: bytes) -> None:
+        with self.catalog.batch() as batch:
+            batch.erase(kind, key)
+
+    def put(self, *inodes: Inode) -> None:
+        with self.catalog.batch() as batch:
+            for inode in inodes:
+                batch.put(inode)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:

@@ -17,13 +17,12 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
+from kvfs.core.jobs.job import Reasons
 from kvfs.core.jobs.sweeps import Errand
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
-
-REASONS_MOST = 16  # different ones that are remembered
 
 
 class Evict:
@@ -52,7 +51,7 @@ class Evict:
         self._check()
         self.counts = Counter(dict.fromkeys(("evicted", "dropped", "already", "refused"), 0))
         self.freed = 0  # bytes in local tiers
-        self.why: Counter[str] = Counter()
+        self.why = Reasons()
 
     def _default(self, *, drop: bool) -> str:
         if drop:
@@ -88,8 +87,7 @@ class Evict:
 
     def _refuse(self, why: str) -> None:
         self.counts["refused"] += 1
-        known = why in self.why or len(self.why) < REASONS_MOST
-        self.why[why if known else "other reasons"] += 1
+        self.why.note(why)
 
     def visit(self, inode: Inode) -> Errand | None:
         """Raises CatalogError."""

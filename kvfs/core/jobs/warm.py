@@ -1,17 +1,13 @@
 """Files and whole trees come into the fastest tier that takes them, because somebody asked for it.
 
-Contract: `start` takes files and directories and gives a job's number; `look` says how far it is.
-A job first lists its files, a few at a time, then brings them in that order, AT_ONCE at a time,
-behind every open, and into room that is free or was not used lately. What cannot come is counted
-with its reason. What a lower tier has already counts as here if a faster one has no such room.
-`cancel` ends what is not begun. Jobs are in memory: they end with the daemon. Not for what nobody
-asked for (`prefetch`), nor for fetching (`hydration`).
+Contract: a job first lists its files, a few at a time, then brings them in that order, AT_ONCE at a
+time, behind every open, and into room that is free or was not used lately. What cannot come is
+counted with its reason. What a lower tier has already counts as here if a faster one has no such
+room. Not for what nobody asked for (`prefetch`), nor for fetching (`hydration`).
 """
 
 from array import array
-from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -21,7 +17,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.download.hydration import Hydration
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.capacity.room import Room
-from kvfs.core.jobs.sweeps import below
+from kvfs.core.jobs.job import Job, Jobs, Reasons, below
 from kvfs.core.moves.transfers import Transfers
 from kvfs.core.moves.unpacking import Unpacking
 from kvfs.errors import KvfsError, NoSpaceError
@@ -34,37 +30,40 @@ JOBS_MOST = 1 << 16  # that are not over
 KEPT = 256  # jobs that are over, for who looks later
 STEP = 128  # entries between two turns of the loop, some 2 ms
 DEPTH_MOST = 4096 // 2  # directories in a path
-REASONS_MOST = 16  # different ones that a job remembers
 
 
-@dataclass(eq=False, slots=True)
-class _Job:
-    """`roots` are what was asked for."""
-
-    number: int
-    roots: tuple[int, ...]
-    inos: "array[int]" = field(default_factory=lambda: array("q"))
-    listed: bool = False
-    cancelled: bool = False
-    over: bool = False
-    files: int = 0
-    bytes: int = 0
-    running: int = 0
-    done: int = 0
-    done_bytes: int = 0
-    failed: int = 0
-    why: Counter[str] = field(default_factory=Counter)
+class _Order(Job):
+    def __init__(self, roots: Sequence[int]) -> None:
+        super().__init__(roots)
+        self.inos = array("q")
+        self.listed = False
+        self.begun = False  # all of it
+        self.running = 0
+        self.done = 0
+        self.done_bytes = 0
+        self.failed = 0
+        self.why = Reasons()
 
     def fail(self, reason: str, files: int = 1) -> None:
         self.failed += files
-        known = reason in self.why or len(self.why) < REASONS_MOST
-        self.why[reason if known else "other reasons"] += files
+        self.why.note(reason, files)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "listed": self.listed,
+            "cancelled": self.cancelled,
+            "done": self.done,
+            "done_bytes": self.done_bytes,
+            "failed": self.failed,
+            "why": dict(self.why),
+        }
 
 
 class _Wait:
     """The errand of one object of a job."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _Order) -> None:
         self.job = job
         self.over = trio.Event()
         self.problem: Exception | None = None
@@ -80,7 +79,7 @@ class _Wait:
         self.over.set()
 
 
-class Warm:
+class Warm(Jobs[_Order]):
     """`hydration` is None without a bucket; `jobs` are inodes that movers work on."""
 
     def __init__(
@@ -91,61 +90,29 @@ class Warm:
         unpacking: Unpacking,
         jobs: set[int],
     ) -> None:
+        super().__init__(KEPT)
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.unpacking = unpacking
         self.room = room
         self.hydration = hydration
         self._busy = jobs
-        self._jobs: OrderedDict[int, _Job] = OrderedDict()
-        self._by_root: dict[int, _Job] = {}  # the last one of those that are not over
-        self._alive = 0  # that are not over
-        self._queue: OrderedDict[int, _Job] = OrderedDict()  # not begun, or not all begun
-        self._last = 0
-        self._more = trio.Event()
+        self._by_root: dict[int, _Order] = {}  # the last one of those that are not over
 
     # What is asked
 
     def start(self, inos: Sequence[int]) -> int:
         """The number of a new job. Raises NoSpaceError."""
-        if self._alive >= JOBS_MOST:
+        if self.alive >= JOBS_MOST:
             raise NoSpaceError(f"{JOBS_MOST} orders to warm wait: try again later")
-        self._last += 1
-        self._alive += 1
-        job = _Job(self._last, tuple(dict.fromkeys(inos)))
-        self._jobs[job.number] = self._queue[job.number] = job
+        job = _Order(inos)
         self._by_root.update(dict.fromkeys(job.roots, job))
-        self._more.set()
-        return job.number
+        return self.begin(job)
 
     def start_root(self, inode: Inode) -> None:
         """As `start`, unless it was asked for and is not over."""
         if inode.ino not in self._by_root:
             self.start([inode.ino])
-
-    def look(self, number: int) -> dict[str, Any] | None:
-        """How far it is; None if it is not known, or not any more."""
-        job = self._jobs.get(number)
-        if job is None:
-            return None
-        return {
-            "listed": job.listed,
-            "over": job.over,
-            "cancelled": job.cancelled,
-            "files": job.files,
-            "bytes": job.bytes,
-            "done": job.done,
-            "done_bytes": job.done_bytes,
-            "failed": job.failed,
-            "why": dict(job.why),
-        }
-
-    def cancel(self, number: int) -> None:
-        """What it has not begun is not begun any more."""
-        job = self._jobs.get(number)
-        if job is not None and not job.over:
-            job.cancelled = True
-            self._close(job)
 
     def cancel_root(self, inode: Inode) -> None:
         """As `cancel`, for what was asked for by this file or directory."""
@@ -168,11 +135,6 @@ class Warm:
             at = self.ledger.table.inode(at.links[0][0])
         return False
 
-    def end(self) -> None:
-        """The mount ends: nothing more is begun."""
-        for number in list(self._jobs):
-            self.cancel(number)
-
     # Doing it
 
     async def run(self) -> None:
@@ -180,20 +142,16 @@ class Warm:
         slots = trio.Semaphore(AT_ONCE)
         async with trio.open_nursery() as nursery:
             while True:
-                self._more = trio.Event()
-                while self._queue:
-                    job = next(iter(self._queue.values()))
-                    try:
-                        await self._begin(job, slots, nursery)
-                    except KvfsError as error:  # the catalog
-                        job.fail(str(error))
-                    finally:
-                        self._queue.pop(job.number, None)
-                        job.listed = True
-                        self._close(job)
-                await self._more.wait()
+                job = await self.next()
+                try:
+                    await self._begin(job, slots, nursery)
+                except KvfsError as error:  # the catalog
+                    job.fail(str(error))
+                finally:
+                    job.listed = job.begun = True
+                    self._close(job)
 
-    async def _begin(self, job: _Job, slots: trio.Semaphore, nursery: trio.Nursery) -> None:
+    async def _begin(self, job: _Order, slots: trio.Semaphore, nursery: trio.Nursery) -> None:
         await self._list(job)
         job.listed = True
         for begun, ino in enumerate(job.inos):
@@ -205,20 +163,17 @@ class Warm:
             job.running += 1
             nursery.start_soon(self._one, job, ino, slots)
 
-    def _close(self, job: _Job) -> None:
+    def _close(self, job: _Order) -> None:
         """Whether it is over is seen after each change."""
-        if job.running or job.over or not job.listed or job.number in self._queue:
+        if job.running or job.over or not job.begun:
             return
-        job.over = True
         job.inos = array("q")
-        self._alive -= 1
         for root in job.roots:
             if self._by_root.get(root) is job:
                 del self._by_root[root]
-        while len(self._jobs) > KEPT and next(iter(self._jobs.values())).over:
-            self._jobs.popitem(last=False)
+        self.end(job)
 
-    async def _list(self, job: _Job) -> None:
+    async def _list(self, job: _Order) -> None:
         """All files below, in reading order. Raises CatalogError."""
         files = chain.from_iterable(below(self.ledger, root) for root in job.roots)
         for count, inode in enumerate(files):
@@ -234,7 +189,7 @@ class Warm:
             if job.cancelled:
                 return
 
-    async def _one(self, job: _Job, ino: int, slots: trio.Semaphore) -> None:
+    async def _one(self, job: _Order, ino: int, slots: trio.Semaphore) -> None:
         try:
             inode = self.ledger.table.inode(ino)
             why = "it was unlinked meanwhile" if inode is None else await self._bring(job, inode)
@@ -250,7 +205,7 @@ class Warm:
             slots.release()
             self._close(job)
 
-    async def _bring(self, job: _Job, inode: Inode) -> str:
+    async def _bring(self, job: _Order, inode: Inode) -> str:
         """Why it is not here; "" if it is."""
         ledger = self.ledger
         current = self.transfers.fit(inode.ino)

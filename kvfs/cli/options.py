@@ -1,7 +1,8 @@
-"""`kvfs upgrade`: let the kvfs that this command belongs to serve a mount, while it is used.
+"""`kvfs set` and `kvfs upgrade`: other options for a mount, or another kvfs, while it is used.
 
-The keeper starts the new daemon, lets the old one finish what it is about, and takes the old one
-back if the new one does not serve. Not for options that only a mount can change.
+Contract: all options of a command change, or none. For an upgrade the keeper starts the new daemon,
+lets the old one finish what it is about, and takes the old one back if the new one does not serve.
+Not for options that only a mount can change.
 """
 
 import json
@@ -11,15 +12,30 @@ from pathlib import Path
 import click
 
 from kvfs import __version__, kept, runtime
-from kvfs.cli import mountpoint_argument, printable
-from kvfs.config import Config
-from kvfs.control import request_keeper
+from kvfs.cli import assignments, mountpoint_argument, printable
+from kvfs.config import Config, parse_hot
+from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError
 from kvfs.parsing import rows
 from kvfs.templates import Templates
 
 EXPECTED, CURE = "the options of this mount", "unmount, and mount with this kvfs"
 PATIENCE = 180.0  # s: the keeper's own bounds come first
+
+
+@click.command
+@mountpoint_argument
+@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+def set_command(mountpoint: Path, settings: tuple[str, ...]) -> None:
+    """Change options of the kvfs at MOUNTPOINT while it is mounted.
+
+    They hold until it is unmounted; `kvfs mount --help` marks those that can change.
+    """
+    wanted = assignments(settings, "option")
+    for name, text in wanted.items():
+        parse_hot(name, text)
+    runtime.kvfs_mount(mountpoint)
+    request(mountpoint, "set", **wanted)
 
 
 def _options_help() -> str:
@@ -33,7 +49,7 @@ def _options_help() -> str:
 @click.option(
     "-o", "options", multiple=True, metavar="OPTION=VALUE,...", help="Options to change with it."
 )
-def command(mountpoint: Path, options: tuple[str, ...]) -> None:
+def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """Serve the kvfs at MOUNTPOINT with this version of kvfs, without unmounting it.
 
     Who uses the mount waits for less than a second. Some options can change at the same time.
