@@ -1,6 +1,6 @@
 """One object from the bucket into a tier, and what each failure means for it.
 
-Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
+Contract: `run` ends with a copy entered whose digest was compared, or raises why not. What
 another node has unlinked or replaced is looked up again, once: a store that says of a key what it
 does not give would say so at each look, and is a miss from then on. What the store gives wrongly is
 a miss and loses its name here; what is there stays, as something between may have made it wrong.
@@ -29,6 +29,7 @@ from kvfs.core.bucket.download.budget import Turn
 from kvfs.core.bucket.listing.discovery import Times
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
+from kvfs.core.flights import Flight
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
@@ -74,24 +75,23 @@ def _ignore(ino: int) -> None:
     """Nobody is told that the bucket has it still."""
 
 
-class Fetch:
-    """One that runs. `problem`: why there is no copy; None if there is one.
+class Fetch(Flight):
+    """One that runs, of an object as it was when somebody asked for it.
 
     streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
     """
 
     def __init__(
-        self, now: float, cost: int, errand: Errand | None = None, *, streamed: bool = False
+        self, inode: Inode, cost: int, errand: Errand | None = None, *, streamed: bool = False
     ) -> None:
-        self.began = now
+        super().__init__()
+        self.inode = inode
+        self.began = trio.current_time()
         self.turn = Turn(cost, urgent=errand is None)
         self.errand = errand
-        self.scope = trio.CancelScope()
-        self.ended = trio.Event()
         self.ready = trio.Event()
         self.streamed = streamed
         self.stream: Stream | None = None
-        self.problem: KvfsError | OSError | None = TierError("it was given up")
 
     def begin(self, stream: Stream) -> None:
         """It can be read."""
@@ -100,12 +100,14 @@ class Fetch:
         self.ready.set()
 
     def end(self) -> None:
-        """Tell all who wait."""
+        """Tell all that wait, and then the errand."""
         if self.stream is not None:
             self.stream.end(self.problem)
             self.stream.leave()
-        self.ended.set()
+        super().end()
         self.ready.set()
+        if self.errand is not None:
+            self.errand.ended(self.inode, self.problem, joined=self.turn.urgent)
 
 
 class Downloads:
@@ -150,17 +152,17 @@ class Downloads:
             and (inode.ino, inode.version) not in self._spoiled
         )
 
-    async def run(self, inode: Inode, running: Fetch) -> None:
-        """Bring it, when its turn has come. Raises nothing."""
+    async def run(self, running: Fetch) -> None:
+        """Bring it, when its turn has come. Raises what it has told of: KvfsError, OSError."""
+        inode = running.inode
         try:
             await self._fetch(inode, running)
-            running.problem, self._said = None, ""
+            self._said = ""
         except FOR_GOOD as error:
             if running.stream is not None:  # its opens are to fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
-            running.problem = self._give_up(inode, error, urgent=running.turn.urgent)
+            raise self._give_up(inode, error, urgent=running.turn.urgent) from None
         except (StoreError, TierError) as error:
-            running.problem = error
             self.bucket.failed("download", error)
             kind = type(error).__name__
             log.log(
@@ -169,17 +171,15 @@ class Downloads:
                 *(inode.ino, error),
             )
             self._said = kind
+            raise
         except (KvfsError, OSError) as error:
-            running.problem = error
             expected = isinstance(error, StaleError) or not running.turn.urgent
             log.log(
                 logging.DEBUG if expected else logging.WARNING,
                 "inode %d stays in the bucket: %s",
                 *(inode.ino, error),
             )
-        except Exception as error:
-            running.problem = TierError(f"a defect of kvfs: {error!r}")
-            log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
+            raise
 
     async def _fetch(self, inode: Inode, running: Fetch) -> None:
         ino, version = inode.ino, inode.version

@@ -9,14 +9,13 @@ Not for who scans (`core/objects/scans.py`), nor for how long somebody waits (`h
 
 import logging
 from collections import Counter
-
-import trio
+from functools import partial
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.download import FOR_GOOD, Downloads
+from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.ledger.header import Header
-from kvfs.errors import KvfsError, NotFoundError, TierError
-from kvfs.s3.errors import StoreError
+from kvfs.errors import KvfsError, TierError
 from kvfs.s3.header import LEAST
 
 log = logging.getLogger(__name__)
@@ -26,14 +25,12 @@ log = logging.getLogger(__name__)
 MOST = 4096
 
 
-class Asked:
+class Asked(Flight):
     """One question. `data`: b"" if nothing proves them; `problem`: why the store gave nothing."""
 
     def __init__(self) -> None:
-        self.ended = trio.Event()
-        self.scope = trio.CancelScope()
+        super().__init__()
         self.data = b""
-        self.problem: KvfsError | OSError | None = TierError("it was given up")
 
 
 class Headers:
@@ -43,22 +40,24 @@ class Headers:
         self.downloads = downloads
         self.bucket = downloads.bucket
         self.kept = 0
-        self._asked: set[Asked] = set()
+        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode and version
+            lambda key, error: log.error(
+                "inode %d stays in the bucket: a defect of kvfs", key[0], exc_info=error
+            )
+        )
 
     def ask(self, inode: Inode) -> Asked | None:
         """None if all of it has to be fetched."""
         stored = self.downloads.stored(inode.ino)
         if inode.size <= LEAST or stored is None or stored.codec != "none" or self.kept >= MOST:
             return None
-        asked = Asked()
-        self._asked.add(asked)
-        trio.lowlevel.spawn_system_task(self._ask, inode.copy(), asked)
-        return asked
+        key, asked = (inode.ino, inode.version), Asked()
+        work = partial(self._ask, inode.copy(), asked)
+        return self._asked.get(key) or self._asked.begin(key, asked, work)
 
     def take(self, inode: Inode, asked: Asked) -> Header | None:
         """None if all of it has to be fetched. Raises NotFoundError."""
-        if asked.problem is not None:
-            raise NotFoundError(f"inode {inode.ino}: {asked.problem}") from asked.problem
+        asked.expect_done(inode.ino)
         stored = self.downloads.stored(inode.ino)  # it may have got another name
         if not asked.data or stored is None:
             return None
@@ -74,28 +73,17 @@ class Headers:
 
     def stop(self) -> None:
         """Ask for nothing more: it was unmounted."""
-        for asked in self._asked:
-            asked.scope.cancel()
+        self._asked.stop()
 
     async def _ask(self, inode: Inode, asked: Asked) -> None:
-        """Raises nothing."""
+        """Raises what it has told of."""
         try:
-            with asked.scope:
-                asked.data = await self._peek(inode)
-                asked.problem = None
-        except (StoreError, TierError) as error:
-            asked.problem = error
-            self.bucket.failed("download", error)
-            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            asked.data = await self._peek(inode)
         except (KvfsError, OSError) as error:
-            asked.problem = error
+            if isinstance(error, TierError):  # of which StoreErrors are some
+                self.bucket.failed("download", error)
             log.warning("inode %d stays in the bucket: %s", inode.ino, error)
-        except Exception as error:
-            asked.problem = TierError(f"a defect of kvfs: {error!r}")
-            log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
-        finally:
-            self._asked.discard(asked)
-            asked.ended.set()
+            raise
 
     async def _peek(self, inode: Inode) -> bytes:
         stored = self.downloads.stored(inode.ino)

@@ -12,8 +12,10 @@ Not for the choice of a copy that is here: `core/objects/copies.py`; nor for wha
 nor for how an object comes, and what a failure means for it: `download`.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
@@ -23,14 +25,16 @@ from kvfs.core.bucket.download.download import Downloads, Errand, Fetch
 from kvfs.core.bucket.download.headers import Headers
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.capacity.room import Room
+from kvfs.core.flights import SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import Transfers
-from kvfs.errors import NotFoundError, StaleError
+from kvfs.errors import NotFoundError
 from kvfs.movement.remote import Remote
 from kvfs.tiers import Bucket
 
-GLANCE = 0.5  # s between two looks whether the store that an open waits for is down
+log = logging.getLogger(__name__)
+
 IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
 
 
@@ -52,7 +56,11 @@ class Hydration:
         self.bucket = bucket
         self.downloads = Downloads(transfers, room, remote, bucket, jobs)
         self.headers = Headers(self.downloads)
-        self._running: dict[int, Fetch] = {}
+        self._running: SingleFlight[int, Fetch] = SingleFlight(
+            lambda ino, error: log.error(
+                "inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error
+            )
+        )
         self.opening: Callable[[Inode], None] = _ignore
         # What brings the facts of an object that only a listing told of; None if they do not come.
         self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
@@ -61,7 +69,7 @@ class Hydration:
     @property
     def streaming(self) -> int:
         """Objects that are read, or could be, while they come."""
-        return sum(one.stream is not None for one in self._running.values())
+        return sum(one.stream is not None for one in self._running)
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
         """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
@@ -83,10 +91,7 @@ class Hydration:
         await self._wait(ino, running.ended if whole else running.ready, since)
         if not running.ended.is_set():
             return running.stream
-        if isinstance(running.problem, StaleError):  # its name may mean another file by now
-            raise StaleError(str(running.problem)) from running.problem
-        if running.problem is not None:
-            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        running.expect_done(ino)
         return None
 
     async def header(self, inode: Inode) -> Header | None:
@@ -96,7 +101,7 @@ class Hydration:
         """
         if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
             return None
-        asked = None if inode.ino in self._running else self.headers.ask(inode)
+        asked = None if self._running.get(inode.ino) else self.headers.ask(inode)
         if asked is None:
             return None
         await self._wait(inode.ino, asked.ended, trio.current_time())
@@ -105,10 +110,7 @@ class Hydration:
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
         """As long as an open may. Raises NotFoundError."""
         bucket = self.bucket
-        with trio.move_on_at(since + bucket.wait):
-            while not enough.is_set() and not bucket.health.down:
-                with trio.move_on_after(GLANCE):
-                    await enough.wait()
+        await wait_while_up(enough, since + bucket.wait, bucket.health)
         if not enough.is_set() and bucket.health.down:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         if not enough.is_set():
@@ -118,7 +120,7 @@ class Hydration:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
         if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
             return False
-        if inode.ino in self._running:
+        if self._running.get(inode.ino) is not None:
             return False
         self._begin(inode, errand)
         return True
@@ -131,36 +133,27 @@ class Hydration:
 
     def stop(self) -> None:
         """Bring nothing more: it was unmounted."""
-        for running in self._running.values():
-            running.scope.cancel()
+        self._running.stop()
         self.headers.stop()
 
     def _begin(
         self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
     ) -> Fetch:
         cost = self.downloads.cost(inode)
-        running = Fetch(trio.current_time(), cost, errand, streamed=streamed)
-        self._running[inode.ino] = running
+        running = Fetch(inode.copy(), cost, errand, streamed=streamed)
         self.budget.ask(running.turn)
-        trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
-        return running
+        return self._running.begin(inode.ino, running, partial(self._run, running))
 
     def _join(self, running: Fetch) -> None:
         """An open waits for what is fetched ahead: from now on it is the open's."""
         running.began = trio.current_time()
         self.budget.hurry(running.turn)
 
-    async def _run(self, inode: Inode, running: Fetch) -> None:
+    async def _run(self, running: Fetch) -> None:
         began = time.perf_counter()
         try:
-            with running.scope:
-                await self.downloads.run(inode, running)
+            await self.downloads.run(running)
         finally:
             self.budget.leave(running.turn)
-            del self._running[inode.ino]
-            running.end()
-            if running.problem is None:
-                spent = time.perf_counter() - began
-                self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
-            if running.errand is not None:
-                running.errand.ended(inode, running.problem, joined=running.turn.urgent)
+        spent = time.perf_counter() - began
+        self.ledger.latencies.hydrate[self.bucket.name].observe(spent)

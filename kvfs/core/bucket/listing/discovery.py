@@ -21,6 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.adoption import Adoption, is_bare
 from kvfs.core.bucket.listing.folders import Place, Verdict
 from kvfs.core.bucket.listing.openers import Openers
+from kvfs.core.flights import Flight, SingleFlight
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement.finding import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote
@@ -60,14 +61,14 @@ class Times(Generic[K]):
         self._times.pop(what, None)
 
 
-class _Look:
+class _Look(Flight):
     """A question on its way: about a name that is not known, or an inode that is."""
 
     def __init__(self, ask: Ask, place: Place | None, ino: int) -> None:
+        super().__init__()
         self.ask = ask
         self.place = place
         self.ino = ino
-        self.ended = trio.Event()
 
 
 class Discovery:
@@ -79,7 +80,11 @@ class Discovery:
         self.bucket = bucket
         self.ledger = adoption.ledger
         self.dirty = adoption.dirty
-        self._looks: dict[str, _Look] = {}
+        self._looks: SingleFlight[str, _Look] = SingleFlight(
+            lambda key, error: log.error(
+                "what the bucket has of %s: a defect of kvfs", key, exc_info=error
+            )
+        )
         self._waiting: deque[_Look] = deque()
         self._calls = 0
         self._quiet_until = 0.0
@@ -226,7 +231,7 @@ class Discovery:
     def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
         if look is None:
-            look = self._looks[ask.key] = _Look(ask, place, ino)
+            look = self._looks.enter(ask.key, _Look(ask, place, ino))
             self.bucket.counters["lookups"] += 1
             self._send(look)
         return look
@@ -265,8 +270,7 @@ class Discovery:
                 again.append(look)
         for look in looks:
             if look not in again:
-                del self._looks[look.ask.key]
-                look.ended.set()
+                self._looks.end(look.ask.key)
         for look in again:
             self._send(look)
 
@@ -277,8 +281,8 @@ class Discovery:
         except CatalogError as error:
             log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
             return False
-        except Exception:
-            log.exception("what the bucket has of %s: a defect of kvfs", look.ask.key)
+        except Exception as error:  # noqa: BLE001 (it is logged)
+            self._looks.defect(look.ask.key, error)
             return False
         if verdict == "hidden" and look.ask.limit == FEW:
             look.ask = look.ask._replace(limit=MANY)

@@ -11,6 +11,7 @@ Not for what becomes of a name (`adoption`), nor for whole trees (`importing`).
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ import trio
 from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.discovery import Discovery, Times
 from kvfs.core.bucket.listing.folders import Place
+from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement.remote import Remote
@@ -62,7 +64,11 @@ class Presence:
         self.bucket = discovery.bucket
         self._listed: Times[int] = Times()
         self._compared: Times[int] = Times()  # with what is known here
-        self._running: dict[int, trio.Event] = {}
+        self._running: SingleFlight[int, Flight] = SingleFlight(
+            lambda ino, error: log.error(
+                "directory %d is not listed in the bucket: a defect of kvfs", ino, exc_info=error
+            )
+        )
 
     async def show(self, ino: int) -> None:
         """Somebody is about to read a directory, or to remove it."""
@@ -70,14 +76,13 @@ class Presence:
             return
         if self._listed.age(ino) < AGAIN:
             return
-        ended = self._running.get(ino)
-        if ended is None:
+        running = self._running.get(ino)
+        if running is None:
             if self.adoption.folders.directory(ino) is None:
                 return
-            ended = self._running[ino] = trio.Event()
-            trio.lowlevel.spawn_system_task(self._list, ino)
+            running = self._running.begin(ino, Flight(), partial(self._list, ino))
         with trio.move_on_after(WAIT):
-            await ended.wait()
+            await running.ended.wait()
 
     async def show_below(self, ino: int) -> bool:
         """A directory is about to get another name, and all below it with it. Whether all is named.
@@ -123,10 +128,6 @@ class Presence:
             self.discovery.failed(error)
         except KvfsError as error:
             log.error("directory %d is not listed in the bucket: %s", ino, error)
-        except Exception:
-            log.exception("directory %d is not listed in the bucket: a defect of kvfs", ino)
-        finally:
-            self._running.pop(ino).set()
 
     async def _enter(self, ino: int, *, compare: bool) -> list[int]:
         """Return inodes that were not listed as they are known; compare: those listed as well.
