@@ -6,22 +6,22 @@ by the workers, so it imports little. Not for picking what to move.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kvfs import failpoints, mounts
-from kvfs.movement.hashing import Dense, Sparse, data_ranges
-from kvfs.movement.parts import (
+from kvfs.movement.files import (
+    Dense,
     SourceChangedError,
+    Sparse,
     complete,
+    data_ranges,
     expect_size,
     part,
     reading,
     remove_parts,
 )
 
-T = TypeVar("T")
 NICENESS = 15  # opens while movers work: see scripts/bench/busy.py
 PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost system calls
 
@@ -186,11 +186,6 @@ def _fill(inp: int, piece: memoryview, position: int) -> int:
     while filled < len(piece) and (got := os.preadv(inp, [piece[filled:]], position + filled)):
         filled += got
     return filled
-
-
-def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str, bool]) -> T:
-    """What the worker is sent: positional and keyword arguments of a job."""
-    return job(*arguments, **options)
 
 
 def give_way(niceness: int) -> bool:

@@ -33,6 +33,7 @@ from kvfs.core.flights import Flight
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.movement import downloading
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import LEAST
@@ -222,7 +223,7 @@ class Downloads:
                 self.reading -= Counter({stored.key: 1})
         path = tier.path(inode.ino, inode.version)
         wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
-        return await self.remote.download(*wanted)
+        return await self.remote.call("down", inode.size, [path], downloading.download, *wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
         """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""

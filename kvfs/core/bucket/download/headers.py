@@ -16,7 +16,8 @@ from kvfs.core.bucket.download.download import FOR_GOOD, Downloads
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.ledger.header import Header
 from kvfs.errors import KvfsError, TierError
-from kvfs.s3.header import LEAST
+from kvfs.movement import looking
+from kvfs.s3.header import LEAST, SIZE
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class Headers:
         if stored is None:
             return b""
         try:
-            return await self.downloads.remote.peek(stored, inode.size, inode.digest)
+            wanted = (stored, inode.size, inode.digest)
+            return await self.downloads.remote.call("down", SIZE, (), looking.peek, *wanted)
         except FOR_GOOD as error:
             log.info("inode %d is to come as a whole: %s", inode.ino, error)
             return b""

@@ -18,9 +18,9 @@ import trio
 from kvfs.catalog import Inode, Stored
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import TierError
+from kvfs.movement.downloading import Ends, Say, Word, hear, path_of, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
-from kvfs.movement.streaming import Ends, Say, Word, hear, path_of, tell
 from kvfs.s3.chunks import chunk_size
 from kvfs.tiers import Job, Tier
 

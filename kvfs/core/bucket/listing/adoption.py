@@ -19,7 +19,7 @@ from functools import partial
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.bucket.listing.folders import Folders, Place, Verdict
 from kvfs.core.names.tree import Tree, is_name
-from kvfs.movement.finding import Answer, Ask, Seen
+from kvfs.movement.looking import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Entry

@@ -23,7 +23,8 @@ from kvfs.core.bucket.listing.folders import Place, Verdict
 from kvfs.core.bucket.listing.openers import Openers
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.errors import CatalogError, TierError
-from kvfs.movement.finding import Answer, Ask
+from kvfs.movement import looking
+from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
 from kvfs.tiers import Bucket
@@ -223,10 +224,13 @@ class Discovery:
         """Have the workers begin before somebody waits for them."""
         if self.bucket.shared and self.may_ask():
             try:
-                await self.remote.look([Ask(self.bucket.keys.own)])
+                await self._look_at([Ask(self.bucket.keys.own)])
                 self._wait = WAIT
             except (StoreError, TierError) as error:
                 log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
+
+    async def _look_at(self, asks: list[Ask]) -> list[Answer | StoreError]:
+        return await self.remote.call("look", 0, (), looking.look, asks)
 
     def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
@@ -254,7 +258,7 @@ class Discovery:
         answers: list[Answer | StoreError] = []
         with self.dirty.superseded.watching() as gone:
             try:
-                answers = await self.remote.look([look.ask for look in looks])
+                answers = await self._look_at([look.ask for look in looks])
             except (StoreError, TierError) as error:
                 self.failed(error)
             except Exception:

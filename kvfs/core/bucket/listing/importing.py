@@ -20,7 +20,8 @@ from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.presence import STEP, Presence, some
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
-from kvfs.movement.finding import Answer, Ask
+from kvfs.movement import looking
+from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.keys import Name
@@ -155,7 +156,8 @@ class Importing:
         records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
         found = []
         for page in some(list(records), HEADS):
-            for key, content in zip(page, await self.remote.records(page), strict=True):
+            contents = await self.remote.call("list", 0, (), looking.records, page)
+            for key, content in zip(page, contents, strict=True):
                 try:
                     if isinstance(content, StoreError):
                         raise content
@@ -213,7 +215,7 @@ class Importing:
     async def _ask(self, wanted: list[_Wanted]) -> None:
         with self.adoption.dirty.superseded.watching() as gone:
             asks = [Ask(one.key) for one in wanted]
-            answers = await self.remote.look(asks, bulk=True)
+            answers = await self.remote.call("list", 0, (), looking.look, asks)
             for one, ask, answer in zip(wanted, asks, answers, strict=True):
                 self._take(one, ask, answer, gone)
                 await trio.lowlevel.checkpoint()

@@ -23,6 +23,7 @@ from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
+from kvfs.movement import looking
 from kvfs.movement.remote import Remote
 from kvfs.s3.store import Entry, Page
 
@@ -49,7 +50,8 @@ class Pages:
         """The next one, None behind the last one. Raises StoreError, TierError."""
         if self._ended:
             return None
-        page = await self._remote.listed(self._prefix, self._after, self._delimiter)
+        wanted = (self._prefix, self._after, self._delimiter)
+        page = await self._remote.call("list", 0, (), looking.page, *wanted)
         self._after, self._ended = page.after, not page.after
         return page
 

@@ -16,8 +16,8 @@ from kvfs.core.bucket.node import claims
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import TierError
 from kvfs.movement.remote import Remote
+from kvfs.s3 import nodes
 from kvfs.s3.keys import Space
-from kvfs.s3.nodes import Node
 from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,12 @@ class Announcement:
         if (has == self.published and not due) or self.bucket.health.down or not self.bucket.terms:
             return
         host = runtime.machine().partition(":")[2]
-        node = Node(self.identity, host, self.mountpoint, has)
+        node = nodes.Node(self.identity, host, self.mountpoint, has)
         began = trio.current_time()
         try:
-            written = await self.remote.announce(node, keep=self.published is None)
+            written = await self.remote.call(
+                "ask", 0, (), nodes.publish, self.bucket.keys, node, keep=self.published is None
+            )
         except TierError as error:  # of which StoreErrors are some
             kind = type(error).__name__
             log.log(

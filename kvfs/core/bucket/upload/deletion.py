@@ -16,6 +16,7 @@ from kvfs import failpoints
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import CatalogError, TierError
+from kvfs.movement import uploading
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
 from kvfs.s3.store import LIST_LIMIT
@@ -71,7 +72,8 @@ class Deletion:
         self._locked.update(keys)
         try:
             attempts = {key: tokens for key in keys if (tokens := self.superseded.attempts(key))}
-            left = await self.remote.remove([*keys, *records], attempts)
+            doomed = [*keys, *records]
+            left = await self.remote.call("ask", 0, (), uploading.remove, doomed, attempts)
             if failpoints.active:
                 failpoints.reach("dispatcher.deleted")
             with self.ledger.catalog.batch() as batch:

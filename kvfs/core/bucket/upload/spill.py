@@ -28,7 +28,8 @@ from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
 from kvfs.errors import KvfsError, TierError
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement import uploading
+from kvfs.movement.files import SourceChangedError
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
 from kvfs.tiers import Bucket
@@ -90,7 +91,7 @@ class Spill:
         if self._swept or self.running:
             return
         try:
-            found = await self.remote.sweep(self._notes)
+            found = await self.remote.call("ask", 0, (), uploading.sweep, self._notes)
         except (StoreError, TierError, OSError) as error:
             self.backoff.failed("sweep", error)
             return

@@ -21,7 +21,8 @@ from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement import uploading
+from kvfs.movement.files import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
@@ -103,14 +104,15 @@ class Uploads:
             if source is None:
                 assert stored is not None
                 about = self._about(inode)
-                uploaded = await self.remote.copy(stored, about, target, self._notes)
+                uploaded = await self.remote.call(
+                    "up", about.size, (), uploading.copy, stored, about, target, self._notes
+                )
             else:
                 path = source.path(inode.ino, inode.version)
                 about, scratch = self._about(inode), self._scratch(inode)
                 copy = inode.packed if self.ledger.tiers.is_packed_in(inode, source) else None
-                uploaded = await self.remote.upload(
-                    path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
-                )
+                wanted = (path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy)
+                uploaded = await self.remote.call("up", about.size, (), uploading.upload, *wanted)
         except ObjectExistsError as error:
             if self.ledger.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
                 return Later(AGAIN)
