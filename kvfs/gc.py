@@ -16,7 +16,7 @@ from typing import Any
 from kvfs.catalog import Catalog
 from kvfs.config import bucket_place
 from kvfs.control import request
-from kvfs.core.bucket.node import claims
+from kvfs.core.bucket.node import spaces, strays_after
 from kvfs.core.ledger.dirty import FACT
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError
@@ -139,11 +139,11 @@ def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, 
         raise ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
     if known is not None and str(place) != known:
         raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
-    has = claims.spaces(Namespaces(catalog))
+    has = spaces(Namespaces(catalog))
     strays: list[str] = []
     after = 0
     while True:
-        more, after = claims.strays(catalog, Keys(place.prefix), has, after)
+        more, after = strays_after(catalog, Keys(place.prefix), has, after)
         strays += more
         if not after:
             break

@@ -21,8 +21,7 @@ from kvfs.core.bucket.listing.contests import Contests
 from kvfs.core.bucket.listing.discovery import Discovery
 from kvfs.core.bucket.listing.importing import Importing
 from kvfs.core.bucket.listing.presence import Presence
-from kvfs.core.bucket.node.announcement import Announcement
-from kvfs.core.bucket.node.availability import Availability
+from kvfs.core.bucket.node import Announcement, Availability
 from kvfs.core.bucket.upload.backlog import Backlog
 from kvfs.core.bucket.upload.spill import Spill
 from kvfs.core.capacity.quota import Quota

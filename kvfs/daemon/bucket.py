@@ -2,7 +2,7 @@
 
 Contract: `prepare` raises ConfigError with the reason where a mount is to be refused. A takeover
 asks nothing: what the store honours was found out at the mount, and is in the runtime directory.
-Not for objects, nor for how the bucket is later (`core/bucket/node/availability.py`).
+Not for objects, nor for how the bucket is later (`core/bucket/node.py`).
 """
 
 import json

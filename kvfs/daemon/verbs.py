@@ -15,7 +15,7 @@ from kvfs.core.admin import administration
 from kvfs.core.admin.pins import Pins
 from kvfs.core.admin.usage import Usage
 from kvfs.core.bucket.listing.importing import Importing
-from kvfs.core.bucket.node import claims
+from kvfs.core.bucket.node import describe
 from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
@@ -159,7 +159,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         if found is None:
             raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         namespaces = mount.ledger.namespaces
-        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
+        return await describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""

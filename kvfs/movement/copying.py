@@ -6,6 +6,8 @@ by the workers, so it imports little. Not for picking what to move.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from kvfs.movement.files import (
     Sparse,
     complete,
     data_ranges,
+    expect_same,
     expect_size,
     part,
     reading,
@@ -99,8 +102,7 @@ def _copy_part(
             expect_written(inp, source)
             if sparse:
                 os.truncate(out, size)  # no huge page for each few bytes
-            if expect_size(inp, source, size).st_mtime_ns != before.st_mtime_ns:
-                raise SourceChangedError(f"{source} was written to while it was copied")
+            expect_same(inp, source, size, before.st_mtime_ns)
             os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             if sync:
                 os.fsync(out)
@@ -129,7 +131,8 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
         blocks = expect_size(inp, source, size).st_blocks
         digest = _stream(inp, size, None, sparse=sparse)
         if sync:
-            _sync(inp, source)
+            with _lost(source):
+                os.fsync(inp)
         return Moved(digest, blocks, mtime_ns=os.fstat(inp).st_mtime_ns)
 
 
@@ -138,19 +141,18 @@ def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
     return _stream(fd, size, None, sparse=sparse)
 
 
-def _sync(inp: int, source: str) -> None:
+@contextmanager
+def _lost(source: str) -> Iterator[None]:
     try:
-        os.fsync(inp)
+        yield
     except OSError as error:
         raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 
 
 def expect_written(inp: int, source: str) -> None:
     """Raises LostError if the bytes that were read may be others than those that were written."""
-    try:
+    with _lost(source):
         mounts.expect_written(inp)
-    except OSError as error:
-        raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 
 
 def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:

@@ -41,6 +41,15 @@ def reading(source: str) -> Iterator[int]:
         os.close(inp)
 
 
+def expect_same(inp: int, source: str, size: int, mtime_ns: int) -> None:
+    """Raises SourceChangedError if an open file has another size, or was written to."""
+    found = expect_size(inp, source, size)
+    if found.st_mtime_ns != mtime_ns:
+        raise SourceChangedError(
+            f"{source} was written at {found.st_mtime_ns} ns, expected {mtime_ns}"
+        )
+
+
 def expect_size(inp: int, source: str, size: int) -> os.stat_result:
     """Return the status of an open file. Raises SourceChangedError if it has another size."""
     found = os.fstat(inp)

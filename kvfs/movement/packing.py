@@ -26,7 +26,14 @@ from kvfs.compression.files import compress, content_digest, decompress
 from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement import copying
 from kvfs.movement.copying import Moved
-from kvfs.movement.files import SourceChangedError, complete, expect_size, part, reading
+from kvfs.movement.files import (
+    SourceChangedError,
+    complete,
+    expect_same,
+    expect_size,
+    part,
+    reading,
+)
 
 MEMORY = 64 << 20  # bytes of an object that is packed in memory: as many as a put has in it
 
@@ -107,8 +114,7 @@ def pack(source: str, destination: str, size: int, element_size: int | None) -> 
         with part(destination) as out:
             packed, content, packing = _compressed(inp, out, size, element_size)
             if packed is not None:
-                if expect_size(inp, source, size).st_mtime_ns != before.st_mtime_ns:
-                    raise SourceChangedError(f"{source} was written to while it was compressed")
+                expect_same(inp, source, size, before.st_mtime_ns)
                 os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
                 os.fsync(out)
                 for fd in (inp, out):

@@ -16,7 +16,7 @@ from kvfs import failpoints
 from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import LostError, expect_written
-from kvfs.movement.files import SourceChangedError, reading
+from kvfs.movement.files import expect_same, reading
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
@@ -48,7 +48,7 @@ def upload(
         if copy is not None and os.fstat(fd).st_size == about.size:
             copy = None
         size = about.size if copy is None else copy.size
-        _expect(fd, source, size, touched_ns)
+        expect_same(fd, source, size, touched_ns)
         packed = result = chunks = None
         first = b""
         if copy is None and scratch is not None:
@@ -96,7 +96,7 @@ def upload(
                 done = send(once=False)
             else:
                 done = publishing.same(transfers, target.key, digest, about)
-        _expect(fd, source, size, touched_ns)
+        expect_same(fd, source, size, touched_ns)
         if failpoints.active:
             failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)
@@ -125,15 +125,6 @@ def _expect_written(fd: int, source: str) -> None:
         expect_written(fd, source)
     except LostError as error:
         raise SourceError(f"the kernel could not write {source}: {error}") from error
-
-
-def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:
-    found = os.fstat(fd)
-    if (found.st_size, found.st_mtime_ns) != (size, touched_ns):
-        raise SourceChangedError(
-            f"{source} has {found.st_size} bytes of {found.st_mtime_ns} ns, expected {size} of "
-            f"{touched_ns}"
-        )
 
 
 # S3 copies 5 GiB in one request, but answers only then: that takes longer than an answer may.

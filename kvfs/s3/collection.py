@@ -17,7 +17,7 @@ from kvfs.s3.errors import MetadataError, NoObjectError, StoreError, WrongBytesE
 from kvfs.s3.garbage import GARBAGE, Kind, Own, Rules, Verdict
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
-from kvfs.s3.store import Entry, Page, Upload
+from kvfs.s3.store import Entry, Upload, pages
 from kvfs.s3.transfer import Transfers
 
 EXAMPLES = 20  # that a report names
@@ -118,7 +118,7 @@ class Collector:
         report = Report(self._began, nodes, dict(self._nodes.unread), stale)
         rules = Rules(self.keys, nodes, own, self.forget)
         self._hashes = set()
-        for page in self._pages(self.keys.prefix):
+        for page in pages(self.store, self.keys.prefix):
             for entry, name in self._named(page.entries):
                 report.listed.add(entry.size)
                 self._enter(report, rules, entry, rules.of(entry, name, self._hashes))
@@ -151,14 +151,6 @@ class Collector:
                     f"{self._began - node.refreshed:.0f} s ago; if it is gone for good, wait for "
                     "--node-age, or give a smaller one"
                 )
-
-    def _pages(self, prefix: str) -> Iterator[Page]:
-        after = ""
-        while True:
-            page = self.store.list(prefix, after=after)
-            yield page
-            if not (after := page.after):
-                return
 
     def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Name | None]]:
         """With the names in records, which are read several at a time."""
@@ -260,13 +252,13 @@ class Collector:
         """After their objects, as they are now."""
         self._hashes = {
             entry.key.removeprefix(self.keys.long)
-            for page in self._pages(self.keys.long)
+            for page in pages(self.store, self.keys.long)
             for entry in page.entries
         }
         self._delete_below(report, self.keys.names, report.spaces)
 
     def _delete_below(self, report: Report, prefix: str, spaces: dict[Space, Found]) -> None:
-        for page in self._pages(prefix):
+        for page in pages(self.store, prefix):
             if not page.entries:
                 break
             named = list(self._named(page.entries))

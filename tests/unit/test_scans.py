@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.download import headers
+from kvfs.core.bucket.download import hydration
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.tree import COOKIE_PARENT
 from kvfs.core.namespaces.open_order import caller
@@ -748,7 +748,7 @@ def test_what_is_gone_before_its_header_is_here_is_stale(
 
 def test_who_keeps_many_open_reads_no_headers(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        monkeypatch.setattr(headers, "MOST", 1)
+        monkeypatch.setattr(hydration, "HEADERS_MOST", 1)
         one = await scanned(made)
         two = await scanned(made, OTHER, b"b")
         assert (one.direct, two.direct) == (True, False)

@@ -1,19 +1,23 @@
 """From the bucket: what only it has, and somebody opens, comes back into a tier.
 
 Contract: `fetch` returns when the object has a copy here, or, if that will do, when it can be read
-while it comes; `header` when its first bytes can. Who has waited too long has a miss, the fetch
-goes on. A store that is down is not asked: that is a miss at once. `ahead` has an object fetched
-for which no open waits, as long as an `Errand` wants it; an open that comes makes it its own.
+while it comes; `header` when its first bytes can, which are there only if something beside the
+object proves them. Who has waited too long has a miss, the work goes on. A store that is down is
+not asked, and one that fails is a miss. `ahead` has an object fetched for which no open waits, as
+long as an `Errand` wants it; an open that comes makes it its own.
 
 Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
 becomes of those; it is among the running ones from the moment when somebody asks until all who
-wait, and its errand, were told of its end. All together have a bound on bytes (`budget`).
-Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead;
-nor for how an object comes, and what a failure means for it: `download`.
+wait, and its errand, were told of its end. All together have a bound on bytes (`budget`). A header
+that was taken keeps its key from being deleted until it is left, and takes no room of a tier.
+Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead,
+nor who scans (`core/objects/scans.py`); nor for how an object comes, and what a failure means for
+it: `download`.
 """
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -21,17 +25,102 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.budget import Budget
-from kvfs.core.bucket.download.download import Downloads, Errand, Fetch
-from kvfs.core.bucket.download.headers import Headers
+from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Errand, Fetch
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.capacity.room import Room
-from kvfs.core.flights import SingleFlight, wait_while_up
+from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import Transfers
-from kvfs.errors import NotFoundError
+from kvfs.errors import KvfsError, NotFoundError, TierError
+from kvfs.movement import looking
 from kvfs.movement.remote import Remote
+from kvfs.s3.header import LEAST, SIZE
 from kvfs.tiers import Bucket
+
+log = logging.getLogger(__name__)
+
+# Headers that handles are served from at a time, 4 KiB each; who keeps more files open than that
+# does not look through them one after the other.
+HEADERS_MOST = 4096
+
+
+class Asked(Flight):
+    """A question for a header. `data`: b"" if nothing proves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+
+class Headers:
+    """`kept`: how many were taken and not left."""
+
+    def __init__(self, downloads: Downloads) -> None:
+        self.downloads = downloads
+        self.bucket = downloads.bucket
+        self.kept = 0
+        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode and version
+            lambda key, error: log.error(
+                "inode %d stays in the bucket: a defect of kvfs", key[0], exc_info=error
+            )
+        )
+
+    def ask(self, inode: Inode) -> Asked | None:
+        """None if all of it has to be fetched."""
+        stored = self.downloads.stored(inode.ino)
+        if (
+            inode.size <= LEAST
+            or stored is None
+            or stored.codec != "none"
+            or self.kept >= HEADERS_MOST
+        ):
+            return None
+        key, asked = (inode.ino, inode.version), Asked()
+        work = partial(self._ask, inode.copy(), asked)
+        return self._asked.get(key) or self._asked.begin(key, asked, work)
+
+    def take(self, inode: Inode, asked: Asked) -> Header | None:
+        """None if all of it has to be fetched. Raises NotFoundError."""
+        asked.expect_done(inode.ino)
+        stored = self.downloads.stored(inode.ino)  # it may have got another name
+        if not asked.data or stored is None:
+            return None
+
+        def leave() -> None:
+            self.kept -= 1
+            self.downloads.reading -= Counter({stored.key: 1})
+
+        self.kept += 1
+        self.downloads.reading[stored.key] += 1
+        self.bucket.counters["headers"] += 1
+        return Header(asked.data, stored, leave)
+
+    def stop(self) -> None:
+        """Ask for nothing more: it was unmounted."""
+        self._asked.stop()
+
+    async def _ask(self, inode: Inode, asked: Asked) -> None:
+        """Raises what it has told of."""
+        try:
+            asked.data = await self._peek(inode)
+        except (KvfsError, OSError) as error:
+            if isinstance(error, TierError):  # of which StoreErrors are some
+                self.bucket.failed("download", error)
+            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            raise
+
+    async def _peek(self, inode: Inode) -> bytes:
+        stored = self.downloads.stored(inode.ino)
+        if stored is None:
+            return b""
+        try:
+            wanted = (stored, inode.size, inode.digest)
+            return await self.downloads.remote.call("down", SIZE, (), looking.peek, *wanted)
+        except FOR_GOOD as error:
+            log.info("inode %d is to come as a whole: %s", inode.ino, error)
+            return b""
+
 
 log = logging.getLogger(__name__)
 
