@@ -101,24 +101,21 @@ class Dispatcher:
         self.importing: Importing | None = None
         self.announcement: Announcement | None = None
         if remote is not None and tree is not None:
-            bucket = remote.bucket
-            discovery = Discovery(Adoption(tree, bucket), remote, bucket)
+            discovery = Discovery(Adoption(tree, remote.bucket), remote)
             self.presence = Presence(discovery)
             self.contests = Contests(discovery)
             self.importing = Importing(self.presence)
-            self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.hydration = Hydration(transfers, room, remote, self._jobs, discovery)
             self.spill = Spill(
-                *(transfers, quota, remote, bucket, self._jobs),
+                *(transfers, quota, remote, self._jobs),
                 notes=notes,
                 complete=discovery.complete,
+                reading=self.hydration.downloads.reading,
             )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
-            self.hydration.complete = discovery.complete
-            self.hydration.downloads.matched = discovery.matched
-            self.spill.deletion.reading = self.hydration.downloads.reading
-            self.availability = Availability(remote, bucket, self.spill, identity)
-            self.announcement = Announcement(ledger, remote, bucket, identity, mountpoint)
+            self.availability = Availability(remote, self.spill, identity)
+            self.announcement = Announcement(ledger, remote, identity, mountpoint)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.sweeps = Sweeps(ledger)
         self.scrub = Scrub(transfers, movers, 0)

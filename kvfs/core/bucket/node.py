@@ -38,9 +38,9 @@ GLANCE = 0.5  # s between two looks whether somebody met a failure
 class Availability:
     """`identity` of the kvfs that claims the prefix."""
 
-    def __init__(self, remote: Remote, bucket: Bucket, spill: Spill, identity: str) -> None:
+    def __init__(self, remote: Remote, spill: Spill, identity: str) -> None:
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.spill = spill
         self.identity = identity
 
@@ -80,12 +80,10 @@ LOOK = 10.0  # s between two looks at what nothing tells of, and after a failure
 class Announcement:
     """`identity` of this node; `mountpoint` for people."""
 
-    def __init__(
-        self, ledger: Ledger, remote: Remote, bucket: Bucket, identity: str, mountpoint: str
-    ) -> None:
+    def __init__(self, ledger: Ledger, remote: Remote, identity: str, mountpoint: str) -> None:
         self.ledger = ledger
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.identity = identity
         self.mountpoint = mountpoint
         self.published: frozenset[Space] | None = None

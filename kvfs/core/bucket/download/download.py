@@ -44,7 +44,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket, Reservation, Tier
+from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,6 @@ class Errand(Protocol):
 
 class UnwantedError(NotFoundError):
     """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
-
-
-def _ignore(ino: int) -> None:
-    """Nobody is told that the bucket has it still."""
 
 
 class Fetch(Flight):
@@ -115,16 +111,22 @@ class Downloads:
     """`jobs` are inodes that movers work on."""
 
     def __init__(
-        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+        self,
+        transfers: Transfers,
+        room: Room,
+        remote: Remote,
+        jobs: set[int],
+        matched: Callable[[int], None],
     ) -> None:
+        """matched: told of what the bucket has as it is known."""
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.backpressure = Backpressure(self.ledger)
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here
-        self.matched: Callable[[int], None] = _ignore  # told of what the bucket has as it is known
+        self._matched = matched
         self._jobs = jobs
         self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
@@ -190,20 +192,16 @@ class Downloads:
         self._jobs.add(ino)
         try:
             with await self._find_room(inode, running) as room:
-                stored = self._expect_stored(ino)  # a job may have given it another name
+                stored = self.stored(ino)  # a job may have given it another name
+                if stored is None:
+                    place = self.bucket.place
+                    raise NoObjectError(f"inode {ino}: nothing says where it is in {place}")
                 await self.transfers.wait_for_trash(room.tier, ino, version)
                 moved = await self._download(inode, stored, room.tier, running)
                 self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
             self.ledger.work.wake()
-
-    def _expect_stored(self, ino: int) -> Stored:
-        """Where it is. Raises NoObjectError."""
-        found = self.stored(ino)
-        if found is None:
-            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
-        return found
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         try:
@@ -241,7 +239,7 @@ class Downloads:
         except KvfsError:
             ledger.trash.throw_away(tier, ino, version)
             raise
-        self.matched(ino)
+        self._matched(ino)
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
         if moved.cpu_seconds:
@@ -271,7 +269,12 @@ class Downloads:
         elif isinstance(error, OTHERS):
             log.error("inode %d is lost, %s: %s", inode.ino, place, error)
         else:
-            self._refuse_bytes(inode, error)
+            log.error(
+                "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
+                *(inode.ino, place, error),
+            )
+            if (there := ledger.dirty.stored(inode.ino)) is not None:
+                self.bucket.gave_wrong_bytes(there.key, there.etag)
         if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
         belied = followed and stored is not None and self._is_belied(stored.key)
@@ -293,15 +296,6 @@ class Downloads:
         lately = self._belied.age(key) < self.bucket.wait + LOOK_AGAIN
         self._belied.note(key)
         return lately
-
-    def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
-        stored = self.ledger.dirty.stored(inode.ino)
-        log.error(
-            "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
-            *(inode.ino, self.bucket.place, error),
-        )
-        if stored is not None:
-            self.bucket.gave_wrong_bytes(stored.key, stored.etag)
 
     # Room
 

@@ -18,7 +18,7 @@ it: `download`.
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -27,6 +27,7 @@ from kvfs.catalog import Inode
 from kvfs.core.bucket.download.budget import Budget
 from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Errand, Fetch
 from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.discovery import Discovery
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
@@ -36,7 +37,6 @@ from kvfs.errors import KvfsError, NotFoundError, TierError
 from kvfs.movement import looking
 from kvfs.movement.remote import Remote
 from kvfs.s3.header import LEAST, SIZE
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -127,32 +127,28 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
 
 
-def _ignore(inode: Inode) -> None:
-    """Nobody is told of opens."""
-
-
-async def _nobody(ino: int) -> Inode | None:
-    """Brings no facts."""
-
-
 class Hydration:
     """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
 
     def __init__(
-        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+        self,
+        transfers: Transfers,
+        room: Room,
+        remote: Remote,
+        jobs: set[int],
+        discovery: Discovery,
     ) -> None:
         self.ledger = transfers.ledger
-        self.bucket = bucket
-        self.downloads = Downloads(transfers, room, remote, bucket, jobs)
+        self.bucket = remote.bucket
+        self.downloads = Downloads(transfers, room, remote, jobs, discovery.matched)
         self.headers = Headers(self.downloads)
         self._running: SingleFlight[int, Fetch] = SingleFlight(
             lambda ino, error: log.error(
                 "inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error
             )
         )
-        self.opening: Callable[[Inode], None] = _ignore
-        # What brings the facts of an object that only a listing told of; None if they do not come.
-        self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
+        self.opening: Callable[[Inode], None] = lambda _inode: None
+        self.complete = discovery.complete
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     @property
@@ -174,7 +170,8 @@ class Hydration:
         if running is None:
             running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
         elif not running.turn.urgent:
-            self._join(running)
+            running.began = trio.current_time()  # from now on it is the open's
+            self.budget.hurry(running.turn)
         self.opening(inode)
         since = running.began if running.stream is None else trio.current_time()
         await self._wait(ino, running.ended if whole else running.ready, since)
@@ -232,11 +229,6 @@ class Hydration:
         running = Fetch(inode.copy(), cost, errand, streamed=streamed)
         self.budget.ask(running.turn)
         return self._running.begin(inode.ino, running, partial(self._run, running))
-
-    def _join(self, running: Fetch) -> None:
-        """An open waits for what is fetched ahead: from now on it is the open's."""
-        running.began = trio.current_time()
-        self.budget.hurry(running.turn)
 
     async def _run(self, running: Fetch) -> None:
         began = time.perf_counter()

@@ -19,7 +19,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.adoption import Adoption, is_bare
-from kvfs.core.bucket.listing.folders import Place, Verdict
+from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.openers import Openers
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.errors import CatalogError, TierError
@@ -27,7 +27,6 @@ from kvfs.movement import looking
 from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +74,10 @@ class _Look(Flight):
 class Discovery:
     """Of one bucket."""
 
-    def __init__(self, adoption: Adoption, remote: Remote, bucket: Bucket) -> None:
+    def __init__(self, adoption: Adoption, remote: Remote) -> None:
         self.adoption = adoption
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.ledger = adoption.ledger
         self.dirty = adoption.dirty
         self._looks: SingleFlight[str, _Look] = SingleFlight(
@@ -224,13 +223,10 @@ class Discovery:
         """Have the workers begin before somebody waits for them."""
         if self.bucket.shared and self.may_ask():
             try:
-                await self._look_at([Ask(self.bucket.keys.own)])
+                await self.remote.call("look", 0, (), looking.look, [Ask(self.bucket.keys.own)])
                 self._wait = WAIT
             except (StoreError, TierError) as error:
                 log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
-
-    async def _look_at(self, asks: list[Ask]) -> list[Answer | StoreError]:
-        return await self.remote.call("look", 0, (), looking.look, asks)
 
     def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
@@ -258,7 +254,8 @@ class Discovery:
         answers: list[Answer | StoreError] = []
         with self.dirty.superseded.watching() as gone:
             try:
-                answers = await self._look_at([look.ask for look in looks])
+                asks = [look.ask for look in looks]
+                answers = await self.remote.call("look", 0, (), looking.look, asks)
             except (StoreError, TierError) as error:
                 self.failed(error)
             except Exception:
@@ -281,7 +278,10 @@ class Discovery:
     def _enter(self, look: _Look, answer: Answer, gone: set[str]) -> bool:
         """Whether it is to be asked once more, for more of what is below it."""
         try:
-            verdict = self._verdict(look, answer, gone)
+            if look.place is not None:
+                verdict = self.adoption.settle(look.place, look.ask, answer, gone)
+            else:
+                verdict = self.adoption.renew(look.ino, look.ask, answer, gone)
         except CatalogError as error:
             log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
             return False
@@ -300,11 +300,6 @@ class Discovery:
         elif look.ino:
             self.confirmed.forget(look.ino)
         return False
-
-    def _verdict(self, look: _Look, answer: Answer, gone: set[str]) -> Verdict:
-        if look.place is not None:
-            return self.adoption.settle(look.place, look.ask, answer, gone)
-        return self.adoption.renew(look.ino, look.ask, answer, gone)
 
     def failed(self, error: Exception) -> None:
         """The store's failure: nobody waits for it in the next moment."""

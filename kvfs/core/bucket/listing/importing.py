@@ -107,15 +107,13 @@ class Importing:
             await dirty.changed.wait()
         await self.presence.namespaces()
         folder, key = self._keys(path)
-        pages = self.presence.pages(folder)
-        while (page := await pages.read()) is not None:
+        async for page in self.presence.pages(folder):
             await self._enter([named for entry in page.entries for named in self._named(entry)])
         if key:
-            page = await self.presence.pages(key).read()
-            if page is not None and page.entries and page.entries[0].key == key:
-                await self._enter(self._named(page.entries[0]))
-        pages = self.presence.pages(keys.long)
-        while (page := await pages.read()) is not None:
+            first = (await anext(self.presence.pages(key))).entries[:1]
+            if first and first[0].key == key:
+                await self._enter(self._named(first[0]))
+        async for page in self.presence.pages(keys.long):
             await self._enter(await self._read_names(page.entries, path))
 
     def _leads_somewhere(self, path: bytes) -> bool:

@@ -37,22 +37,23 @@ STEP = 8  # names entered between two turns of the loop, each some 60 us
 
 
 class Pages:
-    """A listing, a page at a time."""
+    """A listing, a page at a time. Each step raises StoreError, TierError."""
 
     def __init__(self, remote: Remote, prefix: str, delimiter: str) -> None:
         self._remote = remote
         self._prefix = prefix
         self._delimiter = delimiter
-        self._after = ""
-        self._ended = False
+        self._after: str | None = ""  # None behind the last page
 
-    async def read(self) -> Page | None:
-        """The next one, None behind the last one. Raises StoreError, TierError."""
-        if self._ended:
-            return None
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> Page:
+        if self._after is None:
+            raise StopAsyncIteration
         wanted = (self._prefix, self._after, self._delimiter)
         page = await self._remote.call("list", 0, (), looking.page, *wanted)
-        self._after, self._ended = page.after, not page.after
+        self._after = page.after or None
         return page
 
 
@@ -110,8 +111,7 @@ class Presence:
         if not prefix:
             return
         with self.discovery.dirty.superseded.watching() as gone:
-            pages = self.pages(prefix)
-            while (page := await pages.read()) is not None:
+            async for page in self.pages(prefix):
                 for entries in some(page.entries, STEP):
                     for entry in entries:
                         if entry.key not in gone:
@@ -145,8 +145,7 @@ class Presence:
             return doubtful
         before, names = adoption.catalog.counter, set[bytes]()
         with dirty.superseded.watching() as gone:
-            pages = self.pages(prefix, "/")
-            while (page := await pages.read()) is not None:
+            async for page in self.pages(prefix, "/"):
                 for entries in some(page.entries, STEP):
                     if adoption.folders.prefix(ino) != prefix:
                         return []  # it has another name now
@@ -176,7 +175,7 @@ class Presence:
             elif verdict == "here":
                 self.discovery.confirmed.note(known.ino)
 
-    def pages(self, prefix: str, delimiter: str = "") -> "Pages":
+    def pages(self, prefix: str, delimiter: str = "") -> Pages:
         """What is below a prefix."""
         return Pages(self.remote, prefix, delimiter)
 
@@ -208,8 +207,7 @@ class Presence:
     async def namespaces(self) -> None:
         """Those that are not known yet, each in its greatest version."""
         versions: dict[bytes, list[str]] = {}
-        pages = self.pages(self.adoption.keys.prefix, "/")
-        while (page := await pages.read()) is not None:
+        async for page in self.pages(self.adoption.keys.prefix, "/"):
             for folder in page.folders:
                 found = self.adoption.keys.parse_folder(folder)
                 if found is not None and found.namespace:

@@ -20,7 +20,6 @@ from kvfs.movement import uploading
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
 from kvfs.s3.store import LIST_LIMIT
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +35,18 @@ class Deletion:
         self,
         ledger: Ledger,
         remote: Remote,
-        bucket: Bucket,
         backoff: Backoff,
         locked: set[str],
+        reading: Container[str],
     ) -> None:
+        """reading: keys of what was unlinked, perhaps, and is read yet."""
         self.ledger = ledger
         self.dirty = ledger.dirty
         self.superseded = ledger.dirty.superseded
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.backoff = backoff
-        self.reading: Container[str] = ()  # keys of what was unlinked, perhaps, and is read yet
+        self._reading = reading
         self._locked = locked
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class Deletion:
 
     async def delete_some(self) -> None:
         """As many keys as one request can have."""
-        kept = (self._locked, self.reading)
+        kept = (self._locked, self._reading)
         keys = [key for key in self.superseded.deletes if not any(key in some for some in kept)]
         keys = keys[: LIST_LIMIT // 2]
         if not keys:

@@ -33,7 +33,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket, Tier
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ class Uploads:
         transfers: Transfers,
         quota: Quota,
         remote: Remote,
-        bucket: Bucket,
         backoff: Backoff,
         *,
         notes: str,
@@ -66,7 +65,7 @@ class Uploads:
         self.transfers = transfers
         self.quota = quota
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.backoff = backoff
         self.dirty = self.ledger.dirty
         self.superseded = self.dirty.superseded
