@@ -92,8 +92,7 @@ def _copy_part(
 ) -> Moved:
     """The bytes, under a name that nobody looks for."""
     with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.copy")
+        failpoints.reach("movement.copy")
         with part(destination) as out:
             before = expect_size(inp, source, size)
             if size and not sparse:
@@ -109,15 +108,13 @@ def _copy_part(
             if cold:
                 os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
-            if failpoints.active:
-                failpoints.reach("movement.copy.written")
+            failpoints.reach("movement.copy.written")
             return Moved(digest, os.fstat(out).st_blocks)
 
 
 def _finish(destination: str) -> None:
     complete(destination)
-    if failpoints.active:
-        failpoints.reach("movement.copy.renamed")
+    failpoints.reach("movement.copy.renamed")
 
 
 def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:
@@ -126,8 +123,7 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
     Raises LostError if that fails, OSError, SourceChangedError.
     """
     with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.read")
+        failpoints.reach("movement.read")
         blocks = expect_size(inp, source, size).st_blocks
         digest = _stream(inp, size, None, sparse=sparse)
         if sync:
@@ -174,8 +170,7 @@ def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
                 written = 0
                 while written < got:
                     written += os.pwritev(out, [piece[written:got]], position + written)
-                if failpoints.active:
-                    failpoints.reach("movement.copy.piece")
+                failpoints.reach("movement.copy.piece")
             position += got
     if (there := os.fstat(inp).st_size) < size:  # behind its end all is a hole
         raise SourceChangedError(f"ended at {there} of {size} bytes")

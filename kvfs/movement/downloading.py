@@ -14,8 +14,6 @@ Not for choosing what comes down, nor for what is done with a chunk that is ther
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
@@ -25,66 +23,56 @@ from kvfs import failpoints
 from kvfs.catalog import Stored
 from kvfs.movement import copying, publishing
 from kvfs.movement.copying import Moved
-from kvfs.movement.files import complete, part
+from kvfs.movement.files import complete, nameless, opened, part
 from kvfs.s3 import chunked
 from kvfs.s3.errors import ObjectChangedError
 from kvfs.s3.transfer import Transfers
 
 
-def download(
-    transfers: Transfers,
-    stored: Stored,
-    destination: str,
-    size: int,
-    digest: bytes,
-    touched_ns: int,
-) -> Moved:
-    """Fetch an object of `size` bytes, as its readers see them, with this xxh3-128.
+class Wanted(NamedTuple):
+    """An object of `size` bytes, as its readers see them, with this xxh3-128; where it is to be."""
+
+    stored: Stored
+    destination: str
+    size: int
+    digest: bytes
+    touched_ns: int
+
+
+def download(transfers: Transfers, wanted: Wanted) -> Moved:
+    """Fetch an object.
 
     If it has another ETag by now it must say of itself that it has the same bytes.
     """
-    if failpoints.active:
-        failpoints.reach("movement.download")
-    with part(destination) as out:
-        if size:
-            os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+    failpoints.reach("movement.download")
+    with part(wanted.destination) as out:
+        if wanted.size:
+            os.truncate(out, wanted.size)  # tells tmpfs that huge pages will be within the size
         try:
-            spent = _fetch(transfers, stored, out, destination, size, digest)
+            spent = _fetch(transfers, wanted, out)
         except ObjectChangedError:
-            now, *_ = publishing.as_it_is_now(transfers, stored, digest)
-            spent = _fetch(transfers, now, out, destination, size, digest)
-        os.utime(out, ns=(touched_ns, touched_ns))
-        if failpoints.active:
-            failpoints.reach("movement.download.written")
+            now, *_ = publishing.as_it_is_now(transfers, wanted.stored, wanted.digest)
+            spent = _fetch(transfers, wanted._replace(stored=now), out)
+        os.utime(out, ns=(wanted.touched_ns, wanted.touched_ns))
+        failpoints.reach("movement.download.written")
         blocks = os.fstat(out).st_blocks
-        complete(destination)
-    if failpoints.active:
-        failpoints.reach("movement.download.renamed")
-    return Moved(digest, blocks, spent)
+        complete(wanted.destination)
+    failpoints.reach("movement.download.renamed")
+    return Moved(wanted.digest, blocks, spent)
 
 
-def _fetch(
-    transfers: Transfers, stored: Stored, out: int, destination: str, size: int, digest: bytes
-) -> float:
+def _fetch(transfers: Transfers, wanted: Wanted, out: int) -> float:
     """Processor time of decompressing, in seconds."""
-    if stored.codec != "none":
-        return _decompressed(transfers, stored, out, destination, size, digest)
-    transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
-    return 0.0
+    stored, _, size, digest, _ = wanted
+    if stored.codec == "none":
+        transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
+        return 0.0
 
-
-def _decompressed(
-    transfers: Transfers, stored: Stored, out: int, destination: str, size: int, digest: bytes
-) -> float:
-    """Processor time in seconds."""
     from kvfs.compression.files import decompress  # noqa: PLC0415 (who needs it loads it)
 
-    packed = os.open(os.path.dirname(destination), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
+    with nameless(wanted.destination) as packed:
         transfers.download(stored.key, packed, stored.size, etag=stored.etag, digest=stored.digest)
         spent = decompress(stored.codec, packed, out, size, stored.size)
-    finally:
-        os.close(packed)
     transfers.expect_bytes(stored.key, copying.digest_of(out, size, sparse=False), digest)
     return spent
 
@@ -130,46 +118,26 @@ def hear(pipe: int) -> list[Word]:
     return [Word(Say(say), number) for say, number in _WORD.iter_unpack(data)]
 
 
-@contextmanager
-def _opened(ends: Ends) -> Iterator[tuple[int, int]]:
-    out = os.open(ends.tell, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        inp = os.open(ends.hear, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            yield out, inp
-        finally:
-            os.close(inp)
-    finally:
-        os.close(out)
-
-
-def stream(
-    transfers: Transfers,
-    stored: Stored,
-    destination: str,
-    size: int,
-    digest: bytes,
-    touched_ns: int,
-    ends: Ends,
-) -> Moved:
-    """Fetch an object that is stored as it is read, `size` bytes with this xxh3-128.
+def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
+    """Fetch an object that is stored as it is read.
 
     If it has another ETag, or gets one meanwhile, it must say that it has the same bytes.
     """
-    with _opened(ends) as (out, inp):
+    stored, destination, size, digest, touched_ns = wanted
+    with (
+        opened(ends.tell, os.O_WRONLY) as out,
+        opened(ends.hear, os.O_RDONLY | os.O_NONBLOCK) as inp,
+    ):
         now, chunks, _ = publishing.as_it_is_now(transfers, stored, digest)
         if chunks is None:
             tell(out, Word(Say.WHOLE))
-            return download(transfers, now, destination, size, digest, touched_ns)
-        if failpoints.active:
-            failpoints.reach("movement.stream")
-        folder = os.path.dirname(destination)
-        part = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.truncate(part, size)  # tells tmpfs that huge pages will be within the size
-            tell(out, Word(Say.BEGUN, os.getpid() << 32 | part))
+            return download(transfers, wanted._replace(stored=now))
+        failpoints.reach("movement.stream")
+        with nameless(destination) as coming:
+            os.truncate(coming, size)  # tells tmpfs that huge pages will be within the size
+            tell(out, Word(Say.BEGUN, os.getpid() << 32 | coming))
             chunked.download(
-                *(transfers, stored.key, part, size),
+                *(transfers, stored.key, coming, size),
                 etag=now.etag,
                 digest=digest,
                 chunks=chunks,
@@ -177,21 +145,13 @@ def stream(
                 wanted=lambda: [word.number for word in hear(inp)],
                 arrived=lambda number: tell(out, Word(Say.HERE, number)),
             )
-            os.utime(part, ns=(touched_ns, touched_ns))
-            _name(part, destination)
-            return Moved(digest, os.fstat(part).st_blocks)
-        finally:
-            os.close(part)
-
-
-def _name(fd: int, path: str) -> None:
-    """Give a file that has none a name. What a dead daemon's mover has left there goes."""
-    Path(path).unlink(missing_ok=True)
-    folder = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.link(str(fd), path, src_dir_fd=folder)  # without it Python has link(2), not linkat(2)
-    finally:
-        os.close(folder)
+            os.utime(coming, ns=(touched_ns, touched_ns))
+            # What a dead daemon's mover has left there goes.
+            Path(destination).unlink(missing_ok=True)
+            with opened("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY) as folder:
+                # Without a directory Python has link(2), not linkat(2).
+                os.link(str(coming), destination, src_dir_fd=folder)
+            return Moved(digest, os.fstat(coming).st_blocks)
 
 
 def path_of(word: Word) -> str:

@@ -15,7 +15,7 @@ Runs in workers: it imports little. Not for choosing the kind of digest (`Inode.
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import Struct
 
@@ -23,22 +23,29 @@ import xxhash
 
 PART = ".part"
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-
 
 class SourceChangedError(Exception):
     """The source is not (or no longer) the file that the job was about."""
 
 
 @contextmanager
-def reading(source: str) -> Iterator[int]:
-    """Open a backing file to read it."""
-    inp = os.open(source, _READ)
+def opened(path: str, flags: int) -> Iterator[int]:
+    """Open a file, which is private if it is new."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
-        yield inp
+        yield fd
     finally:
-        os.close(inp)
+        os.close(fd)
+
+
+def reading(source: str) -> AbstractContextManager[int]:
+    """Open a backing file to read it."""
+    return opened(source, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def nameless(beside: str) -> AbstractContextManager[int]:
+    """Make a new file that has no name, in the directory of another one, to read and write it."""
+    return opened(os.path.dirname(beside), os.O_TMPFILE | os.O_RDWR)
 
 
 def expect_same(inp: int, source: str, size: int, mtime_ns: int) -> None:
@@ -62,14 +69,12 @@ def expect_size(inp: int, source: str, size: int) -> os.stat_result:
 def part(destination: str) -> Iterator[int]:
     """Make a new file, to read and write it."""
     path = destination + PART
-    out = os.open(path, _NEW, 0o600)
-    try:
-        yield out
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(out)
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as out:
+        try:
+            yield out
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
 
 
 def complete(destination: str) -> None:

@@ -261,7 +261,13 @@ class Movers:
             finally:
                 ended.set()
             if given_up.cancelled_caught:  # and the worker is dead
-                await self._remove_parts(destinations)
+                remove = partial(remove_parts, destinations)
+                try:
+                    await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
+                except OSError as error:
+                    log.warning(
+                        "the next mount will remove what a mover has left half made: %s", error
+                    )
 
         self._nursery.start_soon(work)
         try:
@@ -276,14 +282,6 @@ class Movers:
             return answers[0]
         given_up.cancel()
         raise MoverOverdueError(f"a mover has no answer after {patience:.0f} s, it is given up")
-
-    @staticmethod
-    async def _remove_parts(destinations: Sequence[str]) -> None:
-        remove = partial(remove_parts, destinations)
-        try:
-            await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
-        except OSError as error:
-            log.warning("the next mount will remove what a mover has left half made: %s", error)
 
 
 async def _reap(reaping: trio.CancelScope) -> None:

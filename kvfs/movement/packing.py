@@ -108,8 +108,7 @@ class Repacked(NamedTuple):
 def pack(source: str, destination: str, size: int, element_size: int | None) -> Repacked:
     """Compress `size` bytes into a new file and sync it; element_size: see `compress`."""
     with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.pack")
+        failpoints.reach("movement.pack")
         before = expect_size(inp, source, size)
         with part(destination) as out:
             packed, content, packing = _compressed(inp, out, size, element_size)
@@ -120,14 +119,12 @@ def pack(source: str, destination: str, size: int, element_size: int | None) -> 
                 for fd in (inp, out):
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 packed = packed._replace(blocks=os.fstat(out).st_blocks)
-                if failpoints.active:
-                    failpoints.reach("movement.pack.written")
+                failpoints.reach("movement.pack.written")
                 complete(destination)
     if packed is None:
         moved = copying.copy(source, destination, size, sync=True, cold=True)
         return Repacked(moved, packing=packing)
-    if failpoints.active:
-        failpoints.reach("movement.pack.renamed")
+    failpoints.reach("movement.pack.renamed")
     return Repacked(Moved(content, packed.blocks, packing.cpu_seconds), packed, packing)
 
 
@@ -155,53 +152,30 @@ def unpack(
     Raises DamagedError if the source is not what was written, OSError of either file.
     """
     try:
-        return _unpack(source, destination, packed, size, digest, sync=sync)
+        with reading(source) as inp:
+            failpoints.reach("movement.unpack")
+            found = os.fstat(inp)
+            if found.st_size == size:
+                moved = copying.read_through(source, size, sync=sync)
+                _expect_digest(source, moved.digest, digest)
+                return Repacked(moved, in_place=True)
+            with part(destination) as out:
+                os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+                spent = decompress(packed.codec, inp, out, size, packed.size)
+                _expect_digest(destination, copying.digest_of(out, size, sparse=False), digest)
+                os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
+                if sync:
+                    os.fsync(out)
+                os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
+                failpoints.reach("movement.unpack.written")
+                blocks = os.fstat(out).st_blocks
+                complete(destination)
+        failpoints.reach("movement.unpack.renamed")
+        return Repacked(Moved(digest, blocks, spent))
     except KvfsError as error:
         if isinstance(error.__cause__, OSError):  # whose number tells how a disk is
             raise error.__cause__ from None
         raise
-
-
-def _unpack(
-    source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
-) -> Repacked:
-    with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.unpack")
-        found = os.fstat(inp)
-        if found.st_size == size:
-            moved = copying.read_through(source, size, sync=sync)
-            _expect_digest(source, moved.digest, digest)
-            return Repacked(moved, in_place=True)
-        moved = _unpacked(inp, found, destination, packed, size, digest, sync=sync)
-    if failpoints.active:
-        failpoints.reach("movement.unpack.renamed")
-    return Repacked(moved)
-
-
-def _unpacked(
-    inp: int,
-    found: os.stat_result,
-    destination: str,
-    packed: PackedCopy,
-    size: int,
-    digest: bytes,
-    *,
-    sync: bool,
-) -> Moved:
-    with part(destination) as out:
-        os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
-        spent = decompress(packed.codec, inp, out, size, packed.size)
-        _expect_digest(destination, copying.digest_of(out, size, sparse=False), digest)
-        os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
-        if sync:
-            os.fsync(out)
-        os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
-        if failpoints.active:
-            failpoints.reach("movement.unpack.written")
-        blocks = os.fstat(out).st_blocks
-        complete(destination)
-    return Moved(digest, blocks, spent)
 
 
 def unpacked_digest(source: str, packed: PackedCopy, size: int) -> bytes:

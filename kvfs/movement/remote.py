@@ -14,7 +14,6 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import trio
 
-from kvfs.catalog import Stored
 from kvfs.errors import TierError
 from kvfs.movement import downloading, stores
 from kvfs.movement.movers import Moved, Movers, patience_for
@@ -102,19 +101,12 @@ class Remote:
                 start = partial(lane.ask, stores.ready, self.bucket.place, terms, WARMING)
                 nursery.start_soon(start)
 
-    async def stream(
-        self,
-        stored: Stored,
-        destination: str,
-        size: int,
-        digest: bytes,
-        touched_ns: int,
-        ends: downloading.Ends,
-    ) -> Moved:
+    async def stream(self, wanted: downloading.Wanted, ends: downloading.Ends) -> Moved:
         """See `downloading.stream`. It shares no worker: others would end only with it."""
-        alone = max(size, GROUP * (self.bucket.terms or Terms()).part)
-        job, wanted = downloading.stream, (stored, destination, size, digest, touched_ns, ends)
-        return await self.call("down", alone, [destination], job, *wanted)
+        alone = max(wanted.size, GROUP * (self.bucket.terms or Terms()).part)
+        return await self.call(
+            "down", alone, [wanted.destination], downloading.stream, wanted, ends
+        )
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""

@@ -43,8 +43,7 @@ def upload(
     """
     with ExitStack() as stack:
         fd = stack.enter_context(reading(source))
-        if failpoints.active:
-            failpoints.reach("movement.upload")
+        failpoints.reach("movement.upload")
         if copy is not None and os.fstat(fd).st_size == about.size:
             copy = None
         size = about.size if copy is None else copy.size
@@ -97,8 +96,7 @@ def upload(
             else:
                 done = publishing.same(transfers, target.key, digest, about)
         expect_same(fd, source, size, touched_ns)
-        if failpoints.active:
-            failpoints.reach("movement.uploaded")
+        failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)
 
 
@@ -140,8 +138,7 @@ def copy(
     notes: the directory for ids of uploads. Raises ObjectChangedError, NoObjectError if it is not
     what is there; ObjectExistsError if another object has the new name.
     """
-    if failpoints.active:
-        failpoints.reach("movement.upload")
+    failpoints.reach("movement.upload")
     publishing.publish_name(transfers, target.record)
     # Not every store looks by itself.
     source, chunks, first = publishing.as_it_is_now(transfers, source, about.digest)
@@ -168,6 +165,5 @@ def copy(
         done = source._replace(key=target.key, etag=etag, told=about.told)
     except ObjectExistsError:
         done = publishing.same(transfers, target.key, about.digest, about)
-    if failpoints.active:
-        failpoints.reach("movement.uploaded")
+    failpoints.reach("movement.uploaded")
     return Uploaded(done, about.digest)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from kvfs.errors import ConfigError
-from kvfs.s3.errors import MetadataError, NoObjectError, StoreError, WrongBytesError
+from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
 from kvfs.s3.garbage import GARBAGE, Kind, Own, Rules, Verdict
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
@@ -245,8 +245,9 @@ class Collector:
         self._delete_names(report)
         if "upload" in report.garbage:
             self._abort_uploads(report)
-        if not report.failures and not report.withheld:
-            self._forget_nodes()
+        if self.forget and not report.failures and not report.withheld:
+            # With the last of what only they explain, or the next look would not know it.
+            self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
 
     def _delete_names(self, report: Report) -> None:
         """After their objects, as they are now."""
@@ -268,7 +269,9 @@ class Collector:
             for entry in doomed:
                 if entry.key not in left:
                     report.deleted.add(entry.size)
-            self._failed(report, left)
+            report.failures += len(left)
+            room = EXAMPLES - len(report.failed)
+            report.failed += [str(error) for error in left.values()][:room]
             self._tell("deleting", report.deleted.objects)
 
     def _doomed(
@@ -298,13 +301,3 @@ class Collector:
             if ours and upload.upload_id not in self._own().uploads:
                 self.store.abort(upload.key, upload.upload_id)
                 report.deleted.add(0)
-
-    def _forget_nodes(self) -> None:
-        """With the last of what only they explain, or the next look would not know it."""
-        if self.forget:
-            self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
-
-    @staticmethod
-    def _failed(report: Report, left: dict[str, StoreError]) -> None:
-        report.failures += len(left)
-        report.failed += [str(error) for error in left.values()][: EXAMPLES - len(report.failed)]

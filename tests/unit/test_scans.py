@@ -697,7 +697,7 @@ def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
         answers.set()
         await wait_all_tasks_blocked()
         made.check()
-        assert not made.dispatcher.hydration.headers._asked
+        assert not made.dispatcher.hydration._asked
         assert "headers" not in counters(made)
 
     trio.run(case, clock=MockClock(autojump_threshold=0.01))
@@ -799,7 +799,7 @@ def test_a_large_one_streams_on(tmp_path: Path, store: Store) -> None:
         assert held.header is not None
         assert await read(made, held, 2 * CHUNK) == content[2 * CHUNK :]
         assert made.dispatcher.hydration is not None
-        assert made.dispatcher.hydration.headers.kept == 0
+        assert made.dispatcher.hydration.headers == 0
         made.check_accounts()
         assert await read(made, held, 0) == content[:100]
         await close(made, held)

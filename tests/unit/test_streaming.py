@@ -16,7 +16,7 @@ from kvfs.core.bucket.download import streaming
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
-from kvfs.movement.downloading import Ends, Say, Word, tell
+from kvfs.movement.downloading import Ends, Say, Wanted, Word, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3 import chunked
@@ -411,8 +411,10 @@ def test_what_a_dead_mover_said_of_its_file_is_not_believed(made: World) -> None
                 await stream.bytes_here(2 * LEAST, LEAST, 0.0)
             stream.leave()
 
+        path = made.ram.path(inode.ino, inode.version)
+        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         with pytest.raises(OutageError):
-            await streaming.bring(cast("Remote", _Dying(check)), inode, stored, made.ram, began)
+            await streaming.bring(cast("Remote", _Dying(check)), inode, wanted, made.ram, began)
         assert found
 
     trio.run(case)

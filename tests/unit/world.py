@@ -665,7 +665,7 @@ class World:
             assert not space.ahead or written[space]
         if self.dispatcher.hydration is not None:
             headers = sum(held.header is not None for held in ledger.table.open.values())
-            assert self.dispatcher.hydration.headers.kept == headers
+            assert self.dispatcher.hydration.headers == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
             assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"

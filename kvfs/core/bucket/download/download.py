@@ -34,6 +34,7 @@ from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement import downloading
+from kvfs.movement.downloading import Wanted
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import LEAST
@@ -213,21 +214,20 @@ class Downloads:
             return await self._bring(inode, stored, tier, running)
 
     async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
+        path = tier.path(inode.ino, inode.version)
+        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         if running.streamed:
             self.reading[stored.key] += 1
             try:
-                return await streaming.bring(self.remote, inode, stored, tier, running.begin)
+                return await streaming.bring(self.remote, inode, wanted, tier, running.begin)
             finally:
                 self.reading -= Counter({stored.key: 1})
-        path = tier.path(inode.ino, inode.version)
-        wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
-        return await self.remote.call("down", inode.size, [path], downloading.download, *wanted)
+        return await self.remote.call("down", inode.size, [path], downloading.download, wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
         """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         ledger, ino, version = self.ledger, inode.ino, inode.version
-        if failpoints.active:
-            failpoints.reach("dispatcher.hydrated")
+        failpoints.reach("dispatcher.hydrated")
         current = self._fit(ino, version)
         if current is None or tier in ledger.tiers.holders(current):
             if current is None:
@@ -277,7 +277,10 @@ class Downloads:
                 self.bucket.gave_wrong_bytes(there.key, there.etag)
         if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
-        belied = followed and stored is not None and self._is_belied(stored.key)
+        belied = False
+        if followed and stored is not None:  # was it another object lately, too, or none?
+            belied = self._belied.age(stored.key) < self.bucket.wait + LOOK_AGAIN
+            self._belied.note(stored.key)
         if belied and not urgent:
             return error  # whoever has just looked it up is to find that out by an open
         try:
@@ -290,12 +293,6 @@ class Downloads:
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
-
-    def _is_belied(self, key: str) -> bool:
-        """Whether what is there was another object lately, too, or none. From now on it was."""
-        lately = self._belied.age(key) < self.bucket.wait + LOOK_AGAIN
-        self._belied.note(key)
-        return lately
 
     # Room
 

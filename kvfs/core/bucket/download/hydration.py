@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 # Headers that handles are served from at a time, 4 KiB each; who keeps more files open than that
 # does not look through them one after the other.
 HEADERS_MOST = 4096
+IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
 
 
 class Asked(Flight):
@@ -53,82 +54,11 @@ class Asked(Flight):
         self.data = b""
 
 
-class Headers:
-    """`kept`: how many were taken and not left."""
-
-    def __init__(self, downloads: Downloads) -> None:
-        self.downloads = downloads
-        self.bucket = downloads.bucket
-        self.kept = 0
-        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode and version
-            lambda key, error: log.error(
-                "inode %d stays in the bucket: a defect of kvfs", key[0], exc_info=error
-            )
-        )
-
-    def ask(self, inode: Inode) -> Asked | None:
-        """None if all of it has to be fetched."""
-        stored = self.downloads.stored(inode.ino)
-        if (
-            inode.size <= LEAST
-            or stored is None
-            or stored.codec != "none"
-            or self.kept >= HEADERS_MOST
-        ):
-            return None
-        key, asked = (inode.ino, inode.version), Asked()
-        work = partial(self._ask, inode.copy(), asked)
-        return self._asked.get(key) or self._asked.begin(key, asked, work)
-
-    def take(self, inode: Inode, asked: Asked) -> Header | None:
-        """None if all of it has to be fetched. Raises NotFoundError."""
-        asked.expect_done(inode.ino)
-        stored = self.downloads.stored(inode.ino)  # it may have got another name
-        if not asked.data or stored is None:
-            return None
-
-        def leave() -> None:
-            self.kept -= 1
-            self.downloads.reading -= Counter({stored.key: 1})
-
-        self.kept += 1
-        self.downloads.reading[stored.key] += 1
-        self.bucket.counters["headers"] += 1
-        return Header(asked.data, stored, leave)
-
-    def stop(self) -> None:
-        """Ask for nothing more: it was unmounted."""
-        self._asked.stop()
-
-    async def _ask(self, inode: Inode, asked: Asked) -> None:
-        """Raises what it has told of."""
-        try:
-            asked.data = await self._peek(inode)
-        except (KvfsError, OSError) as error:
-            if isinstance(error, TierError):  # of which StoreErrors are some
-                self.bucket.failed("download", error)
-            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
-            raise
-
-    async def _peek(self, inode: Inode) -> bytes:
-        stored = self.downloads.stored(inode.ino)
-        if stored is None:
-            return b""
-        try:
-            wanted = (stored, inode.size, inode.digest)
-            return await self.downloads.remote.call("down", SIZE, (), looking.peek, *wanted)
-        except FOR_GOOD as error:
-            log.info("inode %d is to come as a whole: %s", inode.ino, error)
-            return b""
-
-
-log = logging.getLogger(__name__)
-
-IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
-
-
 class Hydration:
-    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
+    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait.
+
+    headers: how many were taken and not left.
+    """
 
     def __init__(
         self,
@@ -140,12 +70,12 @@ class Hydration:
     ) -> None:
         self.ledger = transfers.ledger
         self.bucket = remote.bucket
+        self._remote = remote
         self.downloads = Downloads(transfers, room, remote, jobs, discovery.matched)
-        self.headers = Headers(self.downloads)
-        self._running: SingleFlight[int, Fetch] = SingleFlight(
-            lambda ino, error: log.error(
-                "inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error
-            )
+        self.headers = 0
+        self._running: SingleFlight[int, Fetch] = SingleFlight(_defect)
+        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # and version
+            lambda key, error: _defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.complete = discovery.complete
@@ -187,11 +117,45 @@ class Hydration:
         """
         if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
             return None
-        asked = None if self._running.get(inode.ino) else self.headers.ask(inode)
-        if asked is None:
+        stored = self.downloads.stored(inode.ino)
+        if self._running.get(inode.ino) is not None or stored is None or stored.codec != "none":
             return None
+        if inode.size <= LEAST or self.headers >= HEADERS_MOST:
+            return None
+        key = (inode.ino, inode.version)
+        if (asked := self._asked.get(key)) is None:
+            asked = Asked()
+            self._asked.begin(key, asked, partial(self._ask, inode.copy(), asked))
         await self._wait(inode.ino, asked.ended, trio.current_time())
-        return self.headers.take(inode, asked)
+        asked.expect_done(inode.ino)
+        now = self.downloads.stored(inode.ino)  # it may have got another name
+        if not asked.data or now is None:
+            return None
+
+        def leave() -> None:
+            self.headers -= 1
+            self.downloads.reading -= Counter({now.key: 1})
+
+        self.headers += 1
+        self.downloads.reading[now.key] += 1
+        self.bucket.counters["headers"] += 1
+        return Header(asked.data, now, leave)
+
+    async def _ask(self, inode: Inode, asked: Asked) -> None:
+        """Raises what it has told of."""
+        stored = self.downloads.stored(inode.ino)
+        if stored is None:
+            return
+        try:
+            wanted = (stored, inode.size, inode.digest)
+            asked.data = await self._remote.call("down", SIZE, (), looking.peek, *wanted)
+        except FOR_GOOD as error:
+            log.info("inode %d is to come as a whole: %s", inode.ino, error)
+        except (KvfsError, OSError) as error:
+            if isinstance(error, TierError):  # of which StoreErrors are some
+                self.bucket.failed("download", error)
+            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            raise
 
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
         """As long as an open may. Raises NotFoundError."""
@@ -220,7 +184,7 @@ class Hydration:
     def stop(self) -> None:
         """Bring nothing more: it was unmounted."""
         self._running.stop()
-        self.headers.stop()
+        self._asked.stop()
 
     def _begin(
         self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
@@ -238,3 +202,7 @@ class Hydration:
             self.budget.leave(running.turn)
         spent = time.perf_counter() - began
         self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
+
+
+def _defect(ino: int, error: Exception) -> None:
+    log.error("inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error)

@@ -74,8 +74,7 @@ class Deletion:
             attempts = {key: tokens for key in keys if (tokens := self.superseded.attempts(key))}
             doomed = [*keys, *records]
             left = await self.remote.call("ask", 0, (), uploading.remove, doomed, attempts)
-            if failpoints.active:
-                failpoints.reach("dispatcher.deleted")
+            failpoints.reach("dispatcher.deleted")
             with self.ledger.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
                     self.superseded.settle(key, batch)

@@ -141,8 +141,7 @@ class Uploads:
             if current is not None and source in self.ledger.tiers.holders(current):
                 raise
             return Later(BUSY)  # its room was needed, and another tier has it
-        if failpoints.active:
-            failpoints.reach("dispatcher.uploaded")
+        failpoints.reach("dispatcher.uploaded")
         self._enter(inode, uploaded, copied=copied)
         self.backoff.worked()
         return None
