@@ -54,6 +54,11 @@ class Seen(NamedTuple):
     etag: str
     facts: Facts
 
+    def stored(self, key: str) -> Stored:
+        """As the catalog remembers it."""
+        facts = self.facts
+        return Stored(key, self.etag, facts.stored_size, facts.stored_digest, facts.codec)
+
 
 class Answer(NamedTuple):
     """`strange` says why what has the key is no object of kvfs, "" if it is one or nothing is."""

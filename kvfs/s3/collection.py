@@ -17,7 +17,7 @@ from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
 from kvfs.s3.garbage import GARBAGE, Kind, Own, Rules, Verdict
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
-from kvfs.s3.store import Entry, Upload, pages
+from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
 
 EXAMPLES = 20  # that a report names
@@ -124,7 +124,13 @@ class Collector:
                 self._enter(report, rules, entry, rules.of(entry, name, self._hashes))
             self._tell("listing", report.listed.objects)
         for upload in self.store.uploads(self.keys.prefix):
-            self._enter_upload(report, own, upload)
+            if not self._is_ours(upload.key):
+                into, why = report.kept, "foreign"
+            elif upload.upload_id in own.uploads or upload.begun > self._cutoff:
+                into, why = report.withheld, "recent"
+            else:
+                into, why = report.garbage, "upload"
+            into.setdefault(why, Tally()).add(0)
         for found in report.spaces.values():
             into = report.withheld if found.recent else report.garbage
             total = into.setdefault("recent" if found.recent else found.kind, Tally())
@@ -194,14 +200,6 @@ class Collector:
             return "recent"
         return "aside" if kind == "aside" and not rules.settled(entry, self.older_than) else ""
 
-    def _enter_upload(self, report: Report, own: Own, upload: Upload) -> None:
-        if not self._is_ours(upload.key):
-            report.kept.setdefault("foreign", Tally()).add(0)
-        elif upload.upload_id in own.uploads or upload.begun > self._cutoff:
-            report.withheld.setdefault("recent", Tally()).add(0)
-        else:
-            report.garbage.setdefault("upload", Tally()).add(0)
-
     def _is_ours(self, key: str) -> bool:
         keys = self.keys
         own = (keys.aside, keys.probes, keys.names, keys.nodes)
@@ -242,21 +240,21 @@ class Collector:
         for kind, prefix in (("aside", self.keys.aside), ("probe", self.keys.probes)):
             if kind in report.garbage:
                 self._delete_below(report, prefix, report.spaces)
-        self._delete_names(report)
+        # Names go after their objects, as they are now.
+        longs = pages(self.store, self.keys.long)
+        self._hashes = {
+            entry.key.removeprefix(self.keys.long) for page in longs for entry in page.entries
+        }
+        self._delete_below(report, self.keys.names, report.spaces)
         if "upload" in report.garbage:
-            self._abort_uploads(report)
+            for upload in list(self.store.uploads(self.keys.prefix)):
+                ours = self._is_ours(upload.key) and upload.begun <= self._cutoff
+                if ours and upload.upload_id not in self._own().uploads:
+                    self.store.abort(upload.key, upload.upload_id)
+                    report.deleted.add(0)
         if self.forget and not report.failures and not report.withheld:
             # With the last of what only they explain, or the next look would not know it.
             self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
-
-    def _delete_names(self, report: Report) -> None:
-        """After their objects, as they are now."""
-        self._hashes = {
-            entry.key.removeprefix(self.keys.long)
-            for page in pages(self.store, self.keys.long)
-            for entry in page.entries
-        }
-        self._delete_below(report, self.keys.names, report.spaces)
 
     def _delete_below(self, report: Report, prefix: str, spaces: dict[Space, Found]) -> None:
         for page in pages(self.store, prefix):
@@ -294,10 +292,3 @@ class Collector:
         if unread := self._nodes.unread.keys() - self.forget:
             raise MetadataError(self._nodes.unread[min(unread)])
         return Rules(self.keys, nodes, self._own(), self.forget)
-
-    def _abort_uploads(self, report: Report) -> None:
-        for upload in list(self.store.uploads(self.keys.prefix)):
-            ours = self._is_ours(upload.key) and upload.begun <= self._cutoff
-            if ours and upload.upload_id not in self._own().uploads:
-                self.store.abort(upload.key, upload.upload_id)
-                report.deleted.add(0)
