@@ -132,7 +132,6 @@ def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
         if chunks is None:
             tell(out, Word(Say.WHOLE))
             return download(transfers, wanted._replace(stored=now))
-        failpoints.reach("movement.stream")
         with nameless(destination) as coming:
             os.truncate(coming, size)  # tells tmpfs that huge pages will be within the size
             tell(out, Word(Say.BEGUN, os.getpid() << 32 | coming))
