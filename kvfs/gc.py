@@ -15,7 +15,7 @@ from typing import Any
 from kvfs.catalog import Catalog
 from kvfs.config import bucket_place
 from kvfs.control import request
-from kvfs.core.bucket.node import claims
+from kvfs.core.bucket.node import spaces, strays_after
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError
 from kvfs.fsck import held, place_of
@@ -125,11 +125,11 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
 def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
     """The directory is locked: nothing changes."""
     place = place_of(nvme, catalog, options)
-    has = claims.spaces(Namespaces(catalog))
+    has = spaces(Namespaces(catalog))
     strays: list[str] = []
     after = 0
     while True:
-        more, after = claims.strays(catalog, Keys(place.prefix), has, after)
+        more, after = strays_after(catalog, Keys(place.prefix), has, after)
         strays += more
         if not after:
             break

@@ -26,7 +26,7 @@ _PAIR = Struct("<QQ")
 _PACKED = Struct("<QQ16sB")
 _SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
 
-SPARSE = b"s"  # before the 16 bytes of a digest of what is not zeros only: `movement/hashing.py`
+SPARSE = b"s"  # before the 16 bytes of a digest of what is not zeros only: `movement/files.py`
 SPARSE_LENGTH = 17
 SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
 

@@ -20,8 +20,7 @@ from kvfs.core.bucket.listing.contests import Contests
 from kvfs.core.bucket.listing.discovery import Discovery
 from kvfs.core.bucket.listing.importing import Importing
 from kvfs.core.bucket.listing.presence import Presence
-from kvfs.core.bucket.node.announcement import Announcement
-from kvfs.core.bucket.node.availability import Availability
+from kvfs.core.bucket.node import Announcement, Availability
 from kvfs.core.bucket.upload.backlog import Backlog
 from kvfs.core.bucket.upload.spill import Spill
 from kvfs.core.capacity.quota import Quota
@@ -102,24 +101,21 @@ class Dispatcher:
         self.importing: Importing | None = None
         self.announcement: Announcement | None = None
         if remote is not None and tree is not None:
-            bucket = remote.bucket
-            discovery = Discovery(Adoption(tree, bucket), remote, bucket)
+            discovery = Discovery(Adoption(tree, remote.bucket), remote)
             self.presence = Presence(discovery)
             self.contests = Contests(discovery)
             self.importing = Importing(self.presence)
-            self.hydration = Hydration(transfers, room, remote, bucket, self._jobs)
+            self.hydration = Hydration(transfers, room, remote, self._jobs, discovery)
             self.spill = Spill(
-                *(transfers, quota, remote, bucket, self._jobs),
+                *(transfers, quota, remote, self._jobs),
                 notes=notes,
                 complete=discovery.complete,
+                reading=self.hydration.downloads.reading,
             )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
-            self.hydration.complete = discovery.complete
-            self.hydration.downloads.matched = discovery.matched
-            self.spill.deletion.reading = self.hydration.downloads.reading
-            self.availability = Availability(remote, bucket, self.spill, identity)
-            self.announcement = Announcement(ledger, remote, bucket, identity, mountpoint)
+            self.availability = Availability(remote, self.spill, identity)
+            self.announcement = Announcement(ledger, remote, identity, mountpoint)
             self._tasks += [self.spill.run, self.availability.watch, remote.warm]
             self._tasks += [Backlog(transfers).run, discovery.warm_up, self.contests.run]
             self._tasks.append(self.announcement.watch)

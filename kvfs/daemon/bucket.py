@@ -130,7 +130,7 @@ def _ask(bucket: Bucket) -> dict[str, Any]:
     question = {"place": asdict(place), "identity": bucket.identity, "exclusive": bucket.exclusive}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kvfs.movement.asking"],
+            [sys.executable, "-m", "kvfs.movement.stores"],
             input=json.dumps(question),
             capture_output=True,
             text=True,

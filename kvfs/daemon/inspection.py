@@ -17,7 +17,7 @@ bytes are surrogates).
       "version": 1, "session": 3,  of its content; the mount session that sealed it
       "sealed_at": 1712.5,       s since 1970; its last write, if that is all that is known
       "digest": "9f..",          xxh3-128 of its content; null: not computed yet; "s9f..": of what
-                                 is not zeros in one that is mostly holes (movement/hashing.py)
+                                 is not zeros in one that is mostly holes (movement/files.py)
       "tiers": {                 the copies, the fastest first; {} if nothing has it
         "ram": {"bytes": 8192, "packed": null},
         "nvme": {"bytes": 4096, "packed": {"codec": "..", "size": 3000}},

@@ -14,7 +14,7 @@ from kvfs.control.server import Handler
 from kvfs.core.admin import administration
 from kvfs.core.admin.pins import Pins
 from kvfs.core.admin.usage import Usage
-from kvfs.core.bucket.node import claims
+from kvfs.core.bucket.node import describe
 from kvfs.core.jobs.sweeps import Sweeps
 from kvfs.core.jobs.warm import Warm
 from kvfs.daemon import inspection
@@ -150,7 +150,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         if found is None:
             raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         namespaces = mount.ledger.namespaces
-        return await claims.describe(namespaces, found, mount.identity, mount.notes, after)
+        return await describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:
         """For tests: fail points of this daemon; says what was passed since the last time."""

@@ -6,22 +6,25 @@ by the workers, so it imports little. Not for picking what to move.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kvfs import failpoints, mounts
-from kvfs.movement.hashing import Dense, Sparse, data_ranges
-from kvfs.movement.parts import (
+from kvfs.movement.files import (
+    Dense,
     SourceChangedError,
+    Sparse,
     complete,
+    data_ranges,
+    expect_same,
     expect_size,
     part,
     reading,
     remove_parts,
 )
 
-T = TypeVar("T")
 NICENESS = 15  # opens while movers work: see scripts/bench/busy.py
 PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost system calls
 
@@ -89,8 +92,7 @@ def _copy_part(
 ) -> Moved:
     """The bytes, under a name that nobody looks for."""
     with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.copy")
+        failpoints.reach("movement.copy")
         with part(destination) as out:
             before = expect_size(inp, source, size)
             if size and not sparse:
@@ -99,23 +101,20 @@ def _copy_part(
             expect_written(inp, source)
             if sparse:
                 os.truncate(out, size)  # no huge page for each few bytes
-            if expect_size(inp, source, size).st_mtime_ns != before.st_mtime_ns:
-                raise SourceChangedError(f"{source} was written to while it was copied")
+            expect_same(inp, source, size, before.st_mtime_ns)
             os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             if sync:
                 os.fsync(out)
             if cold:
                 os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.posix_fadvise(out, 0, 0, os.POSIX_FADV_DONTNEED)
-            if failpoints.active:
-                failpoints.reach("movement.copy.written")
+            failpoints.reach("movement.copy.written")
             return Moved(digest, os.fstat(out).st_blocks)
 
 
 def _finish(destination: str) -> None:
     complete(destination)
-    if failpoints.active:
-        failpoints.reach("movement.copy.renamed")
+    failpoints.reach("movement.copy.renamed")
 
 
 def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:
@@ -124,12 +123,12 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
     Raises LostError if that fails, OSError, SourceChangedError.
     """
     with reading(source) as inp:
-        if failpoints.active:
-            failpoints.reach("movement.read")
+        failpoints.reach("movement.read")
         blocks = expect_size(inp, source, size).st_blocks
         digest = _stream(inp, size, None, sparse=sparse)
         if sync:
-            _sync(inp, source)
+            with _lost(source):
+                os.fsync(inp)
         return Moved(digest, blocks, mtime_ns=os.fstat(inp).st_mtime_ns)
 
 
@@ -138,19 +137,18 @@ def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
     return _stream(fd, size, None, sparse=sparse)
 
 
-def _sync(inp: int, source: str) -> None:
+@contextmanager
+def _lost(source: str) -> Iterator[None]:
     try:
-        os.fsync(inp)
+        yield
     except OSError as error:
         raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 
 
 def expect_written(inp: int, source: str) -> None:
     """Raises LostError if the bytes that were read may be others than those that were written."""
-    try:
+    with _lost(source):
         mounts.expect_written(inp)
-    except OSError as error:
-        raise LostError(error.errno, os.strerror(error.errno or 0), source) from error
 
 
 def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
@@ -172,8 +170,7 @@ def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
                 written = 0
                 while written < got:
                     written += os.pwritev(out, [piece[written:got]], position + written)
-                if failpoints.active:
-                    failpoints.reach("movement.copy.piece")
+                failpoints.reach("movement.copy.piece")
             position += got
     if (there := os.fstat(inp).st_size) < size:  # behind its end all is a hole
         raise SourceChangedError(f"ended at {there} of {size} bytes")
@@ -186,11 +183,6 @@ def _fill(inp: int, piece: memoryview, position: int) -> int:
     while filled < len(piece) and (got := os.preadv(inp, [piece[filled:]], position + filled)):
         filled += got
     return filled
-
-
-def call(job: Callable[..., T], arguments: tuple[object, ...], options: dict[str, bool]) -> T:
-    """What the worker is sent: positional and keyword arguments of a job."""
-    return job(*arguments, **options)
 
 
 def give_way(niceness: int) -> bool:

@@ -1,34 +1,159 @@
-"""What a mover looks at in the bucket for a check: what is there, and whether it is what it was.
+"""What a mover looks at in the bucket: names, listings, and whether an object is what it was.
 
-Contract: runs in a worker process, with the client that `stores` keeps; changes nothing. Raises
-StoreError where nothing can be said. Not for what follows from it: `core/check/stored.py`.
+Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, changes
+nothing, knows no catalog. Many questions about names come in one call and are asked at the same
+time, on threads. What fails is the answer to its own question only; what is no object of kvfs is
+`strange`, never an error. The header that `peek` returns was compared with its digest: StoreErrors
+say that the object is another one, or damaged. Not for what follows from an answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 import xxhash
 
 from kvfs.catalog import Stored
-from kvfs.s3.errors import MetadataError, NoObjectError, ObjectChangedError, WrongBytesError
+from kvfs.compression.container import expect_codec
+from kvfs.errors import UnsupportedError
+from kvfs.s3 import header
+from kvfs.s3.errors import (
+    MetadataError,
+    NoObjectError,
+    ObjectChangedError,
+    OutageError,
+    StoreError,
+    WrongBytesError,
+)
 from kvfs.s3.facts import Facts
-from kvfs.s3.store import Head, Page
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.store import Head, Page, is_listed
+from kvfs.s3.transfer import RANGE_TRIES, Transfers
+
+THREADS = 16  # requests at once: as many connections as the client keeps
+RECORD_MAX = 4096 * 3  # bytes of the longest path, each of them escaped
 
 
-def page(transfers: Transfers, prefix: str, after: str) -> Page:
-    """See `Store.list`."""
-    return transfers.store.list(prefix, after=after)
+class Ask(NamedTuple):
+    """Whether there is an object with this key; and, unless it is "", what begins with `folder`.
+
+    limit: so many keys of that at most. versions: which folders begin with that, unless it is "".
+    sure: a listing is to say as well that it is not there, since something goes by that.
+    """
+
+    key: str
+    folder: str = ""
+    limit: int = 1
+    versions: str = ""
+    sure: bool = False
 
 
-def heads(transfers: Transfers, keys: Sequence[str]) -> list[Head | None]:
-    """What is at these keys; None for nothing."""
-    found: list[Head | None] = []
-    for key in keys:
-        try:
-            found.append(transfers.store.head(key))
-        except NoObjectError:
-            found.append(None)
-    return found
+class Seen(NamedTuple):
+    """An object of kvfs."""
+
+    etag: str
+    facts: Facts
+
+    def stored(self, key: str) -> Stored:
+        """As the catalog remembers it."""
+        facts = self.facts
+        return Stored(key, self.etag, facts.stored_size, facts.stored_digest, facts.codec)
+
+
+class Answer(NamedTuple):
+    """`strange` says why what has the key is no object of kvfs, "" if it is one or nothing is."""
+
+    seen: Seen | None = None
+    strange: str = ""
+    below: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+
+def look(transfers: Transfers, asks: Sequence[Ask]) -> list[Answer | StoreError]:
+    """Answer each question."""
+    listed = transfers.store.list
+    with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
+
+        def pages(prefix: str, **options: int | str) -> Callable[[], Page]:
+            if not prefix:
+                return lambda: _NONE
+            return threads.submit(partial(listed, prefix, **options)).result  # type: ignore[arg-type]
+
+        begun = [
+            (
+                threads.submit(_head, transfers, ask).result,
+                pages(ask.folder, limit=ask.limit),
+                pages(ask.versions, delimiter="/"),
+            )
+            for ask in asks
+        ]
+        return [_answer(*results) for results in begun]
+
+
+def page(transfers: Transfers, prefix: str, after: str, delimiter: str = "") -> Page:
+    """Return what is listed next. See `Store.list`."""
+    return transfers.store.list(prefix, after=after, delimiter=delimiter)
+
+
+def records(transfers: Transfers, keys: Sequence[str]) -> list[bytes | StoreError]:
+    """Return the contents of small objects."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="look") as threads:
+        return list(threads.map(partial(_record, transfers), keys))
+
+
+_NONE = Page([], [], "")
+
+
+def _answer(
+    head: Callable[[], Answer], below: Callable[[], Page], versions: Callable[[], Page]
+) -> Answer | StoreError:
+    """An object is enough of an answer; that there is none needs all of them."""
+    try:
+        found = head()
+        if found.seen is not None:
+            return found
+        return found._replace(
+            below=tuple(entry.key for entry in below().entries), versions=tuple(versions().folders)
+        )
+    except StoreError as error:
+        return error
+
+
+def _head(transfers: Transfers, ask: Ask) -> Answer:
+    found = _seen(transfers, ask.key)
+    if found is None and ask.sure and is_listed(transfers.store, ask.key):
+        found = _seen(transfers, ask.key)  # it came in this moment
+        if found is None:
+            raise OutageError(f"{transfers.store.name}/{ask.key}: is listed, but HEAD has 404")
+    return found or Answer()
+
+
+def _seen(transfers: Transfers, key: str) -> Answer | None:
+    try:
+        head = transfers.store.head(key)
+        facts = Facts.of_head(key, head)
+        if facts.codec != "none":
+            expect_codec(facts.codec)
+    except NoObjectError:
+        return None
+    except (MetadataError, UnsupportedError) as error:
+        return Answer(strange=f"{key}: {error}")
+    return Answer(Seen(head.etag, facts))
+
+
+def _record(transfers: Transfers, key: str) -> bytes | StoreError:
+    try:
+        return transfers.read(key, RECORD_MAX)
+    except StoreError as error:
+        return error
+
+
+def head(transfers: Transfers, key: str) -> Head | None:
+    """What is at a key; None for nothing."""
+    try:
+        return transfers.store.head(key)
+    except NoObjectError:
+        return None
 
 
 def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
@@ -56,3 +181,26 @@ def verify(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> st
     if found.digest() != stored.digest:
         return "its bytes in the bucket do not have their digest"
     return ""
+
+
+def peek(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> bytes:
+    """The header of an object of `size` bytes with this xxh3-128; b"" if nothing proves it."""
+    head, data = _peek(transfers, stored)
+    where = f"{transfers.store.name}/{stored.key}"
+    if not is_same(head, stored, size, digest):
+        raise ObjectChangedError(f"{where}: what is written beside it is of another object")
+    wanted = header.of_metadata(stored.key, head.metadata)
+    if wanted and not header.proven(data, wanted):
+        raise WrongBytesError(
+            f"{where}: its first {len(data)} bytes have another xxh3-128 than was stored beside it"
+        )
+    return data if wanted else b""
+
+
+def _peek(transfers: Transfers, stored: Stored) -> tuple[Head, bytes]:
+    for _ in range(RANGE_TRIES - 1):
+        try:
+            return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)
+        except OutageError:  # a connection that broke, perhaps, in the middle of so few bytes
+            continue
+    return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)

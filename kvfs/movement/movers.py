@@ -11,7 +11,7 @@ to another. Not for deciding what to move.
 import logging
 import multiprocessing
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -21,10 +21,10 @@ import trio_parallel  # type: ignore[import-untyped]
 
 from kvfs.catalog import PackedCopy
 from kvfs.errors import TierError
-from kvfs.movement import copying, repacking
+from kvfs.movement import copying, packing
 from kvfs.movement.copying import NICENESS, LostError, Moved
-from kvfs.movement.parts import SourceChangedError, remove_parts
-from kvfs.movement.repacking import Repacked
+from kvfs.movement.files import SourceChangedError, remove_parts
+from kvfs.movement.packing import Repacked
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Movers:
 
         Raises OSError, SourceChangedError, MoverFailedError.
         """
-        return await self._run(
+        return await self.run(
             copying.copy,
             source,
             destination,
@@ -134,17 +134,14 @@ class Movers:
         )
         longest += PATIENCE
         destinations = [destination for _, destination, _, _ in items]
-        return await self._run(
-            copying.copy_all, items, options={}, patience=longest, destinations=destinations
-        )
+        return await self.run(copying.copy_all, items, patience=longest, destinations=destinations)
 
     async def pack(
         self, source: str, destination: str, size: int, element_size: int | None
     ) -> Repacked:
-        """See `repacking.pack`. Raises OSError, SourceChangedError, TierError."""
-        return await self._run(
-            *(repacking.pack, source, destination, size, element_size),
-            options={},
+        """See `packing.pack`. Raises OSError, SourceChangedError, TierError."""
+        return await self.run(
+            *(packing.pack, source, destination, size, element_size),
             patience=patience_for(size),
             destinations=[destination],
         )
@@ -159,12 +156,12 @@ class Movers:
         *,
         sync: bool,
     ) -> Repacked:
-        """See `repacking.unpack`. Raises OSError, TierError. An open waits for it, not for copies.
+        """See `packing.unpack`. Raises OSError, TierError. An open waits for it, not for copies.
 
         It is given up if the mount ends.
         """
-        return await self._run(
-            *(repacking.unpack, source, destination, packed, size, digest),
+        return await self.run(
+            *(packing.unpack, source, destination, packed, size, digest),
             options={"sync": sync},
             patience=patience_for(size),
             destinations=[destination],
@@ -172,10 +169,9 @@ class Movers:
         )
 
     async def unpacked_digest(self, source: str, packed: PackedCopy, size: int) -> bytes:
-        """See `repacking.unpacked_digest`. Raises OSError, TierError."""
-        return await self._run(
-            *(repacking.unpacked_digest, source, packed, size),
-            options={},
+        """See `packing.unpacked_digest`. Raises OSError, TierError."""
+        return await self.run(
+            *(packing.unpacked_digest, source, packed, size),
             patience=patience_for(size),
         )
 
@@ -192,7 +188,7 @@ class Movers:
 
         Raises OSError, SourceChangedError, MoverFailedError.
         """
-        return await self._run(
+        return await self.run(
             *(copying.read_through, source, size),
             options={"sync": sync, "sparse": sparse},
             patience=patience_for(size, data, sparse=sparse),
@@ -202,38 +198,21 @@ class Movers:
         self,
         job: Callable[..., T],
         *arguments: object,
-        limiter: trio.CapacityLimiter,
-        patience: float,
-        destinations: Sequence[str] = (),
-    ) -> T:
-        """A job that takes another's token than those between tiers, and may be cancelled.
-
-        Raises what the job raises.
-        """
-        return await self._run(
-            job,
-            *arguments,
-            options={},
-            patience=patience,
-            destinations=destinations,
-            limiter=limiter,
-        )
-
-    async def _run(
-        self,
-        job: Callable[..., T],
-        *arguments: object,
-        options: dict[str, bool],
+        options: Mapping[str, bool] = {},
         patience: float = PATIENCE,
         destinations: Sequence[str] = (),
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
+        """What a job returns or raises in a worker.
+
+        limiter: it takes a token of that, not of those between tiers, and may be cancelled.
+        """
         self.running += 1
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     moved = await self._within(
-                        *(patience, partial(copying.call, job, arguments, options), destinations),
+                        *(patience, partial(job, *arguments, **options), destinations),
                         limiter=limiter or self._limiter,
                         shield=limiter is None,
                     )
@@ -282,7 +261,13 @@ class Movers:
             finally:
                 ended.set()
             if given_up.cancelled_caught:  # and the worker is dead
-                await self._remove_parts(destinations)
+                remove = partial(remove_parts, destinations)
+                try:
+                    await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
+                except OSError as error:
+                    log.warning(
+                        "the next mount will remove what a mover has left half made: %s", error
+                    )
 
         self._nursery.start_soon(work)
         try:
@@ -297,14 +282,6 @@ class Movers:
             return answers[0]
         given_up.cancel()
         raise MoverOverdueError(f"a mover has no answer after {patience:.0f} s, it is given up")
-
-    @staticmethod
-    async def _remove_parts(destinations: Sequence[str]) -> None:
-        remove = partial(remove_parts, destinations)
-        try:
-            await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
-        except OSError as error:
-            log.warning("the next mount will remove what a mover has left half made: %s", error)
 
 
 async def _reap(reaping: trio.CancelScope) -> None:

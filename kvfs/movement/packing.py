@@ -1,9 +1,15 @@
-"""What a mover does to an object on its way up: it is made smaller, where that pays.
+"""What a mover does to make an object smaller, where that pays, and what it was again.
 
-Contract: runs in a worker process. What is packed is in memory up to MEMORY bytes, else in a file
-without a name in `scratch`; either is gone when `packed` ends, or the process. An object that does
-not become smaller, or cannot be compressed here, goes up as it is: that is no error, but said.
-Raises OSError of the object's own file. Not for the form (`kvfs.compression`), nor for sending.
+Contract: runs in a worker process, decides nothing, knows no catalog. An object that does not
+become smaller, or cannot be compressed here, stays as it is: that is no error, but said.
+On its way up (`packed`) the result is in memory up to MEMORY bytes, else in a file without a name
+in `scratch`; either is gone when `packed` ends, or the process. Between RAM and NVMe `pack` makes a
+copy that is smaller than its object, or one as `copying.copy` does; `unpack` makes a plain one
+again, whose digest it has compared. Either appears under its final name only complete, with the
+source's modification time, and synced if asked; nothing is left behind by a failure. `unpack` to
+where the packed copy is takes its place: whoever did not live to say so has left a plain file, by
+whose size it is known. Raises OSError, SourceChangedError, TierError.
+Not for the form (`kvfs.compression`), nor for sending.
 """
 
 import os
@@ -13,10 +19,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO, NamedTuple
 
-from kvfs.compression.files import compress
+from kvfs import failpoints
+from kvfs.catalog import PackedCopy
+from kvfs.compression.container import DamagedError
+from kvfs.compression.files import compress, content_digest, decompress
 from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement import copying
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement.copying import Moved
+from kvfs.movement.files import (
+    SourceChangedError,
+    complete,
+    expect_same,
+    expect_size,
+    part,
+    reading,
+)
 
 MEMORY = 64 << 20  # bytes of an object that is packed in memory: as many as a put has in it
 
@@ -74,3 +91,99 @@ def _room(size: int, scratch: str) -> IO[bytes]:
     if not scratch:
         raise NoSpaceError(f"{size} bytes, and without a disk {MEMORY} at most are packed")
     return tempfile.TemporaryFile(dir=scratch)
+
+
+class Repacked(NamedTuple):
+    """`moved` is of the object; `packed`: what the copy is, None for a plain one.
+
+    in_place: nothing was copied, the source is a plain copy already.
+    """
+
+    moved: Moved
+    packed: PackedCopy | None = None
+    packing: Packing | None = None
+    in_place: bool = False
+
+
+def pack(source: str, destination: str, size: int, element_size: int | None) -> Repacked:
+    """Compress `size` bytes into a new file and sync it; element_size: see `compress`."""
+    with reading(source) as inp:
+        failpoints.reach("movement.pack")
+        before = expect_size(inp, source, size)
+        with part(destination) as out:
+            packed, content, packing = _compressed(inp, out, size, element_size)
+            if packed is not None:
+                expect_same(inp, source, size, before.st_mtime_ns)
+                os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
+                os.fsync(out)
+                for fd in (inp, out):
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                packed = packed._replace(blocks=os.fstat(out).st_blocks)
+                failpoints.reach("movement.pack.written")
+                complete(destination)
+    if packed is None:
+        moved = copying.copy(source, destination, size, sync=True, cold=True)
+        return Repacked(moved, packing=packing)
+    failpoints.reach("movement.pack.renamed")
+    return Repacked(Moved(content, packed.blocks, packing.cpu_seconds), packed, packing)
+
+
+def _compressed(
+    inp: int, out: int, size: int, element_size: int | None
+) -> tuple[PackedCopy | None, bytes, Packing]:
+    """With the digest of the bytes that were read. What cannot be compressed is to be copied."""
+    begun, made, failure = time.thread_time(), None, ""
+    try:
+        made = compress(inp, out, size, element_size)
+    except KvfsError as error:  # if it is the file's own fault, who copies it finds that out
+        failure = str(error)
+    packing = Packing(time.thread_time() - begun, smaller=made is not None, failure=failure)
+    if made is None:
+        return None, b"", packing
+    digest = copying.digest_of(out, made.stored_size, sparse=False)
+    return PackedCopy(made.codec, made.stored_size, 0, digest), made.digest, packing
+
+
+def unpack(
+    source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
+) -> Repacked:
+    """Decompress into a new file of `size` bytes that have this xxh3-128.
+
+    Raises DamagedError if the source is not what was written, OSError of either file.
+    """
+    try:
+        with reading(source) as inp:
+            failpoints.reach("movement.unpack")
+            found = os.fstat(inp)
+            if found.st_size == size:
+                moved = copying.read_through(source, size, sync=sync)
+                _expect_digest(source, moved.digest, digest)
+                return Repacked(moved, in_place=True)
+            with part(destination) as out:
+                os.truncate(out, size)  # tells tmpfs that huge pages will be within the size
+                spent = decompress(packed.codec, inp, out, size, packed.size)
+                _expect_digest(destination, copying.digest_of(out, size, sparse=False), digest)
+                os.utime(out, ns=(found.st_atime_ns, found.st_mtime_ns))
+                if sync:
+                    os.fsync(out)
+                os.posix_fadvise(inp, 0, 0, os.POSIX_FADV_DONTNEED)
+                failpoints.reach("movement.unpack.written")
+                blocks = os.fstat(out).st_blocks
+                complete(destination)
+        failpoints.reach("movement.unpack.renamed")
+        return Repacked(Moved(digest, blocks, spent))
+    except KvfsError as error:
+        if isinstance(error.__cause__, OSError):  # whose number tells how a disk is
+            raise error.__cause__ from None
+        raise
+
+
+def unpacked_digest(source: str, packed: PackedCopy, size: int) -> bytes:
+    """The xxh3-128 of what a packed copy stands for. Raises DamagedError."""
+    with reading(source) as inp:
+        return content_digest(packed.codec, inp, size, packed.size)
+
+
+def _expect_digest(path: str, found: bytes, expected: bytes) -> None:
+    if found != expected:
+        raise DamagedError(f"{path} has xxh3-128 {found.hex()}, expected {expected.hex()}")

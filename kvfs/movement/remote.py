@@ -7,37 +7,21 @@ an OSError of the local file, or a TierError of the movers. Not for deciding wha
 """
 
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import trio
 
-from kvfs.catalog import PackedCopy, Stored
 from kvfs.errors import TierError
-from kvfs.movement import (
-    asking,
-    downloading,
-    finding,
-    looking,
-    peeking,
-    renaming,
-    stores,
-    streaming,
-    uploading,
-)
-from kvfs.movement.finding import Answer, Ask
+from kvfs.movement import downloading, stores
 from kvfs.movement.movers import Moved, Movers, patience_for
-from kvfs.movement.publishing import About, Target, Uploaded
-from kvfs.s3 import header
-from kvfs.s3.errors import StoreError
-from kvfs.s3.nodes import Node
 from kvfs.s3.place import Place
-from kvfs.s3.store import Head, Page
-from kvfs.s3.transfer import Terms
+from kvfs.s3.transfer import Terms, Transfers
 from kvfs.tiers import Bucket
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Lane = Literal["up", "down", "ask", "look", "list"]
 
@@ -80,19 +64,28 @@ class Remote:
             "list": _Lane(self.movers, LOOKS),
         }
 
-    async def _run(
-        self, lane: Lane, size: int, destinations: Sequence[str], do: Callable[..., T],
-        *arguments: object,
-    ) -> T:  # fmt: skip
-        """size: bytes that are read or written, about. Small calls may share a worker."""
+    async def call(
+        self,
+        lane: Lane,
+        size: int,
+        destinations: Sequence[str],
+        do: Callable[Concatenate[Transfers, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """What `do` returns or raises in a worker, with its client of the bucket.
+
+        size: bytes that are read or written, about: small calls may share a worker. destinations:
+        files whose parts are removed if the worker has to be killed.
+        """
         terms = self.bucket.terms
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
-        if lane == "look":
-            what = (self.bucket.place, do, *arguments)
-            found = await self._lanes[lane].ask(stores.glance, *what, patience=LOOK_PATIENCE)
-            return cast("T", found)
-        call = _Call(size, destinations, stores.Job(do, arguments))
+        job = stores.Job(do, arguments, options)
+        if lane == "look":  # somebody waits: a store that is slow is a miss
+            what = (self.bucket.place, job)
+            return await self._lanes[lane].ask(stores.glance, *what, patience=LOOK_PATIENCE)
+        call = _Call(size, destinations, job)
         await self._lanes[lane].run(call, self.bucket.place, terms)
         if isinstance(call.found, Exception):
             raise call.found
@@ -108,99 +101,20 @@ class Remote:
                 start = partial(lane.ask, stores.ready, self.bucket.place, terms, WARMING)
                 nursery.start_soon(start)
 
-    async def upload(
-        self,
-        source: str,
-        touched_ns: int,
-        about: About,
-        target: Target,
-        notes: str,
-        scratch: str | None,
-        copy: PackedCopy | None = None,
-    ) -> Uploaded:
-        """See `uploading.upload`."""
-        wanted = (source, touched_ns, about, target, notes, scratch, copy)
-        return await self._run("up", about.size, (), uploading.upload, *wanted)
-
-    async def copy(self, source: Stored, about: About, target: Target, notes: str) -> Uploaded:
-        """See `renaming.copy`."""
-        return await self._run("up", about.size, (), renaming.copy, source, about, target, notes)
-
-    async def remove(
-        self, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
-    ) -> dict[str, StoreError]:
-        """See `uploading.remove`."""
-        return await self._run("ask", 0, (), uploading.remove, keys, attempts)
-
-    async def sweep(self, notes: str) -> int:
-        """See `uploading.sweep`."""
-        return await self._run("ask", 0, (), uploading.sweep, notes)
-
-    async def download(
-        self, stored: Stored, destination: str, size: int, digest: bytes, touched_ns: int
-    ) -> Moved:
-        """See `downloading.download`."""
-        job = downloading.download
-        return await self._run(
-            *("down", size, [destination], job, stored, destination, size, digest, touched_ns)
+    async def stream(self, wanted: downloading.Wanted, ends: downloading.Ends) -> Moved:
+        """See `downloading.stream`. It shares no worker: others would end only with it."""
+        alone = max(wanted.size, GROUP * (self.bucket.terms or Terms()).part)
+        return await self.call(
+            "down", alone, [wanted.destination], downloading.stream, wanted, ends
         )
-
-    async def stream(
-        self,
-        stored: Stored,
-        destination: str,
-        size: int,
-        digest: bytes,
-        touched_ns: int,
-        ends: streaming.Ends,
-    ) -> Moved:
-        """See `streaming.stream`. It shares no worker: others would end with it, however small."""
-        job = streaming.stream
-        wanted = (stored, destination, size, digest, touched_ns, ends)
-        alone = max(size, GROUP * (self.bucket.terms or Terms()).part)
-        return await self._run("down", alone, [destination], job, *wanted)
-
-    async def peek(self, stored: Stored, size: int, digest: bytes) -> bytes:
-        """See `peeking.peek`."""
-        return await self._run("down", header.SIZE, (), peeking.peek, stored, size, digest)
-
-    async def look(self, asks: Sequence[Ask], *, bulk: bool = False) -> list[Answer | StoreError]:
-        """See `finding.look`. `bulk`: nobody waits for it, and it may take its time."""
-        return await self._run("list" if bulk else "look", 0, (), finding.look, asks)
-
-    async def listed(self, prefix: str, after: str, delimiter: str = "") -> Page:
-        """See `finding.page`."""
-        return await self._run("list", 0, (), finding.page, prefix, after, delimiter)
-
-    async def records(self, keys: Sequence[str]) -> list[bytes | StoreError]:
-        """See `finding.records`."""
-        return await self._run("list", 0, (), finding.records, keys)
-
-    async def page(self, after: str) -> Page:
-        """What is below the prefix, see `Store.list`."""
-        prefix = self.bucket.place.prefix
-        return await self._run("ask", 0, (), looking.page, prefix, after)
-
-    async def heads(self, keys: Sequence[str]) -> list[Head | None]:
-        """See `looking.heads`."""
-        return await self._run("ask", 0, (), looking.heads, keys)
-
-    async def verify(self, stored: Stored, size: int, digest: bytes) -> str:
-        """See `looking.verify`."""
-        return await self._run("down", stored.size, (), looking.verify, stored, size, digest)
-
-    async def announce(self, node: Node, *, keep: bool) -> Node:
-        """See `asking.announce`."""
-        prefix = self.bucket.place.prefix
-        return await self._run("ask", 0, (), asking.announce, prefix, node, keep)
 
     async def ask(self, identity: str) -> None:
         """Whether it answers; at the first time, what it honours. Raises why not."""
         lane, place = self._lanes["ask"], self.bucket.place
         if self.bucket.terms is not None:
-            await lane.ask(asking.alive, place)
+            await lane.ask(stores.alive, place)
             return
-        self.bucket.terms = await lane.ask(asking.check, place, identity, self.bucket.exclusive)
+        self.bucket.terms = await lane.ask(stores.check, place, identity, self.bucket.exclusive)
 
 
 class _Call:
@@ -236,7 +150,7 @@ class _Lane:
         try:
             async with self._turns:
                 if not call.begun:
-                    await self._run_together(self._with_others(call, terms), place, terms)
+                    await self._run(self._with_others(call, terms), place, terms)
             await call.ended.wait()
         finally:
             if not call.begun:
@@ -255,7 +169,7 @@ class _Lane:
             one.begun = True
         return calls
 
-    async def _run_together(self, calls: list[_Call], place: Place, terms: Terms) -> None:
+    async def _run(self, calls: list[_Call], place: Place, terms: Terms) -> None:
         found: Sequence[object] = [TierError("the mount ends")] * len(calls)
         try:
             found = await self.movers.run(

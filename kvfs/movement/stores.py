@@ -1,17 +1,28 @@
-"""The client of a bucket, in a worker process: made at the first call, kept for its life.
+"""The client of a bucket, in a worker process; and whether that bucket can be used, and answers.
 
 Contract: `run_all` is what a worker is sent for whatever is asked of a bucket. It has the client
-for that place, with its connections and threads; boto3 is loaded nowhere in the daemon's own
-process. Not for what is asked: `uploading`, `downloading`.
+for that place, with its connections and threads, made at the first call and kept for the life of
+the process; boto3 is loaded nowhere in the daemon's own. `python -m kvfs.movement.stores` is
+`check` for a mount that has no workers yet, which reads a question as JSON and writes the answer as
+JSON. `check` raises ConfigError for what a human must change, StoreError for what may pass.
+Not for objects: `uploading`, `downloading`, `looking`.
 """
 
+import json
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.s3.errors import RefusedError
+from kvfs.s3.keys import Keys
+from kvfs.s3.marker import claim, look
 from kvfs.s3.place import Place
+from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms, Transfers
 
 PROBE_TIMEOUT = 3.0  # s; a probe asks for little, and once
@@ -22,10 +33,11 @@ _free: dict[tuple[Place, Terms], list[Transfers]] = {}
 
 
 class Job(NamedTuple):
-    """What to call with a `Transfers` and these arguments."""
+    """What to call with a `Transfers` and these."""
 
     do: Callable[..., Any]
     arguments: tuple[object, ...]
+    options: Mapping[str, object] = {}
 
 
 def run_all(place: Place, terms: Terms, jobs: Sequence[Job]) -> list[Any]:
@@ -39,7 +51,7 @@ def _run(place: Place, terms: Terms, job: Job) -> Any:  # noqa: ANN401 (whatever
     free = _free.setdefault((place, terms), [])
     mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
     try:
-        return job.do(mine, *job.arguments)
+        return job.do(mine, *job.arguments, **job.options)
     except Exception as error:  # noqa: BLE001 (it is raised where the job is waited for)
         return error
     finally:
@@ -58,9 +70,9 @@ def ready(place: Place, terms: Terms, seconds: float) -> None:
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
-def glance(place: Place, do: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+def glance(place: Place, job: Job) -> Any:  # noqa: ANN401 (whatever jobs return)
     """Do it with the client that does not wait long: whoever asks has a miss otherwise."""
-    return do(transfers(place, Terms(), probing=True), *arguments)
+    return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 
 
 def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers:
@@ -77,3 +89,33 @@ def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers
         )
         _kept[key] = Transfers(store, terms)
     return _kept[key]
+
+
+def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
+    """Try what kvfs needs of a bucket, and claim the prefix; what its store honours."""
+    keys = Keys(place.prefix)
+    plain = transfers(place, Terms())
+    ours = partial(look, plain, keys, identity, exclusive=exclusive)
+    terms = probe(plain.store, keys, plain.terms, look=ours)
+    claim(transfers(place, terms), keys, identity, exclusive=exclusive)
+    return terms
+
+
+def alive(place: Place) -> bool:
+    """Whether it answers, within a few seconds; raises why not."""
+    transfers(place, Terms(), probing=True).store.list(place.prefix, limit=1)
+    return True
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        place = Place(**question["place"])
+        return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
+    except (ConfigError, RefusedError) as error:  # that there is no such profile is found early
+        return {"refused": str(error)}
+    except KvfsError as error:
+        return {"failed": str(error)}
+
+
+if __name__ == "__main__":
+    json.dump(_answer(json.load(sys.stdin)), sys.stdout)

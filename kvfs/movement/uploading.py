@@ -1,9 +1,10 @@
-"""What a mover does for the bucket: an object goes up, keys are deleted.
+"""What a mover does for the bucket: objects go up or get other names, keys go.
 
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, knows no
 catalog. What goes up, compressed or not, has the digest that the object was sealed with, or does
-not go. Raises StoreError, OSError, SourceChangedError. Not for choosing what goes up, nor for
-names (`publishing`), nor for what is in the bucket already (`renaming`).
+not go. What gets another name, or other metadata under its own, is copied by the store, and stays
+as it is stored, with its codec: no bytes come here. Raises StoreError, OSError, SourceChangedError.
+Not for choosing what goes up, nor for what is said of an object there (`publishing`).
 """
 
 import os
@@ -15,12 +16,12 @@ from kvfs import failpoints
 from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import LostError, expect_written
-from kvfs.movement.parts import SourceChangedError, reading
+from kvfs.movement.files import expect_same, reading
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
-from kvfs.s3.transfer import Transfers, expect_source
+from kvfs.s3.transfer import ATTEMPT, Transfers, expect_source
 
 
 def upload(
@@ -42,12 +43,11 @@ def upload(
     """
     with ExitStack() as stack:
         fd = stack.enter_context(reading(source))
-        if failpoints.active:
-            failpoints.reach("movement.upload")
+        failpoints.reach("movement.upload")
         if copy is not None and os.fstat(fd).st_size == about.size:
             copy = None
         size = about.size if copy is None else copy.size
-        _expect(fd, source, size, touched_ns)
+        expect_same(fd, source, size, touched_ns)
         packed = result = chunks = None
         first = b""
         if copy is None and scratch is not None:
@@ -95,9 +95,8 @@ def upload(
                 done = send(once=False)
             else:
                 done = publishing.same(transfers, target.key, digest, about)
-        _expect(fd, source, size, touched_ns)
-        if failpoints.active:
-            failpoints.reach("movement.uploaded")
+        expect_same(fd, source, size, touched_ns)
+        failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)
 
 
@@ -126,10 +125,45 @@ def _expect_written(fd: int, source: str) -> None:
         raise SourceError(f"the kernel could not write {source}: {error}") from error
 
 
-def _expect(fd: int, source: str, size: int, touched_ns: int) -> None:
-    found = os.fstat(fd)
-    if (found.st_size, found.st_mtime_ns) != (size, touched_ns):
-        raise SourceChangedError(
-            f"{source} has {found.st_size} bytes of {found.st_mtime_ns} ns, expected {size} of "
-            f"{touched_ns}"
-        )
+# S3 copies 5 GiB in one request, but answers only then: that takes longer than an answer may.
+WHOLE = 256 << 20  # bytes
+PART = 64 << 20  # bytes
+
+
+def copy(
+    transfers: Transfers, source: Stored, about: About, target: Target, notes: str
+) -> Uploaded:
+    """Give what is stored another name, or other metadata under its own.
+
+    notes: the directory for ids of uploads. Raises ObjectChangedError, NoObjectError if it is not
+    what is there; ObjectExistsError if another object has the new name.
+    """
+    failpoints.reach("movement.upload")
+    publishing.publish_name(transfers, target.record)
+    # Not every store looks by itself.
+    source, chunks, first = publishing.as_it_is_now(transfers, source, about.digest)
+    metadata = publishing.facts(about, source, about.digest, chunks, first).metadata()
+    fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)
+    try:
+        if fresh:
+            transfers.refuse_existing(target.key)
+        if source.size <= WHOLE:
+            made_by = {ATTEMPT: target.token} if target.token else {}
+            etag = transfers.store.copy(
+                source.key, target.key, metadata | made_by, etag=source.etag
+            )
+        else:
+            with publishing.noted(transfers, notes, target.key) as note:
+                etag = transfers.copy_in_parts(
+                    *(source.key, target.key, source.size, metadata),
+                    etag=source.etag,
+                    part=PART,
+                    once=fresh,
+                    begun=note,
+                    token=target.token,
+                )
+        done = source._replace(key=target.key, etag=etag, told=about.told)
+    except ObjectExistsError:
+        done = publishing.same(transfers, target.key, about.digest, about)
+    failpoints.reach("movement.uploaded")
+    return Uploaded(done, about.digest)

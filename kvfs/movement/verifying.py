@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvfs.movement import hashing
+from kvfs.movement import files
 
 PIECE = 4 << 20  # bytes, as `copying.PIECE`
-BLOCK = hashing.BLOCK  # bytes: reads past the page cache begin and end at multiples of it
+BLOCK = files.BLOCK  # bytes: reads past the page cache begin and end at multiples of it
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME
 
@@ -81,7 +81,7 @@ def _verify(copy: Copy, piece: memoryview, has_read: Callable[[int], None]) -> s
         if expected is None:
             sizes = " or ".join(str(form[0]) for form in copy.forms)
             return f"it has {size} bytes, expected {sizes}"
-        sparse = len(expected) == hashing.SPARSE_LENGTH
+        sparse = len(expected) == files.SPARSE_LENGTH
         found = _digest(fd, before, piece, has_read, sparse=sparse)
         if copy.direct and not direct:  # this file system has no other way
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -114,8 +114,8 @@ def _digest(
     Raises OSError. BlockingIOError: somebody writes it. Then the descriptor is closed soon, since
     as long as it is open the writer's close would take it for a mapping (`Tier.shared`).
     """
-    digest, size = hashing.Sparse() if sparse else hashing.Dense(), before.st_size
-    for start, end in hashing.data_ranges(fd, size):
+    digest, size = files.Sparse() if sparse else files.Dense(), before.st_size
+    for start, end in files.data_ranges(fd, size):
         position = start
         while position < end:
             wanted = min(len(piece), -(-(end - position) // BLOCK) * BLOCK)

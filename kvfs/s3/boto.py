@@ -105,22 +105,16 @@ class BotoStore:
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         with self._of(key, precondition=ObjectExistsError):
-            return _etag(
-                self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=_Body(data),
-                    Metadata=dict(metadata),
-                    **_once(once=once),
-                )
+            answer = self._client.put_object(
+                **self._at(key), Body=_Body(data), Metadata=dict(metadata), **_once(once=once)
             )
+            return _etag(answer)
 
     def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
         with self._of(source, precondition=ObjectChangedError):
             answer = self._client.copy_object(
-                Bucket=self._bucket,
-                Key=key,
-                CopySource={"Bucket": self._bucket, "Key": source},
+                **self._at(key),
+                CopySource=self._at(source),
                 CopySourceIfMatch=etag,
                 Metadata=dict(metadata),
                 MetadataDirective="REPLACE",
@@ -223,22 +217,15 @@ class BotoStore:
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._of(key):
-            answer = self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=key, Metadata=dict(metadata)
-            )
+            answer = self._client.create_multipart_upload(**self._at(key), Metadata=dict(metadata))
             return str(answer["UploadId"])
 
     def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
         with self._of(key, missing=NoUploadError):
-            return _etag(
-                self._client.upload_part(
-                    Bucket=self._bucket,
-                    Key=key,
-                    UploadId=upload_id,
-                    PartNumber=number,
-                    Body=_Body(data),
-                )
+            answer = self._client.upload_part(
+                **self._at(key), UploadId=upload_id, PartNumber=number, Body=_Body(data)
             )
+            return _etag(answer)
 
     def copy_part(
         self,
@@ -253,11 +240,10 @@ class BotoStore:
     ) -> str:
         with self._of(source, precondition=ObjectChangedError):
             answer = self._client.upload_part_copy(
-                Bucket=self._bucket,
-                Key=key,
+                **self._at(key),
                 UploadId=upload_id,
                 PartNumber=number,
-                CopySource={"Bucket": self._bucket, "Key": source},
+                CopySource=self._at(source),
                 CopySourceIfMatch=etag,
                 CopySourceRange=f"bytes={start}-{start + length - 1}",
             )
@@ -267,8 +253,7 @@ class BotoStore:
         sent = [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]
         with self._of(key, missing=NoUploadError, precondition=ObjectExistsError):
             self._client.complete_multipart_upload(
-                Bucket=self._bucket,
-                Key=key,
+                **self._at(key),
                 UploadId=upload_id,
                 MultipartUpload={"Parts": sent},
                 **_once(once=once),
@@ -277,9 +262,7 @@ class BotoStore:
     def abort(self, key: str, upload_id: str) -> None:
         try:
             with self._of(key, missing=NoUploadError):
-                self._client.abort_multipart_upload(
-                    Bucket=self._bucket, Key=key, UploadId=upload_id
-                )
+                self._client.abort_multipart_upload(**self._at(key), UploadId=upload_id)
         except NoUploadError:
             return
 
@@ -289,6 +272,9 @@ class BotoStore:
             for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 for one in page.get("Uploads", ()):
                     yield Upload(one["Key"], one["UploadId"], one["Initiated"].timestamp())
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": key}
 
     def _of(
         self,

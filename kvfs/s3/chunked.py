@@ -8,7 +8,6 @@ Not for objects whose chunks have no digests: `Transfers.download`.
 """
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvfs.s3.chunks import PIECE, Chunks
-from kvfs.s3.errors import ObjectChangedError, SourceError, WrongBytesError
+from kvfs.s3.chunks import Chunks, pieces
+from kvfs.s3.errors import ObjectChangedError, WrongBytesError
 from kvfs.s3.transfer import Transfers
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ class _Download:
         self.chunks = chunks
         self.left = {number: _Chunk(self.ranges(number)) for number in range(len(chunks.digests))}
         self.next = 0  # the chunk that somebody waits for, at first the one that is read first
-        self._piece = memoryview(bytearray(PIECE))
         self._whole = xxhash.xxh3_128()
         self._hashed = 0  # chunks that are in it
 
@@ -123,14 +121,9 @@ class _Download:
             self._hashed += 1
 
     def _pieces(self, number: int) -> Iterable[memoryview]:
-        position = number * self.chunks.size
-        end = min(position + self.chunks.size, self.size)
-        while position < end:
-            got = os.preadv(self.fd, [self._piece[: min(PIECE, end - position)]], position)
-            if not got:
-                raise SourceError(f"{self.name}: the file that it comes to ends at {position}")
-            yield self._piece[:got]
-            position += got
+        start = number * self.chunks.size
+        end = min(start + self.chunks.size, self.size)
+        return pieces(self.fd, start, end, f"{self.name}: the file that it comes to")
 
     def digest(self) -> bytes:
         """Of the whole, once all is there."""

@@ -10,7 +10,7 @@ none: its own digest says as much. Not for the digest of the whole, which is com
 import base64
 import binascii
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -68,6 +68,20 @@ class Chunks:
         return cls(wanted, tuple(int.from_bytes(digest, "big") for digest in digests))
 
 
+def pieces(fd: int, start: int, end: int, name: str = "the file") -> Iterator[memoryview]:
+    """Yield what an open file has from `start` to `end`; each piece is the next one's memory.
+
+    Raises SourceError, which begins with `name`, if the file is shorter; OSError.
+    """
+    piece = memoryview(bytearray(min(PIECE, max(end - start, 1))))
+    while start < end:
+        got = os.preadv(fd, [piece[: min(PIECE, end - start)]], start)
+        if not got:
+            raise SourceError(f"{name} ends at {start}, expected {end}")
+        yield piece[:got]
+        start += got
+
+
 def weigh(fd: int, size: int) -> tuple[bytes, Chunks]:
     """The xxh3-128 of an open file's first `size` bytes, and the digests of its chunks.
 
@@ -75,16 +89,10 @@ def weigh(fd: int, size: int) -> tuple[bytes, Chunks]:
     """
     whole, length = xxhash.xxh3_128(), chunk_size(size)
     digests = []
-    piece = memoryview(bytearray(PIECE))
     for start in range(0, size, length):
-        chunk, end = xxhash.xxh3_64(), min(size, start + length)
-        position = start
-        while position < end:
-            got = os.preadv(fd, [piece[: min(PIECE, end - position)]], position)
-            if not got:
-                raise SourceError(f"the file ends at {position}, expected {size}")
-            chunk.update(piece[:got])
-            whole.update(piece[:got])
-            position += got
+        chunk = xxhash.xxh3_64()
+        for piece in pieces(fd, start, min(size, start + length)):
+            chunk.update(piece)
+            whole.update(piece)
         digests.append(chunk.intdigest())
     return whole.digest(), Chunks(length, tuple(digests))

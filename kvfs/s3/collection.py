@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from kvfs.errors import ConfigError
-from kvfs.s3.errors import MetadataError, NoObjectError, StoreError, WrongBytesError
+from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
 from kvfs.s3.garbage import GARBAGE, Kind, Own, Rules, Verdict
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
-from kvfs.s3.store import Entry, Page, Upload
+from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
 
 EXAMPLES = 20  # that a report names
@@ -118,13 +118,19 @@ class Collector:
         report = Report(self._began, nodes, dict(self._nodes.unread), stale)
         rules = Rules(self.keys, nodes, own, self.forget)
         self._hashes = set()
-        for page in self._pages(self.keys.prefix):
+        for page in pages(self.store, self.keys.prefix):
             for entry, name in self._named(page.entries):
                 report.listed.add(entry.size)
                 self._enter(report, rules, entry, rules.of(entry, name, self._hashes))
             self._tell("listing", report.listed.objects)
         for upload in self.store.uploads(self.keys.prefix):
-            self._enter_upload(report, own, upload)
+            if not self._is_ours(upload.key):
+                into, why = report.kept, "foreign"
+            elif upload.upload_id in own.uploads or upload.begun > self._cutoff:
+                into, why = report.withheld, "recent"
+            else:
+                into, why = report.garbage, "upload"
+            into.setdefault(why, Tally()).add(0)
         for found in report.spaces.values():
             into = report.withheld if found.recent else report.garbage
             total = into.setdefault("recent" if found.recent else found.kind, Tally())
@@ -151,14 +157,6 @@ class Collector:
                     f"{self._began - node.refreshed:.0f} s ago; if it is gone for good, wait for "
                     "--node-age, or give a smaller one"
                 )
-
-    def _pages(self, prefix: str) -> Iterator[Page]:
-        after = ""
-        while True:
-            page = self.store.list(prefix, after=after)
-            yield page
-            if not (after := page.after):
-                return
 
     def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Name | None]]:
         """With the names in records, which are read several at a time."""
@@ -202,14 +200,6 @@ class Collector:
             return "recent"
         return "aside" if kind == "aside" and not rules.settled(entry, self.older_than) else ""
 
-    def _enter_upload(self, report: Report, own: Own, upload: Upload) -> None:
-        if not self._is_ours(upload.key):
-            report.kept.setdefault("foreign", Tally()).add(0)
-        elif upload.upload_id in own.uploads or upload.begun > self._cutoff:
-            report.withheld.setdefault("recent", Tally()).add(0)
-        else:
-            report.garbage.setdefault("upload", Tally()).add(0)
-
     def _is_ours(self, key: str) -> bool:
         keys = self.keys
         own = (keys.aside, keys.probes, keys.names, keys.nodes)
@@ -250,23 +240,24 @@ class Collector:
         for kind, prefix in (("aside", self.keys.aside), ("probe", self.keys.probes)):
             if kind in report.garbage:
                 self._delete_below(report, prefix, report.spaces)
-        self._delete_names(report)
-        if "upload" in report.garbage:
-            self._abort_uploads(report)
-        if not report.failures and not report.withheld:
-            self._forget_nodes()
-
-    def _delete_names(self, report: Report) -> None:
-        """After their objects, as they are now."""
+        # Names go after their objects, as they are now.
+        longs = pages(self.store, self.keys.long)
         self._hashes = {
-            entry.key.removeprefix(self.keys.long)
-            for page in self._pages(self.keys.long)
-            for entry in page.entries
+            entry.key.removeprefix(self.keys.long) for page in longs for entry in page.entries
         }
         self._delete_below(report, self.keys.names, report.spaces)
+        if "upload" in report.garbage:
+            for upload in list(self.store.uploads(self.keys.prefix)):
+                ours = self._is_ours(upload.key) and upload.begun <= self._cutoff
+                if ours and upload.upload_id not in self._own().uploads:
+                    self.store.abort(upload.key, upload.upload_id)
+                    report.deleted.add(0)
+        if self.forget and not report.failures and not report.withheld:
+            # With the last of what only they explain, or the next look would not know it.
+            self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
 
     def _delete_below(self, report: Report, prefix: str, spaces: dict[Space, Found]) -> None:
-        for page in self._pages(prefix):
+        for page in pages(self.store, prefix):
             if not page.entries:
                 break
             named = list(self._named(page.entries))
@@ -276,7 +267,9 @@ class Collector:
             for entry in doomed:
                 if entry.key not in left:
                     report.deleted.add(entry.size)
-            self._failed(report, left)
+            report.failures += len(left)
+            room = EXAMPLES - len(report.failed)
+            report.failed += [str(error) for error in left.values()][:room]
             self._tell("deleting", report.deleted.objects)
 
     def _doomed(
@@ -299,20 +292,3 @@ class Collector:
         if unread := self._nodes.unread.keys() - self.forget:
             raise MetadataError(self._nodes.unread[min(unread)])
         return Rules(self.keys, nodes, self._own(), self.forget)
-
-    def _abort_uploads(self, report: Report) -> None:
-        for upload in list(self.store.uploads(self.keys.prefix)):
-            ours = self._is_ours(upload.key) and upload.begun <= self._cutoff
-            if ours and upload.upload_id not in self._own().uploads:
-                self.store.abort(upload.key, upload.upload_id)
-                report.deleted.add(0)
-
-    def _forget_nodes(self) -> None:
-        """With the last of what only they explain, or the next look would not know it."""
-        if self.forget:
-            self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
-
-    @staticmethod
-    def _failed(report: Report, left: dict[str, StoreError]) -> None:
-        report.failures += len(left)
-        report.failed += [str(error) for error in left.values()][: EXAMPLES - len(report.failed)]

@@ -147,7 +147,8 @@ def translated(
     except of_botocore.NoRegionError as error:
         raise RefusedError(f"{what}: no region is known; {_REGION}") from error
     except _OUT as error:
-        raise OutageError(f"{what}: {_reason(error)}") from error
+        name, text = type(error).__name__, _QUERY.sub("", str(error))  # without queries of URLs
+        raise OutageError(f"{what}: {name}: {text}") from error
     except of_botocore.BotoCoreError as error:
         raise StoreError(f"{what}: {type(error).__name__}: {error}") from error
     except RecursionError as error:
@@ -157,8 +158,3 @@ def translated(
     except _NONSENSE as error:
         name = type(error).__name__
         raise OutageError(f"{what}: the answer makes no sense ({name}): is it a store?") from error
-
-
-def _reason(error: Exception) -> str:
-    """The class, and the text without the queries of URLs."""
-    return f"{type(error).__name__}: {_QUERY.sub('', str(error))}"

@@ -11,13 +11,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvfs.s3.errors import MetadataError, NoObjectError
 from kvfs.s3.facts import FORMAT
 from kvfs.s3.keys import Keys, Space
-from kvfs.s3.store import Entry
+from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
 
 LOOKED_FOR = 64  # namespaces of which it is asked at a time whether anything is left
@@ -124,7 +124,8 @@ class Nodes:
         """Return those that there are now. Raises what `Transfers` raises."""
         self.unread.clear()
         found = {}
-        for entry in self._entries():
+        listed = pages(self.transfers.store, self.keys.nodes)
+        for entry in (entry for page in listed for entry in page.entries):
             identity = identity_of(self.keys, entry.key)
             known = self._seen.get(entry.key)
             if known is not None and known[0] == entry:
@@ -140,14 +141,6 @@ class Nodes:
                 found[entry.key] = (entry, node)
         self._seen = found
         return [node for _, node in found.values()]
-
-    def _entries(self) -> Iterator[Entry]:
-        after = ""
-        while True:
-            page = self.transfers.store.list(self.keys.nodes, after=after)
-            yield from page.entries
-            if not (after := page.after):
-                return
 
 
 def _read(transfers: Transfers, keys: Keys, key: str, refreshed: float) -> Node:

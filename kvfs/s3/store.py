@@ -68,6 +68,16 @@ def is_listed(store: "Store", key: str) -> bool:
     return any(entry.key == key for entry in store.list(key, limit=1).entries)
 
 
+def pages(store: "Store", prefix: str) -> Iterator[Page]:
+    """Yield what begins with a prefix, a page at a time, at least one. Raises as `Store.list`."""
+    after = ""
+    while True:
+        page = store.list(prefix, after=after)
+        yield page
+        if not (after := page.after):
+            return
+
+
 class Store(Protocol):
     """Every verb may raise ThrottledError, OutageError, RefusedError and NoBucketError."""
 

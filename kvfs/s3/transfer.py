@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import xxhash
 
+from kvfs.s3.chunks import pieces
 from kvfs.s3.errors import (
     NoObjectError,
     NoUploadError,
@@ -38,7 +39,6 @@ R = TypeVar("R")
 
 MIB = 1 << 20
 ATTEMPT = "kvfs-put"  # metadata: which attempt it was that made an object
-PIECE = 256 << 10  # bytes; what is hashed comes from the processor's own cache
 RANGE_TRIES = 3  # of one range, if connections break in the middle of it
 
 
@@ -187,12 +187,9 @@ class Transfers:
 
         # Hashed in order, while later ranges are on their way: what was written last is in cache.
         position = 0
-        piece = memoryview(bytearray(PIECE))
         with closing(self._in_turn(fetch, ranges)) as lengths:
             for length in lengths:
-                for start in range(position, position + length, PIECE):
-                    data = piece[: min(PIECE, position + length - start)]
-                    _read(fd, start, data)
+                for data in pieces(fd, position, position + length):
                     found.update(data)
                 position += length
         self.expect_bytes(key, found.digest(), digest)

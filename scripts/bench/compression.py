@@ -19,9 +19,8 @@ from typing import Any
 import click
 
 from kvfs.compression.container import FRAME, Frame, Index, frames_of, head_size
-from kvfs.compression.files import compress, decompress
+from kvfs.compression.files import SAMPLE, compress, decompress, sampled
 from kvfs.compression.frames import LEVEL, pack, unpack
-from kvfs.compression.sampling import SAMPLE, sampled
 from scripts.bench.measure import Bar
 from scripts.bench.report import Report, note, number
 

@@ -7,8 +7,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvfs.catalog import Stored
-from kvfs.movement import renaming
-from kvfs.movement.downloading import download
+from kvfs.movement import uploading
+from kvfs.movement.downloading import Wanted, download
 from kvfs.movement.publishing import About, Target, facts
 from kvfs.s3.chunks import LEAST, Chunks
 from kvfs.s3.errors import NoObjectError, ObjectChangedError, ObjectExistsError
@@ -35,8 +35,8 @@ def transfers(
     request: pytest.FixtureRequest, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> Transfers:
     if request.param == "parts":
-        monkeypatch.setattr(renaming, "WHOLE", MIB)
-        monkeypatch.setattr(renaming, "PART", 5 * MIB)
+        monkeypatch.setattr(uploading, "WHOLE", MIB)
+        monkeypatch.setattr(uploading, "PART", 5 * MIB)
     once = isinstance(store, MemoryStore)  # Ceph does not look when parts become an object
     return Transfers(store, Terms(once_complete=once))
 
@@ -54,7 +54,7 @@ def put(store: Store, key: str = "a", content: bytes = CONTENT) -> Stored:
 
 
 def read(transfers: Transfers, folder: Path, stored: Stored) -> bytes:
-    download(transfers, stored, str(folder / "back"), len(CONTENT), ABOUT.digest, 0)
+    download(transfers, Wanted(stored, str(folder / "back"), len(CONTENT), ABOUT.digest, 0))
     return (folder / "back").read_bytes()
 
 
@@ -63,7 +63,7 @@ def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: 
     source = put(transfers.store)
     about = ABOUT._replace(mode=0o600, mtime_ns=7, told="0600 1 2 7")
     target = Target(key, None, once=key != "a", token="t")  # noqa: S106 (no password)
-    done = renaming.copy(transfers, source, about, target, str(tmp_path))
+    done = uploading.copy(transfers, source, about, target, str(tmp_path))
     found = Facts.of_head(key, transfers.store.head(key))
     assert (found.mode, found.mtime_ns, found.digest) == (0o600, 7, ABOUT.digest)
     assert (found.chunks, found.header) == (chunks_of(CONTENT), FIRST)
@@ -77,9 +77,9 @@ def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: 
 def test_what_has_the_name_stays(transfers: Transfers, tmp_path: Path) -> None:
     source, other = put(transfers.store), put(transfers.store, "b", b"others")
     with pytest.raises(ObjectExistsError):
-        renaming.copy(transfers, source, ABOUT, Target("b", None, once=True), str(tmp_path))
+        uploading.copy(transfers, source, ABOUT, Target("b", None, once=True), str(tmp_path))
     same = put(transfers.store, "c")
-    done = renaming.copy(transfers, source, ABOUT, Target("c", None, once=True), str(tmp_path))
+    done = uploading.copy(transfers, source, ABOUT, Target("c", None, once=True), str(tmp_path))
     assert done.stored == same._replace(told=ABOUT.told)
     assert transfers.store.head("b").etag == other.etag
     assert not list(transfers.store.uploads(""))
@@ -90,10 +90,10 @@ def test_what_is_another_one_by_now_is_not_copied(transfers: Transfers, tmp_path
     transfers.store.put("a", b"others", {}, once=False)
     target = Target("b", None, once=True)
     with pytest.raises(ObjectChangedError):
-        renaming.copy(transfers, source, ABOUT, target, str(tmp_path))
+        uploading.copy(transfers, source, ABOUT, target, str(tmp_path))
     transfers.store.delete("a")
     with pytest.raises(NoObjectError):
-        renaming.copy(transfers, source, ABOUT, target, str(tmp_path))
+        uploading.copy(transfers, source, ABOUT, target, str(tmp_path))
     with pytest.raises(NoObjectError):
         transfers.store.head("b")
     assert not list(transfers.store.uploads(""))

@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.core.bucket.node import claims
-from kvfs.core.bucket.node.announcement import Announcement
+from kvfs.core.bucket import node
+from kvfs.core.bucket.node import Announcement
 from kvfs.s3.errors import OutageError
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.nodes import Node, Nodes
@@ -132,14 +132,14 @@ def test_what_is_renamed_and_not_yet_copied_keeps_its_namespace_in_the_record(
         await made.walk()
         await told.look()
         assert record(store).has == {X1, Y1}
-        has = claims.spaces(made.ledger.namespaces)
+        has = node.spaces(made.ledger.namespaces)
         assert has == {Y1}
         keys = Keys("p/")
-        assert claims.strays(made.catalog, keys, has, 0) == (["p/x@1/a"], 0)
+        assert node.strays_after(made.catalog, keys, has, 0) == (["p/x@1/a"], 0)
         await made.upload_all()
         await told.look()
         assert record(store).has == {Y1}
-        assert claims.strays(made.catalog, keys, has, 0)[0] == []
+        assert node.strays_after(made.catalog, keys, has, 0)[0] == []
 
     trio.run(case)
 
@@ -165,8 +165,8 @@ def test_a_store_that_fails_is_asked_again(
 
 
 def test_all_of_many_marks_are_looked_at(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "STEP", 2)
-    monkeypatch.setattr(claims, "STEPS", 2)
+    monkeypatch.setattr(node, "STEP", 2)
+    monkeypatch.setattr(node, "STEPS", 2)
 
     async def case() -> None:
         names = [b"long" * 60 + b"%d" % number for number in range(7)]
@@ -182,7 +182,7 @@ def test_all_of_many_marks_are_looked_at(made: World, monkeypatch: pytest.Monkey
         found: list[str] = []
         after, asked = 0, 0
         while after or not asked:
-            told = await claims.describe(made.ledger.namespaces, made.bucket, "w", "/notes", after)
+            told = await node.describe(made.ledger.namespaces, made.bucket, "w", "/notes", after)
             found += told["strays"]
             after, asked = told["after"], asked + 1
         assert len(found) == len(set(found)) == len(names), "a hash does not say whose it is"

@@ -19,9 +19,8 @@ from xxhash import xxh3_64_intdigest
 
 from kvfs.compression import container
 from kvfs.compression.container import FRAME, LARGEST, DamagedError, Index, head, head_size
-from kvfs.compression.files import Compressed, compress, decompress
+from kvfs.compression.files import PAYS, SAMPLE, Compressed, compress, decompress, sampled
 from kvfs.compression.frames import pack, unpack
-from kvfs.compression.sampling import PAYS, SAMPLE, sampled
 from kvfs.errors import InvalidError, NoSpaceError, TierError, TooLargeError, UnsupportedError
 from kvfs.mounts import mount, umount
 

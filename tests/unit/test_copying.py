@@ -10,9 +10,8 @@ import pytest
 import xxhash
 
 from kvfs.mounts import mount, umount
-from kvfs.movement import copying
 from kvfs.movement.copying import PIECE, Moved, copy, read_through
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement.files import SourceChangedError
 
 RANDOM = random.Random(1)
 
@@ -159,9 +158,3 @@ def test_nothing_stays_open(source: Path, target: Path) -> None:
         copy(str(source), str(target), 2, sync=True, cold=True)
     read_through(str(source), 1, sync=True)
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_a_job_goes_through_one_function(source: Path) -> None:
-    source.write_bytes(b"x")
-    called = copying.call(read_through, (str(source), 1), {"sync": False})
-    assert called.digest == xxhash.xxh3_128(b"x").digest()

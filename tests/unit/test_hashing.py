@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvfs.catalog import inode
 from kvfs.mounts import mount, umount
-from kvfs.movement import hashing
+from kvfs.movement import files
 from kvfs.movement.copying import PIECE, copy, read_through
-from kvfs.movement.hashing import BLOCK, data_ranges
+from kvfs.movement.files import BLOCK, data_ranges
 
 TIB = 1 << 40
 # One block each, or what is left of one at the end: data, a hole, zeros that were written, and data
@@ -85,7 +85,7 @@ def test_holes_change_no_digest_and_no_byte(
     assert len(found[True]) == 1
     (digest,) = found[True]
     assert (digest[:1], len(digest)) == (inode.SPARSE, inode.SPARSE_LENGTH)
-    assert inode.SPARSE == hashing.SPARSE
+    assert inode.SPARSE == files.SPARSE
 
 
 @given(LAYOUTS, st.integers(0, 50 * BLOCK), st.integers(1, 255))
@@ -154,7 +154,7 @@ def test_a_file_without_holes_is_one_part_whatever_the_file_system_says(
 
 def test_the_digest_of_what_is_not_zeros_is_what_it_was() -> None:
     """It is in catalogs."""
-    state = hashing.Sparse()
+    state = files.Sparse()
     state.update(BLOCK, memoryview(b"a" * BLOCK + bytes(BLOCK) + b"end"))
     found = state.digest(3 * BLOCK + 3)
     assert found.hex() == "73d56f1a6ab4183edfd542ec91e0d5b7e0"

@@ -76,7 +76,7 @@ def test_jobs_run_in_other_processes(tmp_path: Path) -> None:
         assert (tmp_path / "b").read_bytes() == b"content"
         found = await movers.read_through(target, 7, sync=False)
         assert found.digest == digest
-        ran = await movers._run(dying, str(tmp_path / "empty"), 7, options={"sync": True})
+        ran = await movers.run(dying, str(tmp_path / "empty"), 7, options={"sync": True})
         assert ran.digest != os.getpid().to_bytes(4, "little")
 
     (tmp_path / "empty").touch()
@@ -90,7 +90,7 @@ def test_the_death_of_a_worker_fails_no_job(
     (tmp_path / "lives").write_bytes(bytes(deaths))
 
     async def case(movers: Movers) -> None:
-        moved = await movers._run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
+        moved = await movers.run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
         assert moved.blocks == 7
 
     assert run(case)["mover_failures"] == deaths
@@ -103,7 +103,7 @@ def test_a_job_that_kills_every_worker_fails_alone(tmp_path: Path) -> None:
 
     async def case(movers: Movers) -> None:
         with pytest.raises(MoverFailedError, match=f"dying {tmp_path}/lives: {ATTEMPTS} movers"):
-            await movers._run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
+            await movers.run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
         assert movers.running == 0
         moved = await movers.read_through(str(tmp_path / "a"), 7, sync=False)
         assert moved.digest == xxhash.xxh3_128(b"content").digest()
@@ -120,7 +120,7 @@ def test_a_job_without_an_answer_is_given_up(tmp_path: Path) -> None:
 
     async def case(movers: Movers) -> None:
         with pytest.raises(MoverOverdueError, match="no answer after"):
-            await movers._run(
+            await movers.run(
                 copying.copy,
                 str(tmp_path / "silent"),
                 str(tmp_path / "b"),
@@ -143,7 +143,7 @@ def test_errors_of_a_job_come_back_as_they_are(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             await movers.read_through(str(tmp_path / "none"), 1, sync=False)
         with pytest.raises(SourceChangedError, match="some 5 True"):
-            await movers._run(refusing, "some", 5, options={"sync": True})
+            await movers.run(refusing, "some", 5, options={"sync": True})
 
     assert run(case)["mover_failures"] == 0
 
@@ -167,7 +167,7 @@ def test_no_more_jobs_run_than_there_are_workers(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_is_sent_can_be_sent() -> None:
-    for job in (copying.copy, copying.read_through, copying.call):
+    for job in (copying.copy, copying.read_through):
         assert pickle.loads(pickle.dumps(job)) is job  # noqa: S301
     moved = Moved(b"digest", 8)
     assert pickle.loads(pickle.dumps(moved)) == moved  # noqa: S301

@@ -15,7 +15,7 @@ from kvfs.core.check import Finding, check
 from kvfs.core.check.survey import Survey
 from kvfs.core.moves import transfers, unpacking
 from kvfs.errors import KvfsError, NotFoundError, StaleError
-from kvfs.movement import repacking
+from kvfs.movement import packing
 from tests.s3.memory import MemoryStore
 from tests.unit.test_packing import CODECS, numbers
 from tests.unit.test_spill import again, contents, counters
@@ -478,7 +478,7 @@ def another(path: Path) -> None:
     size = len(KV)
     source = path.parent / "x"
     source.write_bytes(OTHER[:size])
-    repacking.pack(str(source), str(path), size, 2)
+    packing.pack(str(source), str(path), size, 2)
     source.unlink()
 
 
@@ -604,7 +604,7 @@ def test_what_a_disk_says_of_a_read_is_told(tmp_path: Path) -> None:
     about = tmp_path.stat()
     copy = PackedCopy("blosc-zstd-s2/1", about.st_size, 8, bytes(16))
     with pytest.raises(IsADirectoryError):
-        repacking.unpack(str(tmp_path), str(tmp_path / "x"), copy, MIB, bytes(16), sync=False)
+        packing.unpack(str(tmp_path), str(tmp_path / "x"), copy, MIB, bytes(16), sync=False)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvfs.catalog import ROOT_INO, Stored
-from kvfs.compression import files, sampling
+from kvfs.compression import files
 from kvfs.compression.container import FRAME, DamagedError, codec_name
 from kvfs.errors import NotFoundError, UnsupportedError
 from kvfs.movement import packing
-from kvfs.movement.downloading import download
+from kvfs.movement.downloading import Wanted, download
 from kvfs.movement.publishing import About, Target
 from kvfs.movement.uploading import upload
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
@@ -86,7 +86,7 @@ def back(transfers: Transfers, folder: Path, stored: Stored, content: bytes) -> 
     path = folder / "back"
     path.unlink(missing_ok=True)
     try:
-        download(transfers, stored, str(path), len(content), digest(content), MTIME)
+        download(transfers, Wanted(stored, str(path), len(content), digest(content), MTIME))
     finally:
         assert {one.name for one in folder.iterdir()} <= {"source", "back"}
     return path.read_bytes()
@@ -172,13 +172,13 @@ def test_what_pays_in_the_sample_only_goes_up_as_it_is(
     tmp_path: Path, transfers: Transfers
 ) -> None:
     size, pieces = 8 * MIB, 16
-    piece = sampling.SAMPLE // pieces
+    piece = files.SAMPLE // pieces
     data = bytearray(random.Random(9).randbytes(size))
     for number in range(pieces):
         at = number * ((size - piece) // (pieces - 1) & ~7)
         data[at : at + piece] = bytes(piece)
     content = bytes(data)
-    assert sampling.sampled(lambda at, count: content[at : at + count], size, None) is not None
+    assert files.sampled(lambda at, count: content[at : at + count], size, None) is not None
     stored, result = there(transfers, tmp_path, content)
     assert stored.codec == "none"
     assert result is not None
@@ -307,7 +307,7 @@ def test_the_name_of_a_block_says_how_large_its_numbers_are(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int | None] = []
-    plain = sampling.sampled
+    plain = files.sampled
 
     def sampled(read: Callable[[int, int], bytes], size: int, known: int | None) -> int | None:
         tried.append(known)

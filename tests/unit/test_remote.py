@@ -44,10 +44,10 @@ class Workers(Movers):
         async with limiter:
             self.groups.append([one.arguments[0] for one in jobs])
             await self.go.wait()
-            return [one.do(*one.arguments) for one in jobs]
+            return [one.do(None, *one.arguments) for one in jobs]
 
 
-def same(value: object) -> object:
+def same(_transfers: object, value: object) -> object:
     return value
 
 
@@ -59,7 +59,7 @@ def made(workers: int = 1) -> tuple[Remote, Workers]:
 
 async def ask(remote: Remote, found: dict[object, object], value: object, size: int) -> None:
     try:
-        found[value] = await remote._run("up", size, (), same, value)
+        found[value] = await remote.call("up", size, (), same, value)
     except TierError as error:
         found[value] = error
 

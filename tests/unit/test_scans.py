@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.download import headers
+from kvfs.core.bucket.download import hydration
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.tree import COOKIE_PARENT
 from kvfs.core.namespaces.open_order import caller
@@ -697,7 +697,7 @@ def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
         answers.set()
         await wait_all_tasks_blocked()
         made.check()
-        assert not made.dispatcher.hydration.headers._asked
+        assert not made.dispatcher.hydration._asked
         assert "headers" not in counters(made)
 
     trio.run(case, clock=MockClock(autojump_threshold=0.01))
@@ -748,7 +748,7 @@ def test_what_is_gone_before_its_header_is_here_is_stale(
 
 def test_who_keeps_many_open_reads_no_headers(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        monkeypatch.setattr(headers, "MOST", 1)
+        monkeypatch.setattr(hydration, "HEADERS_MOST", 1)
         one = await scanned(made)
         two = await scanned(made, OTHER, b"b")
         assert (one.direct, two.direct) == (True, False)
@@ -799,7 +799,7 @@ def test_a_large_one_streams_on(tmp_path: Path, store: Store) -> None:
         assert held.header is not None
         assert await read(made, held, 2 * CHUNK) == content[2 * CHUNK :]
         assert made.dispatcher.hydration is not None
-        assert made.dispatcher.hydration.headers.kept == 0
+        assert made.dispatcher.hydration.headers == 0
         made.check_accounts()
         assert await read(made, held, 0) == content[:100]
         await close(made, held)

@@ -16,7 +16,7 @@ from kvfs.core.ledger import dirty as dirty_module
 from kvfs.core.names.renames import RENAME_EXCHANGE
 from kvfs.daemon.storage import bind
 from kvfs.errors import ConfigError, NoSpaceError
-from kvfs.movement import renaming
+from kvfs.movement import uploading
 from kvfs.s3.errors import (
     NoObjectError,
     OutageError,
@@ -427,8 +427,8 @@ def test_a_catalog_that_does_not_know_what_was_said_says_nothing_new(
 def test_what_is_large_is_copied_in_parts(
     made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(renaming, "WHOLE", MIB)
-    monkeypatch.setattr(renaming, "PART", 5 * MIB)
+    monkeypatch.setattr(uploading, "WHOLE", MIB)
+    monkeypatch.setattr(uploading, "PART", 5 * MIB)
     content = os.urandom(11 * MIB)
 
     async def case() -> None:
@@ -465,7 +465,7 @@ def test_a_copy_in_parts_that_fails_is_made_again(
     *,
     late: bool,
 ) -> None:
-    monkeypatch.setattr(renaming, "WHOLE", 1000)
+    monkeypatch.setattr(uploading, "WHOLE", 1000)
 
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
@@ -493,7 +493,7 @@ def test_a_copy_that_nobody_heard_of_is_found(
 ) -> None:
     """It was carried out, the store went away, and so did the daemon."""
     if verb == "complete":
-        monkeypatch.setattr(renaming, "WHOLE", 1000)
+        monkeypatch.setattr(uploading, "WHOLE", 1000)
 
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
@@ -525,7 +525,7 @@ def test_a_copy_in_parts_meets_another_node(
     made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, theirs: bytes
 ) -> None:
     """Whose object came while the parts were copied."""
-    monkeypatch.setattr(renaming, "WHOLE", 1000)
+    monkeypatch.setattr(uploading, "WHOLE", 1000)
 
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)

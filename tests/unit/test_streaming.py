@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import pytest
 import trio
@@ -16,9 +16,9 @@ from kvfs.core.bucket.download import streaming
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
+from kvfs.movement.downloading import Ends, Say, Wanted, Word, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Lane, Remote
-from kvfs.movement.streaming import Ends, Say, Word, tell
 from kvfs.s3 import chunked
 from kvfs.s3.chunks import LEAST, MOST, NAME, Chunks, chunk_size, weigh
 from kvfs.s3.errors import MetadataError, ObjectChangedError, OutageError, WrongBytesError
@@ -28,6 +28,7 @@ from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import again, counters, faults
 from tests.unit.world import InlineRemote, World, digest, world
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MIB = 1 << 20
 SEED = 11
@@ -205,19 +206,20 @@ def test_the_whole_is_compared_as_well(tmp_path: Path) -> None:
 class Threaded(InlineRemote):
     """Streams come in a thread; the rest is done at once."""
 
-    async def _run(
+    async def call(
         self,
         lane: Lane,
         size: int,
         destinations: Sequence[str],
-        do: Callable[..., T],
-        *arguments: object,
+        do: Callable[Concatenate[Transfers, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
     ) -> T:
         if do.__name__ != "stream":
-            return await super()._run(lane, size, destinations, do, *arguments)
+            return await super().call(lane, size, destinations, do, *arguments, **options)
         transfers = Transfers(self.store, self.bucket.terms or Terms())
         try:
-            return await trio.to_thread.run_sync(lambda: do(transfers, *arguments))
+            return await trio.to_thread.run_sync(lambda: do(transfers, *arguments, **options))
         finally:
             transfers.close()
 
@@ -409,8 +411,10 @@ def test_what_a_dead_mover_said_of_its_file_is_not_believed(made: World) -> None
                 await stream.bytes_here(2 * LEAST, LEAST, 0.0)
             stream.leave()
 
+        path = made.ram.path(inode.ino, inode.version)
+        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         with pytest.raises(OutageError):
-            await streaming.bring(cast("Remote", _Dying(check)), inode, stored, made.ram, began)
+            await streaming.bring(cast("Remote", _Dying(check)), inode, wanted, made.ram, began)
         assert found
 
     trio.run(case)

@@ -4,10 +4,10 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 import xxhash
@@ -33,7 +33,7 @@ from kvfs.core.objects.objects import Objects
 from kvfs.daemon.storage import begin_session, bind
 from kvfs.layouts import prefix
 from kvfs.live import LiveConfig
-from kvfs.movement import copying, repacking
+from kvfs.movement import copying, packing
 from kvfs.movement.movers import Moved, Movers, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3.place import Place
@@ -42,6 +42,7 @@ from kvfs.s3.transfer import Terms, Transfers
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier, calls
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MIB = 1 << 20
 # Threads take real time: a clock that jumps would give up calls that are being answered.
@@ -95,7 +96,7 @@ class Inline(Movers):
         self, source: str, destination: str, size: int, element_size: int | None
     ) -> Repacked:
         await self.before()
-        moved = repacking.pack(source, destination, size, element_size)
+        moved = packing.pack(source, destination, size, element_size)
         await self.after()
         return moved
 
@@ -110,13 +111,13 @@ class Inline(Movers):
         sync: bool,  # noqa: ARG002
     ) -> Repacked:
         await self.before()
-        moved = repacking.unpack(source, destination, packed, size, digest, sync=False)
+        moved = packing.unpack(source, destination, packed, size, digest, sync=False)
         await self.after()
         return moved
 
     async def unpacked_digest(self, source: str, packed: PackedCopy, size: int) -> bytes:
         await self.before()
-        return repacking.unpacked_digest(source, packed, size)
+        return packing.unpacked_digest(source, packed, size)
 
     async def read_through(
         self,
@@ -136,14 +137,15 @@ class Inline(Movers):
         self,
         job: Callable[..., T],
         *arguments: object,
-        limiter: trio.CapacityLimiter,
-        patience: float,
+        options: Mapping[str, bool] = {},
+        patience: float = 0.0,
         destinations: Sequence[str] = (),
+        limiter: trio.CapacityLimiter | None = None,
     ) -> T:
         del patience, destinations
-        async with limiter:
+        async with limiter or nullcontext():
             await self.before()
-            done = job(*arguments)
+            done = job(*arguments, **options)
             await self.after()
             return done
 
@@ -158,19 +160,20 @@ class InlineRemote(Remote):
         self.before: Callable[[], Awaitable[None]] = nothing
         self.after: Callable[[], Awaitable[None]] = nothing
 
-    async def _run(
+    async def call(
         self,
         lane: Lane,
         size: int,
         destinations: Sequence[str],
-        do: Callable[..., T],
-        *arguments: object,
+        do: Callable[Concatenate[Transfers, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
     ) -> T:
         del lane, size, destinations
         await self.before()
         transfers = Transfers(self.store, self.bucket.terms or Terms())
         try:
-            done = do(transfers, *arguments)
+            done = do(transfers, *arguments, **options)
         finally:
             transfers.close()
         await self.after()
@@ -662,7 +665,7 @@ class World:
             assert not space.ahead or written[space]
         if self.dispatcher.hydration is not None:
             headers = sum(held.header is not None for held in ledger.table.open.values())
-            assert self.dispatcher.hydration.headers.kept == headers
+            assert self.dispatcher.hydration.headers == headers
         for tier in self.tiers:
             found, wanted = tier.reserved, reserved[tier.name]
             assert found == wanted, f"{tier.name}: {found} reserved, should be {wanted}"

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from kvfs.core.check.survey import Survey
-from kvfs.movement.parts import PART
+from kvfs.movement.files import PART
 from kvfs.tiers import Tier
 
 FOLDERS = 16  # that one thread lists at a time

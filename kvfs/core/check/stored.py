@@ -164,9 +164,9 @@ class Listed:
 
     async def _compare(self) -> None:
         """List the prefix; what is not as expected is a suspect."""
-        after = ""
+        after, prefix = "", self.remote.bucket.place.prefix
         while True:
-            page = await self.remote.page(after)
+            page = await self.remote.call("ask", 0, (), looking.page, prefix, after)
             for entry in page.entries:
                 self._deletes.pop(hash(entry.key), None)
                 ino = self._expected.pop(hash(entry.key), None)
@@ -200,7 +200,7 @@ class Listed:
             current = self._current(ino)
             if current is not None:
                 inode, stored = current
-                if await self.remote.verify(stored, inode.size, inode.digest):
+                if await self._verify(stored, inode):
                     self.survey.notes["in_bucket"] -= 1
                     await self._judge(ino)
         except TierError as error:
@@ -208,6 +208,10 @@ class Listed:
         finally:
             self._reading.release_on_behalf_of(ino)
         await self.survey.step()
+
+    async def _verify(self, stored: Stored, inode: Inode) -> str:
+        wanted = (stored, inode.size, inode.digest)
+        return await self.remote.call("down", stored.size, (), looking.verify, *wanted)
 
     # One that is suspicious
 
@@ -218,11 +222,11 @@ class Listed:
             if before is None:
                 return
             inode, stored = before
-            (head,) = await self.remote.heads([stored.key])
+            head = await self.remote.call("ask", 0, (), looking.head, stored.key)
             why = ""
             if head is not None and self.survey.hashes:
                 there = stored._replace(etag=head.etag)
-                why = await self.remote.verify(there, inode.size, inode.digest)
+                why = await self._verify(there, inode)
             current = self._current(ino)
             if current is None or current[1] != stored or current[0].version != inode.version:
                 return  # renamed or unlinked meanwhile

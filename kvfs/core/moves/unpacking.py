@@ -13,6 +13,7 @@ Not for what is in a bucket (`hydration`), nor for choosing what is packed (`tra
 """
 
 import logging
+from functools import partial
 
 import trio
 
@@ -20,9 +21,10 @@ from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.compression.container import DamagedError
 from kvfs.core.capacity.room import Room
+from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import PERIOD, Transfers
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError
 from kvfs.movement.movers import (
     MoverFailedError,
     MoverOverdueError,
@@ -35,16 +37,6 @@ from kvfs.tiers import Job, Reservation, Tier
 log = logging.getLogger(__name__)
 
 WAIT = 30.0  # s that an open waits, where there is no bucket whose `s3_wait` says so
-GLANCE = 0.5  # s between two looks whether the disk that an open waits for is down
-
-
-class _Running:
-    """One that runs. `problem`: why nothing has changed; None if there is a copy, or none left."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.ended = trio.Event()
-        self.problem: Exception | None = TierError("it was given up")
 
 
 class Unpacking:
@@ -56,7 +48,11 @@ class Unpacking:
         self.room = room
         self.movers = movers
         self._jobs = jobs
-        self._running: dict[int, _Running] = {}
+        self._running: SingleFlight[int, Flight] = SingleFlight(
+            lambda ino, error: log.error(
+                "inode %d stays packed: a defect of kvfs", ino, exc_info=error
+            )
+        )
 
     async def unpack(self, inode: Inode) -> None:
         """Wait until it can be opened, or is lost. The caller holds the inode's lock.
@@ -69,45 +65,31 @@ class Unpacking:
             raise NotFoundError(f"inode {ino} is on NVMe only, which {why}")
         running = self._running.get(ino)
         if running is None:
-            running = self._running[ino] = _Running()
-            trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
+            work = partial(self._run, ino, inode.version)
+            running = self._running.begin(ino, Flight(), work)
         patience = WAIT if bucket is None else bucket.wait
-        with trio.move_on_after(patience):
-            while not running.ended.is_set() and not nvme.health.down:
-                with trio.move_on_after(GLANCE):
-                    await running.ended.wait()
+        await wait_while_up(running.ended, trio.current_time() + patience, nvme.health)
         if not running.ended.is_set() and nvme.health.down:
             raise NotFoundError(f"inode {ino} is on NVMe only, which is down: {nvme.health.why}")
         if not running.ended.is_set():
             raise NotFoundError(f"inode {ino} is not decompressed within {patience:.0f} s")
-        if isinstance(running.problem, StaleError):
-            raise StaleError(str(running.problem)) from running.problem
-        if running.problem is not None:
-            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        running.expect_done(ino)
 
     def stop(self) -> None:
         """Decompress nothing more: it was unmounted."""
-        for running in self._running.values():
-            running.scope.cancel()
+        self._running.stop()
 
-    async def _run(self, inode: Inode, running: _Running) -> None:
+    async def _run(self, ino: int, version: int) -> None:
+        """Raises what it has told of."""
         try:
-            with running.scope:
-                await self._bring(inode.ino, inode.version)
-                running.problem = None
+            await self._bring(ino, version)
         except (OSError, MoverOverdueError) as error:
-            running.problem = error
-            self.transfers.trouble.failed("decompression", inode.ino, error)
+            self.transfers.trouble.failed("decompression", ino, error)
+            raise
         except KvfsError as error:
-            running.problem = error
             level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
-            log.log(level, "inode %d stays packed: %s", inode.ino, error)
-        except Exception as error:
-            running.problem = TierError(f"a defect of kvfs: {error!r}")
-            log.exception("inode %d stays packed: a defect of kvfs", inode.ino)
-        finally:
-            del self._running[inode.ino]
-            running.ended.set()
+            log.log(level, "inode %d stays packed: %s", ino, error)
+            raise
 
     async def _bring(self, ino: int, version: int) -> None:
         sending, unpacking = self.transfers.sending, self.transfers.unpacking

@@ -29,7 +29,7 @@ from kvfs.core.objects.backings import Io
 from kvfs.core.objects.scans import Scans
 from kvfs.errors import CatalogError, KvfsError, NotFoundError, StaleError, TierError
 from kvfs.movement.copying import digest_of
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement.files import SourceChangedError
 from kvfs.tiers import Bucket, Job, Tier, sync_patience
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """One object from the bucket into a tier, and what each failure means for it.
 
-Contract: `run` ends with a copy entered whose digest was compared, or with `Fetch.problem`. What
+Contract: `run` ends with a copy entered whose digest was compared, or raises why not. What
 another node has unlinked or replaced is looked up again, once: a store that says of a key what it
 does not give would say so at each look, and is a miss from then on. What the store gives wrongly is
 a miss and loses its name here; what is there stays, as something between may have made it wrong.
@@ -29,9 +29,12 @@ from kvfs.core.bucket.download.budget import Turn
 from kvfs.core.bucket.listing.discovery import Times
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
+from kvfs.core.flights import Flight
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.movement import downloading
+from kvfs.movement.downloading import Wanted
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import LEAST
@@ -42,7 +45,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket, Reservation, Tier
+from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
@@ -70,28 +73,23 @@ class UnwantedError(NotFoundError):
     """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
 
 
-def _ignore(ino: int) -> None:
-    """Nobody is told that the bucket has it still."""
-
-
-class Fetch:
-    """One that runs. `problem`: why there is no copy; None if there is one.
+class Fetch(Flight):
+    """One that runs, of an object as it was when somebody asked for it.
 
     streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
     """
 
     def __init__(
-        self, now: float, cost: int, errand: Errand | None = None, *, streamed: bool = False
+        self, inode: Inode, cost: int, errand: Errand | None = None, *, streamed: bool = False
     ) -> None:
-        self.began = now
+        super().__init__()
+        self.inode = inode
+        self.began = trio.current_time()
         self.turn = Turn(cost, urgent=errand is None)
         self.errand = errand
-        self.scope = trio.CancelScope()
-        self.ended = trio.Event()
         self.ready = trio.Event()
         self.streamed = streamed
         self.stream: Stream | None = None
-        self.problem: KvfsError | OSError | None = TierError("it was given up")
 
     def begin(self, stream: Stream) -> None:
         """It can be read."""
@@ -100,28 +98,36 @@ class Fetch:
         self.ready.set()
 
     def end(self) -> None:
-        """Tell all who wait."""
+        """Tell all that wait, and then the errand."""
         if self.stream is not None:
             self.stream.end(self.problem)
             self.stream.leave()
-        self.ended.set()
+        super().end()
         self.ready.set()
+        if self.errand is not None:
+            self.errand.ended(self.inode, self.problem, joined=self.turn.urgent)
 
 
 class Downloads:
     """`jobs` are inodes that movers work on."""
 
     def __init__(
-        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+        self,
+        transfers: Transfers,
+        room: Room,
+        remote: Remote,
+        jobs: set[int],
+        matched: Callable[[int], None],
     ) -> None:
+        """matched: told of what the bucket has as it is known."""
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.backpressure = Backpressure(self.ledger)
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here
-        self.matched: Callable[[int], None] = _ignore  # told of what the bucket has as it is known
+        self._matched = matched
         self._jobs = jobs
         self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
@@ -150,17 +156,17 @@ class Downloads:
             and (inode.ino, inode.version) not in self._spoiled
         )
 
-    async def run(self, inode: Inode, running: Fetch) -> None:
-        """Bring it, when its turn has come. Raises nothing."""
+    async def run(self, running: Fetch) -> None:
+        """Bring it, when its turn has come. Raises what it has told of: KvfsError, OSError."""
+        inode = running.inode
         try:
             await self._fetch(inode, running)
-            running.problem, self._said = None, ""
+            self._said = ""
         except FOR_GOOD as error:
             if running.stream is not None:  # its opens are to fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
-            running.problem = self._give_up(inode, error, urgent=running.turn.urgent)
+            raise self._give_up(inode, error, urgent=running.turn.urgent) from None
         except (StoreError, TierError) as error:
-            running.problem = error
             self.bucket.failed("download", error)
             kind = type(error).__name__
             log.log(
@@ -169,17 +175,15 @@ class Downloads:
                 *(inode.ino, error),
             )
             self._said = kind
+            raise
         except (KvfsError, OSError) as error:
-            running.problem = error
             expected = isinstance(error, StaleError) or not running.turn.urgent
             log.log(
                 logging.DEBUG if expected else logging.WARNING,
                 "inode %d stays in the bucket: %s",
                 *(inode.ino, error),
             )
-        except Exception as error:
-            running.problem = TierError(f"a defect of kvfs: {error!r}")
-            log.exception("inode %d stays in the bucket: a defect of kvfs", inode.ino)
+            raise
 
     async def _fetch(self, inode: Inode, running: Fetch) -> None:
         ino, version = inode.ino, inode.version
@@ -189,20 +193,16 @@ class Downloads:
         self._jobs.add(ino)
         try:
             with await self._find_room(inode, running) as room:
-                stored = self._expect_stored(ino)  # a job may have given it another name
+                stored = self.stored(ino)  # a job may have given it another name
+                if stored is None:
+                    place = self.bucket.place
+                    raise NoObjectError(f"inode {ino}: nothing says where it is in {place}")
                 await self.transfers.wait_for_trash(room.tier, ino, version)
                 moved = await self._download(inode, stored, room.tier, running)
                 self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
             self.ledger.work.wake()
-
-    def _expect_stored(self, ino: int) -> Stored:
-        """Where it is. Raises NoObjectError."""
-        found = self.stored(ino)
-        if found is None:
-            raise NoObjectError(f"inode {ino}: nothing says where it is in {self.bucket.place}")
-        return found
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         try:
@@ -214,21 +214,20 @@ class Downloads:
             return await self._bring(inode, stored, tier, running)
 
     async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
+        path = tier.path(inode.ino, inode.version)
+        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         if running.streamed:
             self.reading[stored.key] += 1
             try:
-                return await streaming.bring(self.remote, inode, stored, tier, running.begin)
+                return await streaming.bring(self.remote, inode, wanted, tier, running.begin)
             finally:
                 self.reading -= Counter({stored.key: 1})
-        path = tier.path(inode.ino, inode.version)
-        wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
-        return await self.remote.download(*wanted)
+        return await self.remote.call("down", inode.size, [path], downloading.download, wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
         """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
         ledger, ino, version = self.ledger, inode.ino, inode.version
-        if failpoints.active:
-            failpoints.reach("dispatcher.hydrated")
+        failpoints.reach("dispatcher.hydrated")
         current = self._fit(ino, version)
         if current is None or tier in ledger.tiers.holders(current):
             if current is None:
@@ -240,7 +239,7 @@ class Downloads:
         except KvfsError:
             ledger.trash.throw_away(tier, ino, version)
             raise
-        self.matched(ino)
+        self._matched(ino)
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
         if moved.cpu_seconds:
@@ -270,10 +269,18 @@ class Downloads:
         elif isinstance(error, OTHERS):
             log.error("inode %d is lost, %s: %s", inode.ino, place, error)
         else:
-            self._refuse_bytes(inode, error)
+            log.error(
+                "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
+                *(inode.ino, place, error),
+            )
+            if (there := ledger.dirty.stored(inode.ino)) is not None:
+                self.bucket.gave_wrong_bytes(there.key, there.etag)
         if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
-        belied = followed and stored is not None and self._is_belied(stored.key)
+        belied = False
+        if followed and stored is not None:  # was it another object lately, too, or none?
+            belied = self._belied.age(stored.key) < self.bucket.wait + LOOK_AGAIN
+            self._belied.note(stored.key)
         if belied and not urgent:
             return error  # whoever has just looked it up is to find that out by an open
         try:
@@ -286,21 +293,6 @@ class Downloads:
         except KvfsError as refused:
             log.error("inode %d keeps its name for now: %s", inode.ino, refused)
         return error
-
-    def _is_belied(self, key: str) -> bool:
-        """Whether what is there was another object lately, too, or none. From now on it was."""
-        lately = self._belied.age(key) < self.bucket.wait + LOOK_AGAIN
-        self._belied.note(key)
-        return lately
-
-    def _refuse_bytes(self, inode: Inode, error: KvfsError) -> None:
-        stored = self.ledger.dirty.stored(inode.ino)
-        log.error(
-            "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
-            *(inode.ino, self.bucket.place, error),
-        )
-        if stored is not None:
-            self.bucket.gave_wrong_bytes(stored.key, stored.etag)
 
     # Room
 

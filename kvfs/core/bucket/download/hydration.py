@@ -1,67 +1,90 @@
 """From the bucket: what only it has, and somebody opens, comes back into a tier.
 
 Contract: `fetch` returns when the object has a copy here, or, if that will do, when it can be read
-while it comes; `header` when its first bytes can. Who has waited too long has a miss, the fetch
-goes on. A store that is down is not asked: that is a miss at once. `ahead` has an object fetched
-for which no open waits, as long as an `Errand` wants it; an open that comes makes it its own.
+while it comes; `header` when its first bytes can, which are there only if something beside the
+object proves them. Who has waited too long has a miss, the work goes on. A store that is down is
+not asked, and one that fails is a miss. `ahead` has an object fetched for which no open waits, as
+long as an `Errand` wants it; an open that comes makes it its own.
 
 Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
 becomes of those; it is among the running ones from the moment when somebody asks until all who
-wait, and its errand, were told of its end. All together have a bound on bytes (`budget`).
-Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead;
-nor for how an object comes, and what a failure means for it: `download`.
+wait, and its errand, were told of its end. All together have a bound on bytes (`budget`). A header
+that was taken keeps its key from being deleted until it is left, and takes no room of a tier.
+Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead,
+nor who scans (`core/objects/scans.py`); nor for how an object comes, and what a failure means for
+it: `download`.
 """
 
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.budget import Budget
-from kvfs.core.bucket.download.download import Downloads, Errand, Fetch
-from kvfs.core.bucket.download.headers import Headers
+from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Errand, Fetch
 from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.discovery import Discovery
 from kvfs.core.capacity.room import Room
+from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import Transfers
-from kvfs.errors import NotFoundError, StaleError
+from kvfs.errors import KvfsError, NotFoundError, TierError
+from kvfs.movement import looking
 from kvfs.movement.remote import Remote
-from kvfs.tiers import Bucket
+from kvfs.s3.header import LEAST, SIZE
 
-GLANCE = 0.5  # s between two looks whether the store that an open waits for is down
+log = logging.getLogger(__name__)
+
+# Headers that handles are served from at a time, 4 KiB each; who keeps more files open than that
+# does not look through them one after the other.
+HEADERS_MOST = 4096
 IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
 
 
-def _ignore(inode: Inode) -> None:
-    """Nobody is told of opens."""
+class Asked(Flight):
+    """A question for a header. `data`: b"" if nothing proves it."""
 
-
-async def _nobody(ino: int) -> Inode | None:
-    """Brings no facts."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
 
 
 class Hydration:
-    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait."""
+    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait.
+
+    headers: how many were taken and not left.
+    """
 
     def __init__(
-        self, transfers: Transfers, room: Room, remote: Remote, bucket: Bucket, jobs: set[int]
+        self,
+        transfers: Transfers,
+        room: Room,
+        remote: Remote,
+        jobs: set[int],
+        discovery: Discovery,
     ) -> None:
         self.ledger = transfers.ledger
-        self.bucket = bucket
-        self.downloads = Downloads(transfers, room, remote, bucket, jobs)
-        self.headers = Headers(self.downloads)
-        self._running: dict[int, Fetch] = {}
-        self.opening: Callable[[Inode], None] = _ignore
-        # What brings the facts of an object that only a listing told of; None if they do not come.
-        self.complete: Callable[[int], Awaitable[Inode | None]] = _nobody
+        self.bucket = remote.bucket
+        self._remote = remote
+        self.downloads = Downloads(transfers, room, remote, jobs, discovery.matched)
+        self.headers = 0
+        self._running: SingleFlight[int, Fetch] = SingleFlight(_defect)
+        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # and version
+            lambda key, error: _defect(key[0], error)
+        )
+        self.opening: Callable[[Inode], None] = lambda _inode: None
+        self.complete = discovery.complete
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     @property
     def streaming(self) -> int:
         """Objects that are read, or could be, while they come."""
-        return sum(one.stream is not None for one in self._running.values())
+        return sum(one.stream is not None for one in self._running)
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
         """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
@@ -77,16 +100,14 @@ class Hydration:
         if running is None:
             running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
         elif not running.turn.urgent:
-            self._join(running)
+            running.began = trio.current_time()  # from now on it is the open's
+            self.budget.hurry(running.turn)
         self.opening(inode)
         since = running.began if running.stream is None else trio.current_time()
         await self._wait(ino, running.ended if whole else running.ready, since)
         if not running.ended.is_set():
             return running.stream
-        if isinstance(running.problem, StaleError):  # its name may mean another file by now
-            raise StaleError(str(running.problem)) from running.problem
-        if running.problem is not None:
-            raise NotFoundError(f"inode {ino}: {running.problem}") from running.problem
+        running.expect_done(ino)
         return None
 
     async def header(self, inode: Inode) -> Header | None:
@@ -96,19 +117,50 @@ class Hydration:
         """
         if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
             return None
-        asked = None if inode.ino in self._running else self.headers.ask(inode)
-        if asked is None:
+        stored = self.downloads.stored(inode.ino)
+        if self._running.get(inode.ino) is not None or stored is None or stored.codec != "none":
             return None
+        if inode.size <= LEAST or self.headers >= HEADERS_MOST:
+            return None
+        key = (inode.ino, inode.version)
+        if (asked := self._asked.get(key)) is None:
+            asked = Asked()
+            self._asked.begin(key, asked, partial(self._ask, inode.copy(), asked))
         await self._wait(inode.ino, asked.ended, trio.current_time())
-        return self.headers.take(inode, asked)
+        asked.expect_done(inode.ino)
+        now = self.downloads.stored(inode.ino)  # it may have got another name
+        if not asked.data or now is None:
+            return None
+
+        def leave() -> None:
+            self.headers -= 1
+            self.downloads.reading -= Counter({now.key: 1})
+
+        self.headers += 1
+        self.downloads.reading[now.key] += 1
+        self.bucket.counters["headers"] += 1
+        return Header(asked.data, now, leave)
+
+    async def _ask(self, inode: Inode, asked: Asked) -> None:
+        """Raises what it has told of."""
+        stored = self.downloads.stored(inode.ino)
+        if stored is None:
+            return
+        try:
+            wanted = (stored, inode.size, inode.digest)
+            asked.data = await self._remote.call("down", SIZE, (), looking.peek, *wanted)
+        except FOR_GOOD as error:
+            log.info("inode %d is to come as a whole: %s", inode.ino, error)
+        except (KvfsError, OSError) as error:
+            if isinstance(error, TierError):  # of which StoreErrors are some
+                self.bucket.failed("download", error)
+            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            raise
 
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
         """As long as an open may. Raises NotFoundError."""
         bucket = self.bucket
-        with trio.move_on_at(since + bucket.wait):
-            while not enough.is_set() and not bucket.health.down:
-                with trio.move_on_after(GLANCE):
-                    await enough.wait()
+        await wait_while_up(enough, since + bucket.wait, bucket.health)
         if not enough.is_set() and bucket.health.down:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
         if not enough.is_set():
@@ -118,7 +170,7 @@ class Hydration:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
         if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
             return False
-        if inode.ino in self._running:
+        if self._running.get(inode.ino) is not None:
             return False
         self._begin(inode, errand)
         return True
@@ -131,36 +183,26 @@ class Hydration:
 
     def stop(self) -> None:
         """Bring nothing more: it was unmounted."""
-        for running in self._running.values():
-            running.scope.cancel()
-        self.headers.stop()
+        self._running.stop()
+        self._asked.stop()
 
     def _begin(
         self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
     ) -> Fetch:
         cost = self.downloads.cost(inode)
-        running = Fetch(trio.current_time(), cost, errand, streamed=streamed)
-        self._running[inode.ino] = running
+        running = Fetch(inode.copy(), cost, errand, streamed=streamed)
         self.budget.ask(running.turn)
-        trio.lowlevel.spawn_system_task(self._run, inode.copy(), running)
-        return running
+        return self._running.begin(inode.ino, running, partial(self._run, running))
 
-    def _join(self, running: Fetch) -> None:
-        """An open waits for what is fetched ahead: from now on it is the open's."""
-        running.began = trio.current_time()
-        self.budget.hurry(running.turn)
-
-    async def _run(self, inode: Inode, running: Fetch) -> None:
+    async def _run(self, running: Fetch) -> None:
         began = time.perf_counter()
         try:
-            with running.scope:
-                await self.downloads.run(inode, running)
+            await self.downloads.run(running)
         finally:
             self.budget.leave(running.turn)
-            del self._running[inode.ino]
-            running.end()
-            if running.problem is None:
-                spent = time.perf_counter() - began
-                self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
-            if running.errand is not None:
-                running.errand.ended(inode, running.problem, joined=running.turn.urgent)
+        spent = time.perf_counter() - began
+        self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
+
+
+def _defect(ino: int, error: Exception) -> None:
+    log.error("inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error)

@@ -166,12 +166,9 @@ class Prefetch:
             run.expected[block] = run.given
             self._expecting[block] = run
             for inode in files:
-                if not self.ledger.tiers.holders(inode):
-                    self._ask(inode)
-
-    def _ask(self, inode: Inode) -> None:
-        if self.hydration.budget.waiting < QUEUE_MOST:
-            self.hydration.ahead(inode, self)
+                waiting = self.hydration.budget.waiting
+                if not self.ledger.tiers.holders(inode) and waiting < QUEUE_MOST:
+                    self.hydration.ahead(inode, self)
 
     def _next(self, inode: Inode, blocks: int) -> list[list[Inode]]:
         """Files of the blocks after this one, a list for each."""

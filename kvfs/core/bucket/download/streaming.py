@@ -8,68 +8,48 @@ Not for room, turns and what a failure means: `hydration`.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
-from kvfs.catalog import Inode, Stored
+from kvfs.catalog import Inode
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import TierError
+from kvfs.movement.downloading import Ends, Say, Wanted, Word, hear, path_of, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
-from kvfs.movement.streaming import Ends, Say, Word, hear, path_of, tell
 from kvfs.s3.chunks import chunk_size
 from kvfs.tiers import Job, Tier
 
 log = logging.getLogger(__name__)
 
 
-class _Pipes(NamedTuple):
-    """Both ends of both: the mover's are opened by it, and these keep the pipes there till then."""
-
-    heard: int
-    tell_end: int
-    hear_end: int
-    said: int
-
-    @property
-    def ends(self) -> Ends:
-        """What the mover is given."""
-        own = f"/proc/{os.getpid()}/fd"
-        return Ends(f"{own}/{self.tell_end}", f"{own}/{self.hear_end}")
-
-
-@contextmanager
-def _pipes() -> Iterator[_Pipes]:
-    both = _Pipes(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), *os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
-    try:
-        yield both
-    finally:
-        for fd in both:
-            os.close(fd)
-
-
 async def bring(
-    remote: Remote,
-    inode: Inode,
-    stored: Stored,
-    tier: Tier,
-    began: Callable[[Stream], None],
+    remote: Remote, inode: Inode, wanted: Wanted, tier: Tier, began: Callable[[Stream], None]
 ) -> Moved:
     """As `Remote.download` into a tier; `inode` is the record as it was when this was asked for."""
     stream = Stream(f"inode {inode.ino}", tier, inode.size, chunk_size(inode.size))
     followed = False  # whether the file that is spoken of is the one that the stream has
-    with _pipes() as pipes:
+    with (
+        ExitStack() as stack
+    ):  # both ends of both: the mover opens its own, which are here till then
+        heard, tell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stack.callback(os.close, heard)
+        stack.callback(os.close, tell_end)
+        hear_end, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stack.callback(os.close, hear_end)
+        stack.callback(os.close, said)
+        own = f"/proc/{os.getpid()}/fd"
+        ends = Ends(f"{own}/{tell_end}", f"{own}/{hear_end}")
         asked: set[int] = set()
 
         def want(chunk: int) -> None:
             if chunk not in asked:
                 asked.add(chunk)
                 with suppress(BlockingIOError):  # it is full: enough is wanted
-                    tell(pipes.said, Word(Say.WANTED, chunk))
+                    tell(said, Word(Say.WANTED, chunk))
 
         async def obey(word: Word) -> None:
             nonlocal followed
@@ -92,17 +72,15 @@ async def bring(
 
         async def listen() -> None:
             while True:
-                await trio.lowlevel.wait_readable(pipes.heard)
-                for word in hear(pipes.heard):
+                await trio.lowlevel.wait_readable(heard)
+                for word in hear(heard):
                     await obey(word)
 
-        path = tier.path(inode.ino, inode.version)
-        wanted = (stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         failures: list[Exception] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             try:
-                moved = await remote.stream(*wanted, pipes.ends)
+                moved = await remote.stream(wanted, ends)
             except Exception as error:  # noqa: BLE001 (raised below, outside of the nursery)
                 failures.append(error)
             nursery.cancel_scope.cancel()

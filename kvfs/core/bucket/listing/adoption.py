@@ -19,7 +19,7 @@ from functools import partial
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.bucket.listing.folders import Folders, Place, Verdict
 from kvfs.core.names.tree import Tree, is_name
-from kvfs.movement.finding import Answer, Ask, Seen
+from kvfs.movement.looking import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Entry
@@ -204,10 +204,8 @@ class Adoption:
 
     def take(self, place: Place, key: str, seen: Seen) -> bool:
         """A name for an object. False if it has expired. The name must not be known."""
-        facts = seen.facts
-        stored = Stored(key, seen.etag, facts.stored_size, facts.stored_digest, facts.codec)
         with self.catalog.batch() as batch:
-            taken = self._enter(place, stored, facts, batch)
+            taken = self._enter(place, seen.stored(key), seen.facts, batch)
         self.bucket.counters["found"] += taken
         return taken
 
@@ -252,7 +250,11 @@ class Adoption:
         _describe(inode, facts)
         if self.namespaces.of(directory).expired(inode):
             return False
-        self._place(inode, directory, place.name, facts, batch)
+        self.namespaces.places.place(inode, directory, place.name, batch)
+        # What its node has learned of its prompt, if they mean the same: the key of a file that no
+        # layout knows is made of a directory's number, which is another one on each node.
+        if inode.model and not inode.parent_key and facts.key == inode.key:
+            inode.parent_key = facts.parent_key
         if facts.digest:
             stored = stored._replace(told=inode.told)
         batch.put(inode)
@@ -261,23 +263,10 @@ class Adoption:
         batch.then(partial(self.ledger.accounts.admit, inode))
         return True
 
-    def _place(
-        self, inode: Inode, directory: Inode, name: bytes, facts: Facts, batch: Batch
-    ) -> None:
-        """What its name says here; what its node has learned of its prompt, if they mean the same.
-
-        The key of a file that no layout knows is made of a directory's number, which is another
-        one on each node.
-        """
-        self.namespaces.places.place(inode, directory, name, batch)
-        if inode.model and not inode.parent_key and facts.key == inode.key:
-            inode.parent_key = facts.parent_key
-
     def _complete(self, inode: Inode, key: str, seen: Seen) -> None:
-        before, facts = inode.copy(), seen.facts
-        _describe(inode, facts)
-        stored = Stored(key, seen.etag, facts.stored_size, facts.stored_digest, facts.codec)
-        stored = stored._replace(told=inode.told)
+        before = inode.copy()
+        _describe(inode, seen.facts)
+        stored = seen.stored(key)._replace(told=inode.told)
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))

@@ -19,13 +19,14 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.adoption import Adoption, is_bare
-from kvfs.core.bucket.listing.folders import Place, Verdict
+from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.openers import Openers
+from kvfs.core.flights import Flight, SingleFlight
 from kvfs.errors import CatalogError, TierError
-from kvfs.movement.finding import Answer, Ask
+from kvfs.movement import looking
+from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -60,26 +61,30 @@ class Times(Generic[K]):
         self._times.pop(what, None)
 
 
-class _Look:
+class _Look(Flight):
     """A question on its way: about a name that is not known, or an inode that is."""
 
     def __init__(self, ask: Ask, place: Place | None, ino: int) -> None:
+        super().__init__()
         self.ask = ask
         self.place = place
         self.ino = ino
-        self.ended = trio.Event()
 
 
 class Discovery:
     """Of one bucket."""
 
-    def __init__(self, adoption: Adoption, remote: Remote, bucket: Bucket) -> None:
+    def __init__(self, adoption: Adoption, remote: Remote) -> None:
         self.adoption = adoption
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.ledger = adoption.ledger
         self.dirty = adoption.dirty
-        self._looks: dict[str, _Look] = {}
+        self._looks: SingleFlight[str, _Look] = SingleFlight(
+            lambda key, error: log.error(
+                "what the bucket has of %s: a defect of kvfs", key, exc_info=error
+            )
+        )
         self._waiting: deque[_Look] = deque()
         self._calls = 0
         self._quiet_until = 0.0
@@ -218,7 +223,7 @@ class Discovery:
         """Have the workers begin before somebody waits for them."""
         if self.bucket.shared and self.may_ask():
             try:
-                await self.remote.look([Ask(self.bucket.keys.own)])
+                await self.remote.call("look", 0, (), looking.look, [Ask(self.bucket.keys.own)])
                 self._wait = WAIT
             except (StoreError, TierError) as error:
                 log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
@@ -226,7 +231,7 @@ class Discovery:
     def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
         if look is None:
-            look = self._looks[ask.key] = _Look(ask, place, ino)
+            look = self._looks.enter(ask.key, _Look(ask, place, ino))
             self.bucket.counters["lookups"] += 1
             self._send(look)
         return look
@@ -249,7 +254,8 @@ class Discovery:
         answers: list[Answer | StoreError] = []
         with self.dirty.superseded.watching() as gone:
             try:
-                answers = await self.remote.look([look.ask for look in looks])
+                asks = [look.ask for look in looks]
+                answers = await self.remote.call("look", 0, (), looking.look, asks)
             except (StoreError, TierError) as error:
                 self.failed(error)
             except Exception:
@@ -265,20 +271,22 @@ class Discovery:
                 again.append(look)
         for look in looks:
             if look not in again:
-                del self._looks[look.ask.key]
-                look.ended.set()
+                self._looks.end(look.ask.key)
         for look in again:
             self._send(look)
 
     def _enter(self, look: _Look, answer: Answer, gone: set[str]) -> bool:
         """Whether it is to be asked once more, for more of what is below it."""
         try:
-            verdict = self._verdict(look, answer, gone)
+            if look.place is not None:
+                verdict = self.adoption.settle(look.place, look.ask, answer, gone)
+            else:
+                verdict = self.adoption.renew(look.ino, look.ask, answer, gone)
         except CatalogError as error:
             log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
             return False
-        except Exception:
-            log.exception("what the bucket has of %s: a defect of kvfs", look.ask.key)
+        except Exception as error:  # noqa: BLE001 (it is logged)
+            self._looks.defect(look.ask.key, error)
             return False
         if verdict == "hidden" and look.ask.limit == FEW:
             look.ask = look.ask._replace(limit=MANY)
@@ -292,11 +300,6 @@ class Discovery:
         elif look.ino:
             self.confirmed.forget(look.ino)
         return False
-
-    def _verdict(self, look: _Look, answer: Answer, gone: set[str]) -> Verdict:
-        if look.place is not None:
-            return self.adoption.settle(look.place, look.ask, answer, gone)
-        return self.adoption.renew(look.ino, look.ask, answer, gone)
 
     def failed(self, error: Exception) -> None:
         """The store's failure: nobody waits for it in the next moment."""

@@ -20,7 +20,8 @@ from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.presence import STEP, Presence, some
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
-from kvfs.movement.finding import Answer, Ask
+from kvfs.movement import looking
+from kvfs.movement.looking import Answer, Ask
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.keys import Name
@@ -106,15 +107,13 @@ class Importing:
             await dirty.changed.wait()
         await self.presence.namespaces()
         folder, key = self._keys(path)
-        pages = self.presence.pages(folder)
-        while (page := await pages.read()) is not None:
+        async for page in self.presence.pages(folder):
             await self._enter([named for entry in page.entries for named in self._named(entry)])
         if key:
-            page = await self.presence.pages(key).read()
-            if page is not None and page.entries and page.entries[0].key == key:
-                await self._enter(self._named(page.entries[0]))
-        pages = self.presence.pages(keys.long)
-        while (page := await pages.read()) is not None:
+            first = (await anext(self.presence.pages(key))).entries[:1]
+            if first and first[0].key == key:
+                await self._enter(self._named(first[0]))
+        async for page in self.presence.pages(keys.long):
             await self._enter(await self._read_names(page.entries, path))
 
     def _leads_somewhere(self, path: bytes) -> bool:
@@ -155,7 +154,8 @@ class Importing:
         records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
         found = []
         for page in some(list(records), HEADS):
-            for key, content in zip(page, await self.remote.records(page), strict=True):
+            contents = await self.remote.call("list", 0, (), looking.records, page)
+            for key, content in zip(page, contents, strict=True):
                 try:
                     if isinstance(content, StoreError):
                         raise content
@@ -213,7 +213,7 @@ class Importing:
     async def _ask(self, wanted: list[_Wanted]) -> None:
         with self.adoption.dirty.superseded.watching() as gone:
             asks = [Ask(one.key) for one in wanted]
-            answers = await self.remote.look(asks, bulk=True)
+            answers = await self.remote.call("list", 0, (), looking.look, asks)
             for one, ask, answer in zip(wanted, asks, answers, strict=True):
                 self._take(one, ask, answer, gone)
                 await trio.lowlevel.checkpoint()

@@ -11,6 +11,7 @@ Not for what becomes of a name (`adoption`), nor for whole trees (`importing`).
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -19,8 +20,10 @@ import trio
 from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.discovery import Discovery, Times
 from kvfs.core.bucket.listing.folders import Place
+from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
+from kvfs.movement import looking
 from kvfs.movement.remote import Remote
 from kvfs.s3.store import Entry, Page
 
@@ -34,21 +37,23 @@ STEP = 8  # names entered between two turns of the loop, each some 60 us
 
 
 class Pages:
-    """A listing, a page at a time."""
+    """A listing, a page at a time. Each step raises StoreError, TierError."""
 
     def __init__(self, remote: Remote, prefix: str, delimiter: str) -> None:
         self._remote = remote
         self._prefix = prefix
         self._delimiter = delimiter
-        self._after = ""
-        self._ended = False
+        self._after: str | None = ""  # None behind the last page
 
-    async def read(self) -> Page | None:
-        """The next one, None behind the last one. Raises StoreError, TierError."""
-        if self._ended:
-            return None
-        page = await self._remote.listed(self._prefix, self._after, self._delimiter)
-        self._after, self._ended = page.after, not page.after
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> Page:
+        if self._after is None:
+            raise StopAsyncIteration
+        wanted = (self._prefix, self._after, self._delimiter)
+        page = await self._remote.call("list", 0, (), looking.page, *wanted)
+        self._after = page.after or None
         return page
 
 
@@ -62,7 +67,11 @@ class Presence:
         self.bucket = discovery.bucket
         self._listed: Times[int] = Times()
         self._compared: Times[int] = Times()  # with what is known here
-        self._running: dict[int, trio.Event] = {}
+        self._running: SingleFlight[int, Flight] = SingleFlight(
+            lambda ino, error: log.error(
+                "directory %d is not listed in the bucket: a defect of kvfs", ino, exc_info=error
+            )
+        )
 
     async def show(self, ino: int) -> None:
         """Somebody is about to read a directory, or to remove it."""
@@ -70,14 +79,13 @@ class Presence:
             return
         if self._listed.age(ino) < AGAIN:
             return
-        ended = self._running.get(ino)
-        if ended is None:
+        running = self._running.get(ino)
+        if running is None:
             if self.adoption.folders.directory(ino) is None:
                 return
-            ended = self._running[ino] = trio.Event()
-            trio.lowlevel.spawn_system_task(self._list, ino)
+            running = self._running.begin(ino, Flight(), partial(self._list, ino))
         with trio.move_on_after(WAIT):
-            await ended.wait()
+            await running.ended.wait()
 
     async def show_below(self, ino: int) -> bool:
         """A directory is about to get another name, and all below it with it. Whether all is named.
@@ -103,8 +111,7 @@ class Presence:
         if not prefix:
             return
         with self.discovery.dirty.superseded.watching() as gone:
-            pages = self.pages(prefix)
-            while (page := await pages.read()) is not None:
+            async for page in self.pages(prefix):
                 for entries in some(page.entries, STEP):
                     for entry in entries:
                         if entry.key not in gone:
@@ -123,10 +130,6 @@ class Presence:
             self.discovery.failed(error)
         except KvfsError as error:
             log.error("directory %d is not listed in the bucket: %s", ino, error)
-        except Exception:
-            log.exception("directory %d is not listed in the bucket: a defect of kvfs", ino)
-        finally:
-            self._running.pop(ino).set()
 
     async def _enter(self, ino: int, *, compare: bool) -> list[int]:
         """Return inodes that were not listed as they are known; compare: those listed as well.
@@ -142,8 +145,7 @@ class Presence:
             return doubtful
         before, names = adoption.catalog.counter, set[bytes]()
         with dirty.superseded.watching() as gone:
-            pages = self.pages(prefix, "/")
-            while (page := await pages.read()) is not None:
+            async for page in self.pages(prefix, "/"):
                 for entries in some(page.entries, STEP):
                     if adoption.folders.prefix(ino) != prefix:
                         return []  # it has another name now
@@ -173,7 +175,7 @@ class Presence:
             elif verdict == "here":
                 self.discovery.confirmed.note(known.ino)
 
-    def pages(self, prefix: str, delimiter: str = "") -> "Pages":
+    def pages(self, prefix: str, delimiter: str = "") -> Pages:
         """What is below a prefix."""
         return Pages(self.remote, prefix, delimiter)
 
@@ -205,8 +207,7 @@ class Presence:
     async def namespaces(self) -> None:
         """Those that are not known yet, each in its greatest version."""
         versions: dict[bytes, list[str]] = {}
-        pages = self.pages(self.adoption.keys.prefix, "/")
-        while (page := await pages.read()) is not None:
+        async for page in self.pages(self.adoption.keys.prefix, "/"):
             for folder in page.folders:
                 found = self.adoption.keys.parse_folder(folder)
                 if found is not None and found.namespace:

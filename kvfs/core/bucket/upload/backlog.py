@@ -53,7 +53,10 @@ class Backlog:
             found += len(lacking)
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
-            await self._wait_for_room()
+            bucket = self.ledger.tiers.bucket
+            while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
+                with trio.move_on_after(PAUSE):
+                    await self.dirty.changed.wait()
         if not behind.is_set():  # else a namespace came to take it meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
@@ -68,9 +71,3 @@ class Backlog:
         if ino in self.dirty.contested:
             return False
         return self.dirty.wanted(inode) and bool(self.ledger.tiers.holders(inode))
-
-    async def _wait_for_room(self) -> None:
-        bucket = self.ledger.tiers.bucket
-        while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
-            with trio.move_on_after(PAUSE):
-                await self.dirty.changed.wait()

@@ -16,10 +16,10 @@ from kvfs import failpoints
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import CatalogError, TierError
+from kvfs.movement import uploading
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
 from kvfs.s3.store import LIST_LIMIT
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +35,18 @@ class Deletion:
         self,
         ledger: Ledger,
         remote: Remote,
-        bucket: Bucket,
         backoff: Backoff,
         locked: set[str],
+        reading: Container[str],
     ) -> None:
+        """reading: keys of what was unlinked, perhaps, and is read yet."""
         self.ledger = ledger
         self.dirty = ledger.dirty
         self.superseded = ledger.dirty.superseded
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.backoff = backoff
-        self.reading: Container[str] = ()  # keys of what was unlinked, perhaps, and is read yet
+        self._reading = reading
         self._locked = locked
 
     async def run(self) -> None:
@@ -61,7 +62,7 @@ class Deletion:
 
     async def delete_some(self) -> None:
         """As many keys as one request can have."""
-        kept = (self._locked, self.reading)
+        kept = (self._locked, self._reading)
         keys = [key for key in self.superseded.deletes if not any(key in some for some in kept)]
         keys = keys[: LIST_LIMIT // 2]
         if not keys:
@@ -71,9 +72,9 @@ class Deletion:
         self._locked.update(keys)
         try:
             attempts = {key: tokens for key in keys if (tokens := self.superseded.attempts(key))}
-            left = await self.remote.remove([*keys, *records], attempts)
-            if failpoints.active:
-                failpoints.reach("dispatcher.deleted")
+            doomed = [*keys, *records]
+            left = await self.remote.call("ask", 0, (), uploading.remove, doomed, attempts)
+            failpoints.reach("dispatcher.deleted")
             with self.ledger.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
                     self.superseded.settle(key, batch)

@@ -16,7 +16,7 @@ what is to go from the bucket (`deletion`).
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 
 import trio
 
@@ -28,10 +28,10 @@ from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
 from kvfs.errors import KvfsError, TierError
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement import uploading
+from kvfs.movement.files import SourceChangedError
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import StoreError
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -48,28 +48,26 @@ class Spill:
         transfers: Transfers,
         quota: Quota,
         remote: Remote,
-        bucket: Bucket,
         jobs: set[int],
         *,
         notes: str,
         complete: Callable[[int], Awaitable[Inode | None]],
+        reading: Container[str],
     ) -> None:
-        """complete: brings the facts of what only a listing told of; None if they do not come."""
+        """complete, reading: see `Uploads` and `Deletion`."""
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.dirty = self.ledger.dirty
         self.running = 0
         self._jobs = jobs
         self._notes = notes
         self._locked: set[str] = set()  # keys about which a request is under way
         self._swept = False
-        self.backoff = backoff = Backoff(bucket, transfers.trouble)
-        self.deletion = Deletion(self.ledger, remote, bucket, backoff, self._locked)
-        self.uploads = Uploads(
-            *(transfers, quota, remote, bucket, backoff), notes=notes, complete=complete
-        )
+        self.backoff = backoff = Backoff(remote.bucket, transfers.trouble)
+        self.deletion = Deletion(self.ledger, remote, backoff, self._locked, reading)
+        self.uploads = Uploads(transfers, quota, remote, backoff, notes=notes, complete=complete)
 
     async def run(self) -> None:
         """Upload and delete, for ever. Raises CatalogError before anything is begun."""
@@ -90,7 +88,7 @@ class Spill:
         if self._swept or self.running:
             return
         try:
-            found = await self.remote.sweep(self._notes)
+            found = await self.remote.call("ask", 0, (), uploading.sweep, self._notes)
         except (StoreError, TierError, OSError) as error:
             self.backoff.failed("sweep", error)
             return

@@ -21,7 +21,8 @@ from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import Transfers
-from kvfs.movement.parts import SourceChangedError
+from kvfs.movement import uploading
+from kvfs.movement.files import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import (
@@ -32,7 +33,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.tiers import Bucket, Tier
+from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,6 @@ class Uploads:
         transfers: Transfers,
         quota: Quota,
         remote: Remote,
-        bucket: Bucket,
         backoff: Backoff,
         *,
         notes: str,
@@ -65,7 +65,7 @@ class Uploads:
         self.transfers = transfers
         self.quota = quota
         self.remote = remote
-        self.bucket = bucket
+        self.bucket = remote.bucket
         self.backoff = backoff
         self.dirty = self.ledger.dirty
         self.superseded = self.dirty.superseded
@@ -103,14 +103,15 @@ class Uploads:
             if source is None:
                 assert stored is not None
                 about = self._about(inode)
-                uploaded = await self.remote.copy(stored, about, target, self._notes)
+                uploaded = await self.remote.call(
+                    "up", about.size, (), uploading.copy, stored, about, target, self._notes
+                )
             else:
                 path = source.path(inode.ino, inode.version)
                 about, scratch = self._about(inode), self._scratch(inode)
                 copy = inode.packed if self.ledger.tiers.is_packed_in(inode, source) else None
-                uploaded = await self.remote.upload(
-                    path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
-                )
+                wanted = (path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy)
+                uploaded = await self.remote.call("up", about.size, (), uploading.upload, *wanted)
         except ObjectExistsError as error:
             if self.ledger.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
                 return Later(AGAIN)
@@ -140,8 +141,7 @@ class Uploads:
             if current is not None and source in self.ledger.tiers.holders(current):
                 raise
             return Later(BUSY)  # its room was needed, and another tier has it
-        if failpoints.active:
-            failpoints.reach("dispatcher.uploaded")
+        failpoints.reach("dispatcher.uploaded")
         self._enter(inode, uploaded, copied=copied)
         self.backoff.worked()
         return None

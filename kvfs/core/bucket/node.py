@@ -1,0 +1,199 @@
+"""This node and its bucket: does that answer, what do other nodes learn, what has this one there?
+
+Contract: both `watch` run as long as the mount. What `Availability` finds is the bucket's health,
+and who waits for that is woken. A bucket that answers, but takes nothing, as one that is full, does
+not become well by that. One that could not be asked at the mount is asked what it honours first.
+`Announcement` writes this node's record at the start, when a namespace comes, goes or changes its
+version, and once a day, which says that the node lives. What was there before stays in it as long
+as an object may yet be at such a key: until all that was dropped or moved is walked, and copied in
+the bucket. A store that fails is asked again later.
+`describe` tells `kvfs gc`. An object is in the bucket at a key of its namespace, but for what has
+another name now and is yet to be copied there: `strays` are the keys of those, and all that do not
+tell whose they are.
+Not for what others make of a record: `kvfs.s3.garbage`; nor for what an answer means for objects.
+"""
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import trio
+
+from kvfs import runtime
+from kvfs.catalog import ROOT_INO, Catalog, audit, keys
+from kvfs.core.bucket.upload.spill import Spill
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.namespaces.namespaces import Namespaces
+from kvfs.errors import ConfigError, TierError
+from kvfs.movement.remote import Remote
+from kvfs.s3 import nodes
+from kvfs.s3.keys import Keys, Space
+from kvfs.tiers import Bucket
+
+WELL, ILL = 10.0, 1.0  # s between two questions
+GLANCE = 0.5  # s between two looks whether somebody met a failure
+
+
+class Availability:
+    """`identity` of the kvfs that claims the prefix."""
+
+    def __init__(self, remote: Remote, spill: Spill, identity: str) -> None:
+        self.remote = remote
+        self.bucket = remote.bucket
+        self.spill = spill
+        self.identity = identity
+
+    async def watch(self) -> None:
+        """Ask, for ever."""
+        health = self.bucket.health
+        while True:
+            asked = trio.current_time()
+            await self.ask()
+            while trio.current_time() < asked + (WELL if health.state == "healthy" else ILL):  # noqa: ASYNC110 (failures are told by whoever meets them)
+                await trio.sleep(GLANCE)
+
+    async def ask(self) -> None:
+        """Once."""
+        health = self.bucket.health
+        was = health.state
+        try:
+            await self.remote.ask(self.identity)
+            failure = ""
+        except (ConfigError, TierError) as error:  # of which StoreErrors are some
+            failure = str(error)
+        if failure or health.down or not self.spill.failing:
+            health.probed(time.monotonic(), failure)
+        if was == "down" and not health.down:
+            self.spill.backoff.reset()
+        if health.state != was:
+            self.spill.dirty.wake()
+            self.spill.ledger.work.wake()
+
+
+log = logging.getLogger(__name__)
+
+REFRESH = 86400.0  # s between two records, if nothing changes
+LOOK = 10.0  # s between two looks at what nothing tells of, and after a failure
+
+
+class Announcement:
+    """`identity` of this node; `mountpoint` for people."""
+
+    def __init__(self, ledger: Ledger, remote: Remote, identity: str, mountpoint: str) -> None:
+        self.ledger = ledger
+        self.remote = remote
+        self.bucket = remote.bucket
+        self.identity = identity
+        self.mountpoint = mountpoint
+        self.published: frozenset[Space] | None = None
+        self._at = 0.0
+        self._said = ""
+
+    async def watch(self) -> None:
+        """Publish, for ever."""
+        namespaces = self.ledger.namespaces
+        while True:
+            changed = namespaces.changed
+            await self.look()
+            with trio.move_on_after(LOOK):
+                await changed.wait()
+
+    async def look(self) -> None:
+        """Publish if there is something new, or it is time. Raises CatalogError."""
+        has = self._wanted()
+        due = trio.current_time() >= self._at + REFRESH
+        if (has == self.published and not due) or self.bucket.health.down or not self.bucket.terms:
+            return
+        host = runtime.machine().partition(":")[2]
+        node = nodes.Node(self.identity, host, self.mountpoint, has)
+        began = trio.current_time()
+        try:
+            written = await self.remote.call(
+                "ask", 0, (), nodes.publish, self.bucket.keys, node, keep=self.published is None
+            )
+        except TierError as error:  # of which StoreErrors are some
+            kind = type(error).__name__
+            log.log(
+                logging.DEBUG if kind == self._said else logging.WARNING,
+                "this node's record is not in %s yet: %s (said once)",
+                *(self.bucket.place, error),
+            )
+            self._said = kind
+            return
+        self.published, self._at, self._said = written.has, began, ""
+
+    def _wanted(self) -> frozenset[Space]:
+        """What there is, and what may yet be in use of what there was."""
+        namespaces, dirty = self.ledger.namespaces, self.ledger.dirty
+        has = spaces(namespaces)
+        went = (self.published or frozenset()) - has
+        if not went:
+            return has
+        if not dirty.loaded or namespaces.unaccounted or namespaces.dropped:
+            return has | went
+        keys = self.bucket.keys
+        if any(
+            key.startswith(keys.long) for key in dirty.superseded.claims
+        ):  # it may be of any of them
+            return has | went
+        return has | {
+            space
+            for space in went
+            if any(key.startswith(keys.folder(*space)) for key in dirty.superseded.claims)
+        }
+
+
+STEP = 128  # marks between two turns of the loop
+STEPS = 100  # in one answer
+
+
+def spaces(namespaces: Namespaces) -> frozenset[Space]:
+    """Return the namespaces, but for the mount's own, with their versions."""
+    return frozenset(
+        Space(name.encode("utf-8", "surrogateescape"), one.settings.version)
+        for one in namespaces
+        if one.ino != ROOT_INO and (name := namespaces.name(one.ino))
+    )
+
+
+def strays_after(
+    catalog: Catalog, bucket_keys: Keys, has: frozenset[Space], after: int
+) -> tuple[list[str], int]:
+    """Look at STEP marks behind an inode: the keys that are strays, and where to go on; 0: done.
+
+    A mark that makes no sense is for fsck.
+    """
+    marks = catalog.marks(keys.STORED, after=after, limit=STEP)
+    found = []
+    for _, value in marks:
+        stored = audit.stored(value)
+        if stored is None:
+            continue
+        name = bucket_keys.parse(stored.key)
+        own = name is not None and not name.namespace
+        if name is None or not (own or Space(name.namespace, name.version) in has):
+            found.append(stored.key)
+    return found, marks[-1][0] if len(marks) == STEP else 0
+
+
+async def describe(
+    namespaces: Namespaces, bucket: Bucket, identity: str, notes: str, after: int
+) -> dict[str, Any]:
+    """Return what `kvfs gc` asks for, with some of the strays: behind inode `after`."""
+    has = spaces(namespaces)
+    found: list[str] = []
+    for _ in range(STEPS):
+        more, after = strays_after(namespaces.catalog, bucket.keys, has, after)
+        found += more
+        if not after:
+            break
+        await trio.lowlevel.checkpoint()
+    return {
+        "place": asdict(bucket.place),
+        "identity": identity,
+        "notes": notes,
+        "namespaces": sorted(map(str, has)),
+        "strays": found,
+        "after": after,
+    }

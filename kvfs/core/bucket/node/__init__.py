@@ -1,1 +1,0 @@
-"""This node and its bucket: health of the connection, node record and claims."""

@@ -1,0 +1,101 @@
+"""Work that several callers wait for is done once for a key at a time.
+
+Contract: the caller that finds no flight of its key begins one; callers that come later find it by
+`get`, and wait for its `ended`. The work runs in a task of its own: a caller that is cancelled, or
+has waited long enough, changes nothing for the others. What the work raises becomes the `problem`
+of its flight, for all that wait; nothing else is raised. `stop` cancels all work: then the problem
+is that it was given up. When `ended` is set the flight has left, and the next caller begins anew.
+Synchronous, but for the work itself and for waiting. Not for locks: callers do not exclude others.
+"""
+
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+import trio
+
+from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
+from kvfs.tiers.health import Health
+
+GLANCE = 0.5  # s between two looks whether the tier that an open waits for is down
+
+
+class Flight:
+    """Work that is under way. `problem`: why it came to nothing; None once it has gone well."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.problem: KvfsError | OSError | None = TierError("it was given up")
+
+    def end(self) -> None:
+        """Tell all that wait."""
+        self.ended.set()
+
+    def expect_done(self, ino: int) -> None:
+        """Raises NotFoundError, a miss, if it came to nothing; StaleError if the inode changed."""
+        if isinstance(self.problem, StaleError):  # its name may mean another file by now
+            raise StaleError(str(self.problem)) from self.problem
+        if self.problem is not None:
+            raise NotFoundError(f"inode {ino}: {self.problem}") from self.problem
+
+
+K = TypeVar("K", bound=Hashable)
+F = TypeVar("F", bound=Flight)
+
+
+class SingleFlight(Generic[K, F]):
+    """The flights that have not ended, by key."""
+
+    def __init__(self, defect: Callable[[K, Exception], None]) -> None:
+        """defect: logs what work has raised, but may not."""
+        self._flights: dict[K, F] = {}
+        self.defect = defect
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[F]:
+        return iter(self._flights.values())
+
+    def get(self, key: K) -> F | None:
+        """The flight that the caller can wait for."""
+        return self._flights.get(key)
+
+    def begin(self, key: K, flight: F, work: Callable[[], Awaitable[None]]) -> F:
+        """Begin the work of a key that has no flight."""
+        trio.lowlevel.spawn_system_task(self._run, key, self.enter(key, flight), work)
+        return flight
+
+    def enter(self, key: K, flight: F) -> F:
+        """As `begin`, but the caller does the work: it has to call `end`, whatever happens."""
+        self._flights[key] = flight
+        return flight
+
+    def end(self, key: K) -> None:
+        self._flights.pop(key).end()
+
+    def stop(self) -> None:
+        """Cancel all work: it was unmounted."""
+        for flight in self:
+            flight.scope.cancel()
+
+    async def _run(self, key: K, flight: F, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with flight.scope:
+                await work()
+                flight.problem = None
+        except (KvfsError, OSError) as error:
+            flight.problem = error
+        except Exception as error:  # noqa: BLE001 (it is told of)
+            flight.problem = TierError(f"a defect of kvfs: {error!r}")
+            self.defect(key, error)
+        finally:
+            self.end(key)
+
+
+async def wait_while_up(event: trio.Event, until: float, health: Health) -> None:
+    """Wait for an event, but not longer, nor for a tier that is down."""
+    with trio.move_on_at(until):
+        while not event.is_set() and not health.down:
+            with trio.move_on_after(GLANCE):
+                await event.wait()

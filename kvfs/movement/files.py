@@ -1,0 +1,171 @@
+"""The files that a mover reads and makes: where their data is, and the digest of all of it.
+
+Contract: `reading` opens a backing file, never a link. `part` makes a new file under a name that
+nobody looks for, `complete` gives it its own. A failure within the block of `part` removes the
+file. All of them raise OSError.
+`data_ranges` names the parts of a file that are in no hole, so that the rest is not read. `Dense`
+is the xxh3-128 of all bytes; it hashes holes from memory, at 50 GB/s, which still is time for each
+of their bytes. `Sparse` is for files that are mostly holes: the xxh3-128 of a prefix, each block of
+BLOCK bytes that has another byte than zero with its offset before it, and the size. It does not
+depend on what a file system makes holes of, and takes time for the data only. SPARSE before it
+tells it from the other kind, which it never equals.
+Runs in workers: it imports little. Not for choosing the kind of digest (`Inode.sparse`).
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from struct import Struct
+
+import xxhash
+
+PART = ".part"
+
+
+class SourceChangedError(Exception):
+    """The source is not (or no longer) the file that the job was about."""
+
+
+@contextmanager
+def opened(path: str, flags: int) -> Iterator[int]:
+    """Open a file, which is private if it is new."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def reading(source: str) -> AbstractContextManager[int]:
+    """Open a backing file to read it."""
+    return opened(source, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def nameless(beside: str) -> AbstractContextManager[int]:
+    """Make a new file that has no name, in the directory of another one, to read and write it."""
+    return opened(os.path.dirname(beside), os.O_TMPFILE | os.O_RDWR)
+
+
+def expect_same(inp: int, source: str, size: int, mtime_ns: int) -> None:
+    """Raises SourceChangedError if an open file has another size, or was written to."""
+    found = expect_size(inp, source, size)
+    if found.st_mtime_ns != mtime_ns:
+        raise SourceChangedError(
+            f"{source} was written at {found.st_mtime_ns} ns, expected {mtime_ns}"
+        )
+
+
+def expect_size(inp: int, source: str, size: int) -> os.stat_result:
+    """Return the status of an open file. Raises SourceChangedError if it has another size."""
+    found = os.fstat(inp)
+    if found.st_size != size:
+        raise SourceChangedError(f"{source} has {found.st_size} bytes, expected {size}")
+    return found
+
+
+@contextmanager
+def part(destination: str) -> Iterator[int]:
+    """Make a new file, to read and write it."""
+    path = destination + PART
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as out:
+        try:
+            yield out
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
+
+
+def complete(destination: str) -> None:
+    """Give the file its name; it is removed if that fails."""
+    path = destination + PART
+    try:
+        os.rename(path, destination)
+    except OSError:
+        Path(path).unlink(missing_ok=True)
+        raise
+
+
+def remove_parts(destinations: Sequence[str]) -> None:
+    """Remove what a mover that was killed has left."""
+    for destination in destinations:
+        Path(destination + PART).unlink(missing_ok=True)
+
+
+SPARSE = b"s"  # as `kvfs.catalog` has it, which workers need not load
+SPARSE_LENGTH = 17
+BLOCK = 4096  # bytes: a page, whatever the file system's block is
+_ZEROS = memoryview(bytes(1 << 20))
+_ZERO_BLOCK = bytes(BLOCK)
+_NUMBER = Struct("<Q")
+
+
+def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of each part of the first `size` bytes that is not in a hole, by whole blocks.
+
+    A file with as many blocks as bytes is one part: only others depend on how well the file system
+    knows its holes. Raises OSError.
+    """
+    if size and os.fstat(fd).st_blocks * 512 >= size:
+        yield 0, size
+        return
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there is no more
+                return
+            raise
+        if start >= size:
+            return
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        start -= start % BLOCK
+        position = min(size, end + -end % BLOCK)
+        yield start, position
+
+
+class Dense:
+    """Of all bytes."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+        self._position = 0
+
+    def update(self, position: int, data: memoryview) -> None:
+        """Data from a position on; what is between it and the data before is a hole."""
+        self._skip(position)
+        self._state.update(data)
+        self._position = position + len(data)
+
+    def digest(self, size: int) -> bytes:
+        """Of a file of so many bytes."""
+        self._skip(size)
+        return self._state.digest()
+
+    def _skip(self, position: int) -> None:
+        while (hole := position - self._position) > 0:
+            zeros = _ZEROS[:hole]
+            self._state.update(zeros)
+            self._position += len(zeros)
+
+
+class Sparse:
+    """Of what is not zeros."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128(b"kvfs: blocks that are not zeros\n")
+
+    def update(self, position: int, data: memoryview) -> None:
+        """Data from a position on that is a multiple of BLOCK; whole blocks but at the end."""
+        for start in range(0, len(data), BLOCK):
+            block = bytes(data[start : start + BLOCK])
+            if block != _ZERO_BLOCK[: len(block)]:
+                self._state.update(_NUMBER.pack(position + start))
+                self._state.update(block)
+
+    def digest(self, size: int) -> bytes:
+        """Of a file of so many bytes."""
+        self._state.update(_NUMBER.pack(size))
+        return SPARSE + self._state.digest()
