@@ -34,7 +34,7 @@ from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.core.namespaces.open_order import caller
-from kvfs.core.objects.backings import Backings
+from kvfs.core.objects.files import Backings
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
     DEFECT,
@@ -138,19 +138,22 @@ def count_opens(
     attributes: Attributes, kernel: Kernel, opened: Sequence[OpenObject], began: float
 ) -> None:
     """Count opens for reading, which have taken the time since `began` together."""
-    try:
-        used = attributes.used(held.inode for held in opened)
-    except CatalogError as error:  # a time is no reason to refuse the bytes
-        log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
-        used = []
-    for inode in used:  # a read would let the kernel ask for it; not each open has one
-        kernel.changed(inode.ino)
-    ledger = attributes.tree.ledger
+    ledger, now = attributes.tree.ledger, attributes.tree.now()
+    namespaces = ledger.namespaces
+    if unused := namespaces.unused([held.inode for held in opened], now):
+        try:
+            attributes.used(unused, now)
+            for inode in unused:  # a read would let the kernel ask for it; not each open has one
+                kernel.changed(inode.ino)
+        except CatalogError as error:  # a time is no reason to refuse the bytes
+            log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
     spent = (time.perf_counter() - began) / max(1, len(opened))
     for held in opened:
         found_in, held.brought_from = held.brought_from or held.tier.name, ""
         ledger.latencies.open[found_in].observe(spent)
-        ledger.namespaces.opened(held.inode, spent)
+        space = namespaces.of(held.inode)
+        space.opens_timed += 1
+        space.open_seconds += spent
 
 
 class Operations(pyfuse3.Operations):

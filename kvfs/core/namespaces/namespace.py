@@ -21,6 +21,7 @@ from kvfs.settings import MEDIA, Settings
 from kvfs.tiers import Bucket, Tier
 
 SECOND = 10**9
+ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted anew
 USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
 SMALLEST = 16  # entries
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
@@ -35,6 +36,7 @@ class Namespace:
         self.ino = ino
         self.tiered = tiered
         self.settings = settings
+        self.use_step = _use_step(settings)
         self.bytes = self.objects = 0
         self.staged = 0  # bytes that its open writers have by now, beside those
         self.ahead = 0  # and what is set aside for what comes next
@@ -204,6 +206,7 @@ class Namespace:
 
     def change(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
+        self.use_step = _use_step(settings)
         self.limits.change(settings)
         self._arrange_whole()
         if before.prefix != settings.prefix:  # it is empty
@@ -292,17 +295,17 @@ class Namespace:
         at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
         return min(most, ttl - (time.time_ns() - at) / SECOND)
 
-    def use_step(self, most: int) -> int:
-        """How old (ns) a time of use may be before it is noted anew: no more than `most`."""
-        settings = self.settings
-        if not settings.ttl or settings.ttl_from != "use":
-            return most
-        return min(most, settings.ttl * SECOND // USES_NOTED)
-
 
 def takes(settings: Settings, tier: Tier | Bucket) -> bool:
     """Whether objects of a namespace that is told this may be there."""
     return not settings.media or tier.name in settings.media
+
+
+def _use_step(settings: Settings) -> int:
+    """How old (ns) a time of use may be before it is noted anew."""
+    if not settings.ttl or settings.ttl_from != "use":
+        return ATIME_STEP
+    return min(ATIME_STEP, settings.ttl * SECOND // USES_NOTED)
 
 
 def _policies(settings: Settings) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from functools import partial
 from kvfs.catalog import Batch, Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.objects.backings import Io
+from kvfs.core.objects.files import BackingFiles
 from kvfs.errors import CatalogError, InUseError, KvfsError
 from kvfs.tiers import Job, OverdueError, Tier
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Versions:
-    """`io` runs what may wait for a disk."""
+    """`files` runs what may wait for a disk."""
 
-    def __init__(self, ledger: Ledger, io: Io) -> None:
+    def __init__(self, ledger: Ledger, files: BackingFiles) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
         self.renaming: set[int] = set()
-        self._io = io
+        self._io = files.io
 
     def restage(self, inode: Inode, version: int, tier: Tier, batch: Batch, *, keep: bool) -> None:
         """A sealed inode becomes staging in `tier`: out of the accounts, its copies thrown away.
