@@ -454,13 +454,9 @@ class Operations(pyfuse3.Operations):
     # Files
 
     async def _create(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> OpenObject:
-        def make() -> tuple[Inode, Inode]:
-            directory = self.tree.check_new(parent, name)
-            return directory, self.tree.born(directory, mode, ctx.uid, ctx.gid)
-
         caller.set(ctx.pid)
-        directory, _ = make()  # fail before anything is set aside; it is called again after that
-        namespace = self.ledger.namespaces.of(directory)
+        make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
+        namespace = self.ledger.namespaces.of(make()[0])
         at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
         return await self.objects.creation.create(parent, name, make, at_once=at_once)
 

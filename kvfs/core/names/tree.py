@@ -219,6 +219,20 @@ class Tree:
         inode.namespace = directory.namespace
         return inode
 
+    def maker(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int
+    ) -> Callable[[], tuple[Inode, Inode]]:
+        """What gives a new file's directory and inode: checked now, and again after any change."""
+        state = self.catalog.database.state
+        directory = self.check_new(parent, name)
+
+        def make() -> tuple[Inode, Inode]:
+            same = self.catalog.database.state == state
+            current = directory if same else self.check_new(parent, name)
+            return current, self.born(current, mode, uid, gid)
+
+        return make
+
     def make(
         self,
         parent: int,

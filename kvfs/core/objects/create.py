@@ -1,8 +1,8 @@
 """New files and new contents: room, a backing file, the record and the name, in this order.
 
-Contract: `make` is called after the last await, so that its checks still hold when its names are
-committed with the rest. What a failure leaves is thrown away. Not for where a file begins
-(`Placement`), nor for its end (`seal`).
+Contract: `make` is called before room is made, and after the last await, so that its checks still
+hold when its names are committed with the rest. It reads nothing again that has not changed. What a
+failure leaves is thrown away. Not for where a file begins (`Placement`), nor for its end (`seal`).
 """
 
 import os
@@ -49,20 +49,16 @@ class Creation:
         """A new file with its first writer.
 
         `make` gives its directory and its inode, or raises what forbids it. `at_once`: it has its
-        name from now on, though `publish` may say otherwise.
-        `make` is called after the last await, so that its checks still hold when its names are
-        committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
+        name from now on, though `publish` may say otherwise. Raises NoSpaceError, TierError and
+        what `make` raises.
         """
         with self.ledger.prefixes.entering(parent):
-            return await self._create(parent, name, make, at_once=at_once)
-
-    async def _create(self, parent: int, name: bytes, make: Make, *, at_once: bool) -> OpenObject:
-        namespace = self.ledger.namespaces.of(self._directory(parent))
-        late = namespace.settings.publish == "close" and not at_once
-        publish = (parent, name) if late else None
-        expected = self.placement.expect(parent, name, namespace)
-        with await self.placement.choose(namespace, expected) as room:
-            return await self._begin(parent, name, make, room, expected or 0, publish=publish)
+            namespace = self.ledger.namespaces.of(make()[0])
+            late = namespace.settings.publish == "close" and not at_once
+            publish = (parent, name) if late else None
+            expected = self.placement.expect(parent, name, namespace)
+            with await self.placement.choose(namespace, expected) as room:
+                return await self._begin(parent, name, make, room, expected or 0, publish=publish)
 
     async def create_at_once(
         self, parent: int, name: bytes, make: Make, size: int
@@ -72,7 +68,7 @@ class Creation:
         Without a turn of the loop. Raises TierError and what `make` raises.
         """
         with self.ledger.prefixes.entering(parent):
-            namespace = self.ledger.namespaces.of(self._directory(parent))
+            namespace = self.ledger.namespaces.of(make()[0])
             room = self.placement.choose_at_once(namespace, size)
             if room is None:
                 return None
@@ -130,8 +126,10 @@ class Creation:
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
         """The same for a file that could not begin where it was to."""
-        ram = self.ledger.tiers.ram
-        namespace = self.ledger.namespaces.of(self._directory(parent))
+        ram, directory = self.ledger.tiers.ram, self.ledger.table.inode(parent)
+        if directory is None:
+            raise StaleError(f"directory {parent} is gone")
+        namespace = self.ledger.namespaces.of(directory)
         if ram is None or room.tier is ram or not namespace.takes(ram):
             return None
         least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
@@ -175,9 +173,3 @@ class Creation:
             await self.files.io(tier, Job("unlink", partial(tier.unlink, inode.ino, version)))
             raise
         return current, fd
-
-    def _directory(self, ino: int) -> Inode:
-        found = self.ledger.table.inode(ino)
-        if found is None:
-            raise StaleError(f"directory {ino} is gone")
-        return found
