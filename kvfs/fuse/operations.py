@@ -49,11 +49,9 @@ from kvfs.errors import (
     OtherNamespaceError,
     UnsupportedError,
 )
-from kvfs.fuse.errnos import errno_of
+from kvfs.fuse.errnos import errno_of, shown
 from kvfs.fuse.handles import Handles, Table
-from kvfs.fuse.killed import Waits
-from kvfs.fuse.nfs_servers import is_nfs_server
-from kvfs.fuse.shown import shown
+from kvfs.fuse.processes import Waits, is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, VirtualFiles
 from kvfs.tiers import sync_patience
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from kvfs import kept, mounts, runtime
 from kvfs.errors import ConfigError, InUseError, NotFoundError, UnsupportedError
-from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import EXISTING, FANOUT, Tier
+from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own
 
 log = logging.getLogger(__name__)
 
