@@ -666,7 +666,8 @@ class Operations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         if inode >= FIRST_VIRTUAL:
             return []
-        return self.attributes.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
+        found = self.tree.inode(inode)
+        return self.tree.catalog.xattr_names(inode) + self.lifecycle.attributes(found)
 
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:

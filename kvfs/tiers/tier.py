@@ -108,16 +108,21 @@ class Tier:
         F_SETLEASE): that is InUseError.
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | EXISTING
+        path = self.path(ino, version)
         try:
             if failpoints.active:
                 failpoints.reach("tiers.open")
-            return os.open(self.path(ino, version), flags)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
-        except BlockingIOError as error:
-            raise InUseError(f"{self.name} tier: somebody has a lease of inode {ino}") from error
+            return os.open(path, flags)
         except OSError as error:
-            raise self.failed("open", ino, error) from error
+            raise self.not_opened("open", path, ino, error) from error
+
+    def not_opened(self, verb: str, path: str, ino: int, error: OSError) -> KvfsError:
+        """What it means that a file could not be opened."""
+        if isinstance(error, FileNotFoundError):
+            return NotFoundError(f"{self.name} tier: {path} is gone")
+        if isinstance(error, BlockingIOError):
+            return InUseError(f"{self.name} tier: somebody has a lease of inode {ino}")
+        return self.failed(verb, ino, error)
 
     @classmethod
     def shared(cls, fd: int) -> bool:

@@ -173,7 +173,7 @@ def test_every_file_that_is_read_back_is_read_by_one_module() -> None:
     }
     found -= {
         "kvfs.rates",
-        "kvfs.core.namespaces.limits",
+        "kvfs.core.namespaces.namespace",
         "kvfs.core.namespaces.namespaces",
     }  # a counter's name
     assert found == OTHERS.keys()

@@ -76,9 +76,6 @@ class Attributes:
             raise NoAttributeError(f"inode {ino} has no attribute {name!r}")
         return value
 
-    def xattrs(self, ino: int) -> list[bytes]:
-        return self.catalog.xattr_names(ino)
-
     def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
         inode = self.tree.inode(ino)
         if not name.startswith((b"user.", b"trusted.", b"security.")):

@@ -283,14 +283,14 @@ class Namespaces:
         batch.unmark(keys.DROPPED, ino)
         batch.then(lambda: self._cleared(ino))
 
+    def _cleared(self, ino: int) -> None:
+        self._end(self.dropped, ino)
+        self._names.pop(ino, None)
+
     def forget_name(self, ino: int, batch: Batch) -> None:
         """The one that a dropped directory had."""
         batch.mark(keys.DROPPED, ino)
         batch.then(lambda: self._names.update({ino: b""}))
-
-    def _cleared(self, ino: int) -> None:
-        self._end(self.dropped, ino)
-        self._names.pop(ino, None)
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""

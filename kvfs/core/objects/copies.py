@@ -66,7 +66,7 @@ class Unpacker(Protocol):
 
 
 class Copies:
-    """`renaming`: inodes whose backing file may have another name, see `Versions`.
+    """`renaming`: inodes whose backing file may have another name, see `create`.
 
     `scans`: who reads first bytes only.
     """
@@ -130,10 +130,15 @@ class Copies:
         self.ledger.counters["misses"] += 1
         self.ledger.namespaces.of(inode).counters["misses"] += 1
 
+    def _current(self, inode: Inode) -> Inode | None:
+        """What the catalog has of this version."""
+        current = self.catalog.inode(inode.ino)
+        return None if current is None or current.version != inode.version else current
+
     def _packed(self, inode: Inode) -> bool:
         """Whether this version is on NVMe, and packed there."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version or current.packed is None:
+        current = self._current(inode)
+        if current is None or current.packed is None:
             return False
         return self.ledger.tiers.nvme in self.ledger.tiers.holders(current)
 
@@ -146,16 +151,13 @@ class Copies:
         except NotFoundError:
             self.missed(inode)
             raise
-        current = self.catalog.inode(inode.ino)
-        if current is not None and current.version == inode.version:
+        if (current := self._current(inode)) is not None:
             inode.take(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
         """What the catalog has of it, if the bucket has this version."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version or not current.in_bucket:
-            return None
-        return current
+        current = self._current(inode)
+        return None if current is None or not current.in_bucket else current
 
     async def _header(self, inode: Inode) -> Header | None:
         """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
@@ -189,8 +191,8 @@ class Copies:
         except NotFoundError:
             self.missed(inode)
             raise
-        fetched = self.catalog.inode(inode.ino)
-        if fetched is None or fetched.version != inode.version:
+        fetched = self._current(inode)
+        if fetched is None:
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(fetched)
         return stream
@@ -231,13 +233,9 @@ class Copies:
 
     def _check_still(self, inode: Inode, tier: Tier) -> None:
         """After an await: bring the record up to date, if it is the same content still."""
-        current = self.catalog.inode(inode.ino)
-        if (
-            current is None
-            or current.version != inode.version
-            or tier
-            not in self.ledger.tiers.holders(current)  # promoted and unlinked while we waited
-        ):
+        current = self._current(inode)
+        # It may have been promoted and unlinked while we waited.
+        if current is None or tier not in self.ledger.tiers.holders(current):
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(current)
 
@@ -283,8 +281,7 @@ class Copies:
         found = os.fstat(fd)
         if found.st_size == inode.size and inode.digest:
             if await self.verifier.matches(tier, inode):
-                current = self.catalog.inode(inode.ino)
-                if current is not None and current.version == inode.version:
+                if (current := self._current(inode)) is not None:
                     current.session = self.ledger.session
                     current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
@@ -310,8 +307,7 @@ class Copies:
         if not present:
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
             return True
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
+        if self._current(inode) is None:
             return False
         self._check_still(inode, tier)  # or it was given up while we waited
         if inode.ino in self._renaming:  # late, and then it is taken back

@@ -2,7 +2,7 @@
 
 Contract: a call on a slow tier waits in a worker thread, never in the loop and never for ever. A
 failed call becomes a domain error. The kernel's face keeps `Backings`. Not for which file an object
-has (`copies`, `versions`).
+has (`copies`, `create`).
 """
 
 import errno

@@ -32,7 +32,6 @@ from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.incoming import Incoming
 from kvfs.core.objects.publishing import Publishing
 from kvfs.core.objects.seal import Sealing
-from kvfs.core.objects.versions import Versions
 from kvfs.errors import InUseError, KvfsError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Bucket, Job, Tier
 
@@ -63,13 +62,11 @@ class Objects:
         self.files = files
         self.verifier = verifier
         self.promote = promote
-        versions = Versions(ledger, files)
-        self.versions = versions
-        self.copies = Copies(ledger, verifier, files, versions.renaming, fetcher, unpacker)
+        self.publishing = Publishing(ledger)
+        self.creation = Creation(ledger, placement, files, self.publishing)
+        self.copies = Copies(ledger, verifier, files, self.creation.renaming, fetcher, unpacker)
         self.scans = self.copies.scans
         self.incoming = Incoming(ledger, self.copies, fetcher)
-        self.publishing = Publishing(ledger)
-        self.creation = Creation(ledger, placement, files, self.publishing, versions)
         self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, settle)
 
     # Opening
@@ -106,7 +103,7 @@ class Objects:
                 if held.direct and not scanned:
                     await self.incoming.have(held, whole=writable)
                 if writable:
-                    await self.versions.make_writable(held)
+                    await self.creation.make_writable(held)
                 if held.lost:  # while we waited
                     self._refuse_lost(held, writable=writable)
             except BaseException:
