@@ -80,34 +80,29 @@ class Kernel(Backings, Table, Protocol):
     def resends_over(self) -> bool: ...
 
 
-def _count(operations: object, operation: str, kind: str) -> None:
-    """An operation was answered with an error."""
-    assert isinstance(operations, Operations)
-    operations.errors[operation, kind] += 1
-
-
 def answering(operation: Operation[P, R]) -> Operation[P, R]:
     """Answer errors of kvfs with their errno, and anything else with EIO."""
 
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        name = operation.__name__
         try:
             return await operation(*args, **kwargs)
-        except KvfsError as error:
-            log.debug("%s: %s", operation.__name__, error)
-            _count(args[0], operation.__name__, type(error).__name__)
-            raise FUSEError(errno_of(error)) from None
         except FUSEError:
             raise
+        except KvfsError as error:
+            log.debug("%s: %s", name, error)
+            kind, code = type(error).__name__, errno_of(error)
         except OSError as error:
-            log.exception("%s failed", shown(operation.__name__, args[1:]))
-            code = errno.errorcode.get(error.errno or errno.EIO, "EIO")
-            _count(args[0], operation.__name__, code)
-            raise FUSEError(error.errno or errno.EIO) from None
+            log.exception("%s failed", shown(name, args[1:]))
+            code = error.errno or errno.EIO
+            kind = errno.errorcode.get(code, "EIO")
         except Exception:
-            log.exception("%s failed: a defect of kvfs", shown(operation.__name__, args[1:]))
-            _count(args[0], operation.__name__, DEFECT)
-            raise FUSEError(errno.EIO) from None
+            log.exception("%s failed: a defect of kvfs", shown(name, args[1:]))
+            kind, code = DEFECT, errno.EIO
+        assert isinstance(args[0], Operations)
+        args[0].errors[name, kind] += 1
+        raise FUSEError(code)
 
     return answered
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvfs import failpoints
 from kvfs.errors import ConfigError, InUseError, KvfsError, NoSpaceError, NotFoundError, TierError
-from kvfs.tiers.calls import Calls
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import Calls, Health
 
 if TYPE_CHECKING:
     from typing_extensions import Self
