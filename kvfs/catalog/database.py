@@ -195,6 +195,11 @@ class Database:
 
     # Reading
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """As long as this is the same, everything that was read is still so."""
+        return self.openings, self._number
+
     def get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key)

@@ -25,6 +25,7 @@ Keys (integers big endian, so that they sort):
   m name             facts about the whole: format, counter, session, changes (journal), ...
 """
 
+from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
@@ -73,9 +74,7 @@ class Dentry(NamedTuple):
 # What follows the kind
 
 
-def number_key(ino: int) -> bytes:
-    """The key of an inode, or of its mark."""
-    return U64.pack(ino)
+number_key: Callable[[int], bytes] = U64.pack  # the key of an inode, or of its mark
 
 
 def number(key: bytes) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.tiers.health import Health, State
+from kvfs.tiers.calls import Health, State
 
 MOST = 1000
 TEXT_MOST = 500

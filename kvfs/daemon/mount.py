@@ -42,7 +42,7 @@ from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
-from kvfs.fuse import control_files, match_files, operations, virtual_files  # isort: skip
+from kvfs.fuse import match_files, operations, virtual_files  # isort: skip
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ SYNC_NOW = 2.0  # s of them for what NVMe has to take yet
 SEAL = 0.5  # s for what was mapped to the end
 
 Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
-Contents = Callable[["Mount"], control_files.Contents]
+Contents = Callable[["Mount"], virtual_files.Contents]
 
 
 class Mount:
@@ -170,7 +170,7 @@ class Mount:
             )
             self.walks = Walks(tree, quota)
             self.ranking = Ranking(self.lifecycle)
-            control = control_files.ControlFiles(
+            control = virtual_files.ControlFiles(
                 contents(self), self.directory / "control", tree.catalog, takeover=self.takeover
             )
             self.matches = match_files.MatchFiles(

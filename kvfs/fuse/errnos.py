@@ -1,12 +1,16 @@
-"""The one table from domain errors to errno.
+"""The one table from domain errors to errno, and an operation as a log may have it.
 
 Every class of `kvfs.errors` that an operation can raise is in it, which a test checks. What is not
 a domain error is a defect of kvfs: EIO, with its traceback in the log.
 """
 
 import errno
+from collections.abc import Sequence
 
 from kvfs import errors
+
+SHOWN = 200  # characters
+_PRIVATE = {"write": 2, "setxattr": 2}  # the argument that is users' bytes, by operation
 
 ERRNO: dict[type[errors.KvfsError], int] = {
     errors.NotFoundError: errno.ENOENT,
@@ -44,3 +48,16 @@ def errno_of(error: errors.KvfsError) -> int:
         if cls in ERRNO:
             return ERRNO[cls]
     return errno.EIO
+
+
+def shown(operation: str, arguments: Sequence[object]) -> str:
+    """The call in one line of SHOWN printable characters at most, names as Python writes them.
+
+    Of what users have written only how much it is.
+    """
+    private = _PRIVATE.get(operation, -1)
+    told = (
+        f"<{len(found)} bytes>" if number == private and isinstance(found, bytes) else repr(found)
+        for number, found in enumerate(arguments)
+    )
+    return f"{operation}({', '.join(told)})"[:SHOWN]

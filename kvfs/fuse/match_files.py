@@ -44,8 +44,8 @@ from kvfs.errors import (
 )
 from kvfs.fairness.portions import Portions
 from kvfs.fuse import handover
-from kvfs.fuse.nfs_servers import is_nfs_server
 from kvfs.fuse.operations import Kernel, count_opens
+from kvfs.fuse.processes import is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, Kind
 
 HANDLES_MAX = 4096  # of all users

@@ -34,7 +34,7 @@ from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
 from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_MAX, HIDDEN_STEP, Tree
 from kvfs.core.namespaces.open_order import caller
-from kvfs.core.objects.backings import Backings
+from kvfs.core.objects.files import Backings
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
     DEFECT,
@@ -49,11 +49,9 @@ from kvfs.errors import (
     OtherNamespaceError,
     UnsupportedError,
 )
-from kvfs.fuse.errnos import errno_of
+from kvfs.fuse.errnos import errno_of, shown
 from kvfs.fuse.handles import Handles, Table
-from kvfs.fuse.killed import Waits
-from kvfs.fuse.nfs_servers import is_nfs_server
-from kvfs.fuse.shown import shown
+from kvfs.fuse.processes import Waits, is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, VirtualFiles
 from kvfs.tiers import sync_patience
 
@@ -82,34 +80,29 @@ class Kernel(Backings, Table, Protocol):
     def resends_over(self) -> bool: ...
 
 
-def _count(operations: object, operation: str, kind: str) -> None:
-    """An operation was answered with an error."""
-    assert isinstance(operations, Operations)
-    operations.errors[operation, kind] += 1
-
-
 def answering(operation: Operation[P, R]) -> Operation[P, R]:
     """Answer errors of kvfs with their errno, and anything else with EIO."""
 
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        name = operation.__name__
         try:
             return await operation(*args, **kwargs)
-        except KvfsError as error:
-            log.debug("%s: %s", operation.__name__, error)
-            _count(args[0], operation.__name__, type(error).__name__)
-            raise FUSEError(errno_of(error)) from None
         except FUSEError:
             raise
+        except KvfsError as error:
+            log.debug("%s: %s", name, error)
+            kind, code = type(error).__name__, errno_of(error)
         except OSError as error:
-            log.exception("%s failed", shown(operation.__name__, args[1:]))
-            code = errno.errorcode.get(error.errno or errno.EIO, "EIO")
-            _count(args[0], operation.__name__, code)
-            raise FUSEError(error.errno or errno.EIO) from None
+            log.exception("%s failed", shown(name, args[1:]))
+            code = error.errno or errno.EIO
+            kind = errno.errorcode.get(code, "EIO")
         except Exception:
-            log.exception("%s failed: a defect of kvfs", shown(operation.__name__, args[1:]))
-            _count(args[0], operation.__name__, DEFECT)
-            raise FUSEError(errno.EIO) from None
+            log.exception("%s failed: a defect of kvfs", shown(name, args[1:]))
+            kind, code = DEFECT, errno.EIO
+        assert isinstance(args[0], Operations)
+        args[0].errors[name, kind] += 1
+        raise FUSEError(code)
 
     return answered
 
@@ -138,19 +131,22 @@ def count_opens(
     attributes: Attributes, kernel: Kernel, opened: Sequence[OpenObject], began: float
 ) -> None:
     """Count opens for reading, which have taken the time since `began` together."""
-    try:
-        used = attributes.used(held.inode for held in opened)
-    except CatalogError as error:  # a time is no reason to refuse the bytes
-        log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
-        used = []
-    for inode in used:  # a read would let the kernel ask for it; not each open has one
-        kernel.changed(inode.ino)
-    ledger = attributes.tree.ledger
+    ledger, now = attributes.tree.ledger, attributes.tree.now()
+    namespaces = ledger.namespaces
+    if unused := namespaces.unused([held.inode for held in opened], now):
+        try:
+            attributes.used(unused, now)
+            for inode in unused:  # a read would let the kernel ask for it; not each open has one
+                kernel.changed(inode.ino)
+        except CatalogError as error:  # a time is no reason to refuse the bytes
+            log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
     spent = (time.perf_counter() - began) / max(1, len(opened))
     for held in opened:
         found_in, held.brought_from = held.brought_from or held.tier.name, ""
         ledger.latencies.open[found_in].observe(spent)
-        ledger.namespaces.opened(held.inode, spent)
+        space = namespaces.of(held.inode)
+        space.opens_timed += 1
+        space.open_seconds += spent
 
 
 class Operations(pyfuse3.Operations):
@@ -451,13 +447,9 @@ class Operations(pyfuse3.Operations):
     # Files
 
     async def _create(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> OpenObject:
-        def make() -> tuple[Inode, Inode]:
-            directory = self.tree.check_new(parent, name)
-            return directory, self.tree.born(directory, mode, ctx.uid, ctx.gid)
-
         caller.set(ctx.pid)
-        directory, _ = make()  # fail before anything is set aside; it is called again after that
-        namespace = self.ledger.namespaces.of(directory)
+        make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
+        namespace = self.ledger.namespaces.of(make()[0])
         at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
         return await self.objects.creation.create(parent, name, make, at_once=at_once)
 
@@ -669,7 +661,8 @@ class Operations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         if inode >= FIRST_VIRTUAL:
             return []
-        return self.attributes.xattrs(inode) + self.lifecycle.attributes(self.tree.inode(inode))
+        found = self.tree.inode(inode)
+        return self.tree.catalog.xattr_names(inode) + self.lifecycle.attributes(found)
 
     @_once
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:

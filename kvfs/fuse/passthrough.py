@@ -164,39 +164,26 @@ class Passthrough:
         handle, inode, request, backing_id, _, writable, tier, direct = slot
         _passthrough.bind(handle, inode, request, backing_id, noflush, direct, writable, tier)
 
-    @staticmethod
-    def set_state(handle: int, state: State) -> None:
-        _passthrough.set_state(handle, state)
+    set_state = staticmethod(_passthrough.set_state)
 
     @staticmethod
     def slots() -> list[Slot]:
         found = map(Slot._make, _passthrough.slots())
         return [slot._replace(state=State(slot.state)) for slot in found]
 
-    @staticmethod
-    def slots_end() -> int:
-        """No handle from this number on was ever given out."""
-        return _passthrough.slots_end()
+    # No handle from this number on was ever given out.
+    slots_end = staticmethod(_passthrough.slots_end)
 
     # Requests
 
-    @staticmethod
-    def request() -> tuple[int, bool]:
-        """(number, whether it comes again) of the request whose handler was just begun.
-
-        Only right before the handler's first await.
-        """
-        return _passthrough.request()
-
-    @staticmethod
-    def readable() -> bool:
-        """Whether there is a request to read. May wait for some 30 us, if they come one by one."""
-        return _passthrough.readable()
-
-    @staticmethod
-    def requester() -> int:
-        """The thread whose request that is, as the kernel knows it. When `request` says so."""
-        return _passthrough.requester()
+    # (number, whether it comes again) of the request whose handler was just begun, and the thread
+    # whose request that is, as the kernel knows it. Only right before the handler's first await.
+    request = staticmethod(_passthrough.request)
+    requester = staticmethod(_passthrough.requester)
+    # Whether there is a request to read. May wait for some 30 us, if they come one by one.
+    readable = staticmethod(_passthrough.readable)
+    # Whether all that the predecessor had left unanswered has been asked again.
+    resends_over = staticmethod(_passthrough.resends_over)
 
     @staticmethod
     def fill(request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool:
@@ -205,11 +192,6 @@ class Passthrough:
         Only right before the handler returns. nowait: not if a disk would have to be waited for.
         """
         return _passthrough.fill(request, fd, offset, length, nowait)
-
-    @staticmethod
-    def resends_over() -> bool:
-        """Whether all that the predecessor had left unanswered has been asked again."""
-        return _passthrough.resends_over()
 
     @staticmethod
     def gone(parent: int, name: bytes, ino: int) -> None:

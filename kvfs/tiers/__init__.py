@@ -4,8 +4,7 @@ from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import Job, OverdueError, sync_patience
 from kvfs.tiers.nvme import NvmeTier, identity_in
 from kvfs.tiers.ram import RamTier
-from kvfs.tiers.reservation import Reservation
-from kvfs.tiers.tier import Tier
+from kvfs.tiers.tier import Reservation, Tier
 
 __all__ = [
     "Bucket",

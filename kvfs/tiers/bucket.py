@@ -12,7 +12,7 @@ from collections import Counter
 from kvfs.s3.keys import Keys
 from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import Health
 from kvfs.tiers.tier import PACKING_COUNTERS
 
 COUNTERS = (

@@ -1,4 +1,4 @@
-"""System calls that may wait for a disk: each in a thread, and none waited for without end.
+"""Is a tier's disk well? And system calls that may wait for it, in threads, but not without end.
 
 Contract: `call` answers within its patience or raises TierError, and at once while the tier is
 stuck. The threads are the tier's own, so that a disk that hangs takes none from anybody else. A
@@ -7,20 +7,23 @@ after all is taken back by `late`, in that thread. Not for movers, nor for sayin
 means.
 """
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import trio
 
 from kvfs.errors import TierError
-from kvfs.tiers.health import Health
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+State = Literal["healthy", "suspect", "down"]
 
 DEADLINE = 10.0  # s; a busy disk answers within 1 or 2, Linux gives up a request after 30
 SYNC_DEADLINE = 60.0  # s; a sync also waits for what others have written to that file system
@@ -28,6 +31,8 @@ PROBE_DEADLINE = 30.0  # s; it syncs, on a disk to which movers may write all th
 SLOWEST = 8 << 20  # bytes/s of a disk that is slow but not ill
 THREADS = 40  # as many as trio allows for the whole process
 PROBE_PERIOD = 1.0  # s between two probes of a tier that is not healthy
+DOWN_AFTER = 2  # probes in a row that failed: one may have met a moment, as of a disk replugged
+HEALTHY_AFTER = 3  # probes in a row that went well: a disk that flaps is not yet trusted
 HEALTHY_PROBES = 10  # times as much for one that is: with passthrough kvfs sees no failing read
 
 
@@ -38,6 +43,80 @@ def sync_patience(size: int) -> float:
 
 def _nothing(*_: object) -> None:
     """What most calls leave to be taken back."""
+
+
+class Health:
+    """What failures, silence and probes make of a disk: a state machine without a clock of its own.
+
+    One failure makes a healthy tier `suspect`, which changes nothing but that it is probed each
+    second: the probe decides. A file in a bad place of a good disk fails for ever and probes go
+    well, so nothing else suffers. `down` is a tier whose probe failed again, or where something got
+    no answer; nothing new goes there. `stuck` says that it was silence: then nobody may call it,
+    since each caller would wait as well. A full disk is not ill. `failed` may be called from any
+    thread, the rest from the daemon's loop. Not for deciding what a state means for objects.
+
+    `since` is the time of the last change of `state`, `why` the last thing that went wrong.
+    """
+
+    def __init__(self, name: str, now: float) -> None:
+        self.name = name
+        self.state: State = "healthy"
+        self.why = ""
+        self.since = now
+        self.stuck = False
+        self._good = self._bad = 0  # probes in a row
+        self.told: Callable[[State], object] = _nothing  # of each change, with the state before
+
+    @property
+    def down(self) -> bool:
+        return self.state == "down"
+
+    def failed(self, now: float, why: str) -> None:
+        """An operation was answered with an error that is the disk's."""
+        self._good = 0
+        if not self.down:  # what brought it down says more than what follows from it
+            self.why = why
+        if self.state == "healthy":
+            self._become("suspect", now)
+
+    def unanswered(self, now: float, why: str) -> None:
+        """Something was not answered within its time."""
+        self._good = 0
+        self.stuck = True
+        self.why = why
+        if not self.down:
+            self._become("down", now)
+
+    def probed(self, now: float, failure: str = "") -> None:
+        """A probe was answered, with a failure or without."""
+        self.stuck = False
+        if failure:
+            self._good = 0
+            self._bad += 1
+            self.why = failure
+            if self.state == "healthy":
+                self._become("suspect", now)
+            if self.state == "suspect" and self._bad >= DOWN_AFTER:
+                self._become("down", now)
+            return
+        self._bad = 0
+        self._good += 1
+        if self.down:
+            self._become("suspect", now)
+        elif self.state == "suspect" and self._good >= HEALTHY_AFTER:
+            self.why = ""
+            self._become("healthy", now)
+
+    def _become(self, state: State, now: float) -> None:
+        if state == "down":
+            log.warning("%s is down, nothing new goes there: %s", self.name, self.why)
+        elif self.down:
+            log.info("%s answers again after %.1f s", self.name, now - self.since)
+        elif state == "healthy":
+            log.info("%s is healthy again", self.name)
+        before, self.state = self.state, state
+        self.since = now
+        self.told(before)
 
 
 class OverdueError(TierError):

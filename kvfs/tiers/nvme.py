@@ -16,8 +16,7 @@ from pathlib import Path
 
 from kvfs import kept
 from kvfs.errors import ConfigError, InUseError
-from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import PACKING_COUNTERS, Tier
+from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own
 
 PROBE = "probe"  # a name that the sweep takes for a file that was left half made
 _PATTERN = bytes(range(256)) * 16

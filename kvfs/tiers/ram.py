@@ -14,9 +14,8 @@ import shutil
 from pathlib import Path
 
 from kvfs import kept, mounts, runtime
-from kvfs.errors import ConfigError, InUseError, NotFoundError, UnsupportedError
-from kvfs.tiers.ownership import expect_own
-from kvfs.tiers.tier import EXISTING, FANOUT, Tier
+from kvfs.errors import ConfigError, UnsupportedError
+from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own
 
 log = logging.getLogger(__name__)
 
@@ -180,12 +179,8 @@ class RamTier(Tier):
         path = f"objects/{ino % FANOUT:02x}/{ino:x}.{version:x}"
         try:
             return os.open(path, os.O_RDONLY | EXISTING, dir_fd=self._read_only)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{self.name} tier: {path} is gone") from error
-        except BlockingIOError as error:
-            raise InUseError(f"{self.name} tier: somebody has a lease of inode {ino}") from error
         except OSError as error:
-            raise self.failed("lend", ino, error) from error
+            raise self.not_opened("lend", path, ino, error) from error
 
     def close(self) -> None:
         if self._read_only >= 0:

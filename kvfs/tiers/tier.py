@@ -4,21 +4,27 @@ Contract: a backing file is named by inode and version, never overwritten by ano
 dropped by unlink only, since somebody may have it open or mapped. `used` and `reserved` are bytes
 that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room. Methods
 do the system call in the calling thread: for a tier on a disk call them by way of its `calls`.
-Not for policy: which object sits where is decided above.
+Nothing but a `Reservation` changes what is `reserved`. Not for policy: which object sits where is
+decided above.
 """
 
 import errno
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from kvfs import failpoints
-from kvfs.errors import InUseError, KvfsError, NoSpaceError, NotFoundError, TierError
-from kvfs.tiers.calls import Calls
-from kvfs.tiers.health import Health
+from kvfs.errors import ConfigError, InUseError, KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.tiers.calls import Calls, Health
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger(__name__)
 
@@ -101,16 +107,21 @@ class Tier:
         F_SETLEASE): that is InUseError.
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | EXISTING
+        path = self.path(ino, version)
         try:
             if failpoints.active:
                 failpoints.reach("tiers.open")
-            return os.open(self.path(ino, version), flags)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"{self.name} tier: {self.path(ino, version)} is gone") from error
-        except BlockingIOError as error:
-            raise InUseError(f"{self.name} tier: somebody has a lease of inode {ino}") from error
+            return os.open(path, flags)
         except OSError as error:
-            raise self.failed("open", ino, error) from error
+            raise self.not_opened("open", path, ino, error) from error
+
+    def not_opened(self, verb: str, path: str, ino: int, error: OSError) -> KvfsError:
+        """What it means that a file could not be opened."""
+        if isinstance(error, FileNotFoundError):
+            return NotFoundError(f"{self.name} tier: {path} is gone")
+        if isinstance(error, BlockingIOError):
+            return InUseError(f"{self.name} tier: somebody has a lease of inode {ino}")
+        return self.failed(verb, ino, error)
 
     @classmethod
     def shared(cls, fd: int) -> bool:
@@ -228,3 +239,87 @@ class Tier:
 
     def close(self) -> None:
         """Let go of what the tier holds. The files stay."""
+
+
+class Reservation:
+    """`size` bytes of `tier` that are set aside for one file before it has them, until `release`.
+
+    It has one owner: a `with` block, an open object, or an orphan. Leaving the block returns what
+    the block has not handed on by `keep`. Not for deciding whether there is room: that is `Room`.
+    """
+
+    __slots__ = ("size", "tier")
+
+    def __init__(self, tier: Tier, size: int) -> None:
+        self.tier = tier
+        self.size = 0
+        self.resize(size)
+
+    def resize(self, size: int) -> None:
+        """Set aside so many bytes instead."""
+        self.tier.reserved += size - self.size
+        self.size = size
+
+    def release(self) -> None:
+        """Return the bytes; a second time there are none."""
+        self.resize(0)
+
+    def keep(self) -> "Reservation":
+        """Hand the bytes to a new owner; this one has none from now on."""
+        kept = Reservation(self.tier, 0)
+        kept.size, self.size = self.size, 0
+        return kept
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"Reservation({self.tier.name}, {self.size})"
+
+
+def expect_own(what: str, root: Path) -> None:
+    """Before anything in a tier's directory is believed or written: nobody else may have made it.
+
+    Nor put something else in its place: a directory of another user, a symbolic link in it, a
+    directory above that everybody may write to. Who owns a directory above is trusted, and its
+    group. Not for the modes of the directory itself, nor for what happens to it while it is used by
+    who may. Raises ConfigError that begins with `what`, OSError.
+    """
+    mine = os.geteuid()
+    link = root.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in {0, mine}:
+        raise ConfigError(
+            f"{what}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
+            "directory, or a link of yours"
+        )
+    real = Path(os.path.realpath(root))
+    found = real.stat()
+    if found.st_uid != mine:
+        raise ConfigError(
+            f"{what}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: others "
+            f"could change what is served; chown -R {mine} {real}, or give another directory"
+        )
+    for above in real.parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"{what}={root} is below {above}, to which everybody may write, and so put "
+                f"something else in its place; chmod o-w {above}, or give another directory"
+            )
+    for folder in (real, real / "objects"):
+        if folder.is_dir():
+            with os.scandir(folder) as entries:
+                links = [entry.path for entry in entries if entry.is_symlink()]
+            if links:
+                raise ConfigError(
+                    f"{what}={root}: {links[0]} is a symbolic link, expected what kvfs makes there "
+                    "itself; take it away, or give another directory"
+                )

@@ -801,7 +801,7 @@ async def found(made: World) -> State:
     state: State = {}
     for path, _, _, inode in list(_walk(made)):
         state[path] = b"" if inode.is_dir else await made.read(inode.ino)
-        for name in made.attributes.xattrs(inode.ino):
+        for name in made.catalog.xattr_names(inode.ino):
             state[path + b"@" + name] = made.attributes.xattr(inode.ino, name)
         for name in made.lifecycle.attributes(inode):
             state[path + b"@" + name] = made.lifecycle.attribute(inode, name) or b""

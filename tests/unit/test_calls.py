@@ -10,8 +10,7 @@ import trio
 
 from kvfs.errors import TierError
 from kvfs.tiers import Job, calls
-from kvfs.tiers.calls import HEALTHY_PROBES, THREADS, Calls
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import HEALTHY_PROBES, THREADS, Calls, Health
 from tests.harness import wait_for
 
 

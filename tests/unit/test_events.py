@@ -11,7 +11,7 @@ import trio.testing
 
 from kvfs.daemon import events
 from kvfs.daemon.events import Events
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import Health
 from tests.unit.world import world
 
 log = logging.getLogger("kvfs.test_events")

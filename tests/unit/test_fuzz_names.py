@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvfs.catalog.inode import Inode
 from kvfs.cli.screen import line
-from kvfs.fuse.shown import SHOWN, shown
+from kvfs.fuse.errnos import SHOWN, shown
 from kvfs.layouts import LIVES, link, recognise
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Keys, Name, Space, escape, unescape

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kvfs.tiers.health import DOWN_AFTER, HEALTHY_AFTER, Health
+from kvfs.tiers.calls import DOWN_AFTER, HEALTHY_AFTER, Health
 
 
 @pytest.fixture

@@ -154,8 +154,7 @@ OTHERS = {
     "kvfs.cli.users": "files of the kernel",
     "kvfs.client.leased": "files of the kernel",
     "kvfs.core.objects.scans": "files of the kernel",
-    "kvfs.fuse.killed": "files of the kernel",
-    "kvfs.fuse.nfs_servers": "files of the kernel",
+    "kvfs.fuse.processes": "files of the kernel",
     "kvfs.nfs.servers": "files of the kernel",
     "kvfs.runtime": "files of the kernel, and the machine's id, which is compared only",
     "kvfs.templates": "a file of the user's, named by an option",
@@ -173,7 +172,7 @@ def test_every_file_that_is_read_back_is_read_by_one_module() -> None:
     }
     found -= {
         "kvfs.rates",
-        "kvfs.core.namespaces.limits",
+        "kvfs.core.namespaces.namespace",
         "kvfs.core.namespaces.namespaces",
     }  # a counter's name
     assert found == OTHERS.keys()

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from kvfs.core.namespaces.limits import Limits
+from kvfs.core.namespaces.namespace import Limits
 from kvfs.settings import Settings
 
 

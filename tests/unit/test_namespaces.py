@@ -15,7 +15,6 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.admin import administration
 from kvfs.core.capacity.quota import AT_ONCE
 from kvfs.core.names import renames
-from kvfs.core.names.attributes import ATIME_STEP
 from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.names.walks import STEP
 from kvfs.core.namespaces.namespace import SMALLEST, USES_NOTED
@@ -899,17 +898,24 @@ def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
+def use(made: World, path: bytes) -> None:
+    """As at an open."""
+    inode, now = made.at(path), time.time_ns()
+    if unused := made.ledger.namespaces.unused([inode], now):
+        made.attributes.used(unused, now)
+
+
 def test_a_life_may_be_counted_from_the_last_use(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", ttl="32", ttl_from="use")
         (inode,) = await fill(made, 1)
-        assert space.use_step(ATIME_STEP) == 32 * 10**9 // USES_NOTED
+        assert space.use_step == 32 * 10**9 // USES_NOTED
         aged(made, inode, 30)
-        made.attributes.used([made.at(b"a/000")])
+        use(made, b"a/000")
         assert time.time_ns() - made.at(b"a/000").atime_ns < 2 * 10**9
         now = time.time_ns()
         made.attributes.change(inode.ino, atime_ns=now - 3 * 10**9, mtime_ns=now - 100 * 10**9)
-        made.attributes.used([made.at(b"a/000")])
+        use(made, b"a/000")
         assert made.at(b"a/000").atime_ns >= now, "a use is noted while it matters"
         made.tell("a", ttl_from="write")
         with pytest.raises(NotFoundError):

@@ -6,7 +6,7 @@ import pytest
 
 from kvfs import eviction
 from kvfs.catalog import Inode
-from kvfs.core.namespaces.order import EPSILON, Order, Victim
+from kvfs.core.namespaces.order import EPSILON, LATELY, Order, Victim
 
 HOUR = 500_000
 
@@ -31,6 +31,22 @@ def test_who_was_used_longest_ago_goes_first() -> None:
     assert list(one) == [2, 3, 1]
     assert list(taken(one)) == [(2,), (3,), (1,)]
     assert not len(one)
+
+
+def test_what_was_used_lately_is_in_the_order_for_whoever_asks() -> None:
+    """Touches are only noted at first: here more of them than wait, and fewer."""
+    one = order()
+    for ino in (*range(1, LATELY + 10), 3):
+        one.touch(made(ino))
+    assert made(LATELY + 9) in one
+    one.touch(made(1))
+    assert len(one) == LATELY + 9
+    one.touch(made(2))
+    one.discard(made(LATELY))
+    one.touch(made(4))
+    assert list(one) == [*range(5, LATELY), *range(LATELY + 1, LATELY + 10), 3, 1, 2, 4]
+    one.touch(made(5))
+    assert one.take() == Victim(6, (6,))
 
 
 def test_a_group_is_taken_together_and_counts_once() -> None:

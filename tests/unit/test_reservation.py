@@ -37,4 +37,4 @@ def test_only_reservations_change_what_a_tier_has_reserved() -> None:
         for path in root.rglob("*.py")
         if changes.search(path.read_text())
     }
-    assert found == {"tiers/reservation.py", "tiers/tier.py"}
+    assert found == {"tiers/tier.py"}

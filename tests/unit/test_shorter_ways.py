@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import trio
 
-from kvfs.catalog import ROOT_INO
+from kvfs.catalog import ROOT_INO, keys
 from tests.unit.test_turns import Caller, Requests
 from tests.unit.world import World, world
 
@@ -20,7 +20,7 @@ import pyfuse3  # isort: skip
 from kvfs.fuse import operations  # isort: skip
 
 ROOT = Path(kvfs.__file__).parent
-MOST = 27  # modules; no change may make it more
+MOST = 12  # modules; no change may make it more
 CALLER = cast("pyfuse3.RequestContext", Caller())
 
 
@@ -62,6 +62,31 @@ def test_an_open_of_a_resident_object_enters_few_modules(tmp_path: Path) -> None
         assert len(found) <= MOST, sorted(found)
 
     with world(tmp_path, passthrough=True) as made:
+        trio.run(case, made)
+
+
+def test_a_create_reads_its_directory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(made: World) -> None:
+        served = mounted(made)
+        parent, database = made.mkdir(b"d"), made.catalog.database
+        get, read = database.get, list[bytes]()
+
+        def counted(key: bytes) -> bytes | None:
+            read.append(key)
+            return get(key)
+
+        monkeypatch.setattr(database, "get", counted)
+        how = os.O_CREAT | os.O_WRONLY
+        info, _ = await served.create(parent.ino, b"a", 0o644, how, CALLER)
+        await served.release(info.fh)
+        read.clear()
+        info, _ = await served.create(parent.ino, b"b", 0o644, how, CALLER)
+        print(read)
+        assert read.count(keys.INODES + keys.number_key(parent.ino)) == 1
+        assert len(read) == len(set(read)), "nor is anything else read twice"
+        await served.release(info.fh)
+
+    with world(tmp_path) as made:
         trio.run(case, made)
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog
+from kvfs.catalog import LINK_MAX, ROOT_INO, Catalog, Inode
 from kvfs.catalog.journal import Changes
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names import tree as module
-from kvfs.core.names.attributes import ATIME_STEP, Attributes
+from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE, Renames
 from kvfs.core.names.tree import Tree
+from kvfs.core.namespaces.namespace import ATIME_STEP
 from kvfs.errors import (
     AttributeTooLargeError,
     ExistsError,
@@ -278,9 +279,9 @@ def test_attributes_go_with_their_owner(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
     Attributes(tree).set_xattr(ino, b"user.a", b"1")
     tree.rmdir(ROOT_INO, b"dir")
-    assert Attributes(tree).xattrs(ino) == [b"user.a"]
+    assert tree.catalog.xattr_names(ino) == [b"user.a"]
     tree.ledger.removals.purge(ino)
-    assert Attributes(tree).xattrs(ino) == []
+    assert tree.catalog.xattr_names(ino) == []
 
 
 # Renaming
@@ -439,33 +440,42 @@ def test_times_follow_changes(tree: Tree) -> None:
     assert changed.ctime_ns > after.ctime_ns
 
 
+def use(tree: Tree, inodes: list[Inode]) -> list[Inode]:
+    """As at an open; those whose time of access was noted."""
+    now = tree.now()
+    unused = tree.namespaces.unused(inodes, now)
+    if unused:
+        Attributes(tree).used(unused, now)
+    return unused
+
+
 def test_an_access_is_noted_as_relatime_does(tree: Tree) -> None:
     ino = fifo(tree, b"a")
-    Attributes(tree).used([tree.inode(ino)])
+    use(tree, [tree.inode(ino)])
     first = tree.inode(ino).atime_ns
     assert first > tree.inode(ino).mtime_ns
-    Attributes(tree).used([tree.inode(ino)])
+    use(tree, [tree.inode(ino)])
     assert tree.inode(ino).atime_ns == first
     clock = tree.now
     assert isinstance(clock, Clock)
     clock.now += 2 * ATIME_STEP
-    Attributes(tree).used([tree.inode(ino)])
+    use(tree, [tree.inode(ino)])
     assert tree.inode(ino).atime_ns > first
 
 
 def test_accesses_are_noted_together(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are old enough, in one commit; none where nothing is."""
     inodes = [tree.inode(fifo(tree, name)) for name in (b"a", b"b", b"c")]
-    attributes, commit, commits = Attributes(tree), tree.catalog.commit, list[int]()
+    commit, commits = tree.catalog.commit, list[int]()
 
     def counted(changes: Changes, *, sync: bool) -> None:
         commits.append(len(changes))
         commit(changes, sync=sync)
 
     monkeypatch.setattr(tree.catalog, "commit", counted)
-    assert attributes.used(inodes[:1]) == inodes[:1]
-    assert attributes.used(inodes) == inodes[1:]
-    assert attributes.used(inodes) == []
+    assert use(tree, inodes[:1]) == inodes[:1]
+    assert use(tree, inodes) == inodes[1:]
+    assert use(tree, inodes) == []
     assert commits == [1, 2]
     assert all(tree.inode(one.ino).atime_ns == one.atime_ns > one.mtime_ns for one in inodes)
 
@@ -477,7 +487,7 @@ def test_extended_attributes(tree: Tree) -> None:
         assert Attributes(tree).xattr(ino, name) == value
     Attributes(tree).set_xattr(ino, b"trusted.b", b"new")
     assert Attributes(tree).xattr(ino, b"trusted.b") == b"new"
-    assert sorted(Attributes(tree).xattrs(ino)) == [b"security.c", b"trusted.b", b"user.\xff"]
+    assert sorted(tree.catalog.xattr_names(ino)) == [b"security.c", b"trusted.b", b"user.\xff"]
     Attributes(tree).remove_xattr(ino, b"trusted.b")
     for call in (Attributes(tree).xattr, Attributes(tree).remove_xattr):
         with pytest.raises(NoAttributeError):

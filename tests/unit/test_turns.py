@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
 from kvfs.fairness.fair_queue import Shares
-from kvfs.fuse.killed import killed
+from kvfs.fuse.processes import killed
 from tests.unit.world import World, world
 
 import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)
@@ -158,7 +158,7 @@ def test_an_open_ends_when_its_process_is_killed_and_is_not_charged(
     async def case(mount: Mount) -> None:
         await mount.store(b"a")
         dead = set[int]()
-        monkeypatch.setattr("kvfs.fuse.killed.killed", dead.__contains__)
+        monkeypatch.setattr("kvfs.fuse.processes.killed", dead.__contains__)
         monkeypatch.setattr(mount.caller, "pid", 7)
 
         async def refused() -> None:

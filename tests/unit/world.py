@@ -346,11 +346,7 @@ class World:
     # What an application does
 
     def maker(self, parent: int, name: bytes) -> Callable[[], tuple[Inode, Inode]]:
-        def make() -> tuple[Inode, Inode]:
-            directory = self.tree.check_new(parent, name)
-            return directory, self.tree.born(directory, stat.S_IFREG | 0o644, 0, 0)
-
-        return make
+        return self.tree.maker(parent, name, stat.S_IFREG | 0o644, 0, 0)
 
     async def create(self, name: bytes, content: bytes = b"", parent: int = ROOT_INO) -> OpenObject:
         held = await self.objects.creation.create(parent, name, self.maker(parent, name))

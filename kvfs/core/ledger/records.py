@@ -140,5 +140,5 @@ class Records:
         if holders == [self.tiers.nvme] and inode.session in self.suspect:
             return True
         return any(
-            self.verified.is_doubted(inode.ino, inode.version, tier.name) for tier in holders
+            (inode.ino, inode.version, tier.name) in self.verified.doubted for tier in holders
         )

@@ -39,9 +39,6 @@ class Verified:
         """Its copy in a tier does not have its digest."""
         self.doubted.add((ino, version, tier))
 
-    def is_doubted(self, ino: int, version: int, tier: str) -> bool:
-        return (ino, version, tier) in self.doubted
-
     def end_doubt(self, ino: int, version: int, tier: str) -> None:
         """It was compared again, or is no more."""
         self.doubted.discard((ino, version, tier))

@@ -19,7 +19,6 @@ from itertools import pairwise
 
 import trio
 
-from kvfs.catalog import Inode
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.lending.leases import LEASES_MAX, Who
 from kvfs.core.names.tree import Tree
@@ -101,13 +100,8 @@ class Saves:
             raise StaleError(f"uid {who.uid} makes nothing in directory {directory.ino}")
         if request.shard:
             name += b"." + request.shard.encode()
-
-        def make() -> tuple[Inode, Inode]:
-            parent = self.tree.check_new(directory.ino, name)
-            mode = stat.S_IFREG | request.mode
-            return parent, self.tree.born(parent, mode, who.uid, who.gid)
-
-        make()  # before room is made for it
+        mode = stat.S_IFREG | request.mode
+        make = self.tree.maker(directory.ino, name, mode, who.uid, who.gid)
         self.portions.take(who.uid)
         try:
             held = await self.objects.creation.create_at_once(

@@ -19,7 +19,6 @@ from kvfs.errors import (
 XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
 XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
 XATTR_VALUES_MAX = 1 << 20  # bytes of one inode's: no quota counts them, and the catalog has them
-ATIME_STEP = 60 * 10**9  # ns
 
 
 class Attributes:
@@ -28,7 +27,6 @@ class Attributes:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.catalog = tree.catalog
-        self.namespaces = tree.namespaces
 
     def change(
         self,
@@ -61,38 +59,22 @@ class Attributes:
             batch.put(inode)
         return inode
 
-    def used(self, inodes: Iterable[Inode]) -> list[Inode]:
-        """Note accesses, as relatime does: when older than the last change, or than a minute.
-
-        Returns those whose time was. Raises CatalogError: of none.
+    def used(self, inodes: Iterable[Inode], now: int) -> None:
+        """Note accesses. Raises CatalogError: of none.
 
         Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
-        Where objects live for a time after their last use it is noted more often.
         All in one batch: a commit costs as much as the rest of an open.
         """
-        now = self.tree.now()
-        older = [inode for inode in inodes if self._is_old(inode, now)]
-        if older:
-            with self.catalog.batch() as batch:
-                for inode in older:
-                    inode.atime_ns = now
-                    batch.put(inode)
-        return older
-
-    def _is_old(self, inode: Inode, now: int) -> bool:
-        """Whether its time of access is."""
-        if inode.atime_ns <= inode.mtime_ns:
-            return True
-        return now - inode.atime_ns > self.namespaces.of(inode).use_step(ATIME_STEP)
+        with self.catalog.batch() as batch:
+            for inode in inodes:
+                inode.atime_ns = now
+                batch.put(inode)
 
     def xattr(self, ino: int, name: bytes) -> bytes:
         value = self.catalog.xattr(ino, name)
         if value is None:
             raise NoAttributeError(f"inode {ino} has no attribute {name!r}")
         return value
-
-    def xattrs(self, ino: int) -> list[bytes]:
-        return self.catalog.xattr_names(ino)
 
     def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
         inode = self.tree.inode(ino)

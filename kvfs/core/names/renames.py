@@ -8,7 +8,7 @@ them.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -29,8 +29,17 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
 WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
 
-Move = tuple[Inode, Dentry, Inode, Inode, tuple[Dentry, Inode] | None]
 Weight = tuple[int, int]  # bytes and objects that a quota counts
+
+
+class Move(NamedTuple):
+    """What is renamed, into which directory, over what."""
+
+    source_dir: Inode
+    entry: Dentry
+    inode: Inode
+    target_dir: Inode
+    target: tuple[Dentry, Inode] | None
 
 
 class Renames:
@@ -49,7 +58,7 @@ class Renames:
         if target is not None and target[1].ino == inode.ino:
             return  # two names of one file: rename(2) does nothing
         if flags == RENAME_EXCHANGE and target is not None:
-            self._exchange(source_dir, entry, inode, target_dir, *target)
+            self._exchange(move, *target)
             return
         with self.catalog.batch() as batch:
             if target is not None:
@@ -65,7 +74,6 @@ class Renames:
     def _check_rename(
         self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
     ) -> Move:
-        """The directory, entry and inode that are renamed, into which directory, over what."""
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.tree.directory(parent)
@@ -90,7 +98,7 @@ class Renames:
             raise (IsADirError if target[1].is_dir else NotADirError)(
                 f"{name2!r} in directory {parent2} cannot be replaced by what is of another kind"
             )
-        return source_dir, entry, inode, target_dir, target
+        return Move(source_dir, entry, inode, target_dir, target)
 
     def _crossing(
         self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
@@ -102,10 +110,8 @@ class Renames:
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return None
         move = self._check_rename(parent, name, parent2, name2, flags)
-        _, _, inode, target_dir, _ = move
-        if inode.namespace == target_dir.namespace:  # a walk is yet to come to its old directory
-            return None
-        return move
+        # They may have one namespace: a walk is yet to come to its old directory.
+        return None if move.inode.namespace == move.target_dir.namespace else move
 
     async def weigh(
         self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
@@ -118,11 +124,10 @@ class Renames:
         move = self._crossing(parent, name, parent2, name2, flags)
         if move is None:
             return {}
-        source_dir, _, inode, target_dir, target = move
-        moved, into = [inode], [target_dir]
-        if target is not None and flags == RENAME_EXCHANGE:
-            moved.append(target[1])
-            into.append(source_dir)
+        moved, into = [move.inode], [move.target_dir]
+        if move.target is not None and flags == RENAME_EXCHANGE:
+            moved.append(move.target[1])
+            into.append(move.source_dir)
         if not any(self.namespaces.of(one).has_hard_quota for one in into):
             return {}
         return {one.ino: await self._weigh(one) for one in moved if one.is_dir}
@@ -190,15 +195,8 @@ class Renames:
         """Whether it goes with one name less."""
         return len(inode.links) == 1 and inode.ino not in self.ledger.table.open
 
-    def _exchange(
-        self,
-        source_dir: Inode,
-        entry: Dentry,
-        inode: Inode,
-        target_dir: Inode,
-        entry2: Dentry,
-        inode2: Inode,
-    ) -> None:
+    def _exchange(self, move: Move, entry2: Dentry, inode2: Inode) -> None:
+        source_dir, entry, inode, target_dir, _ = move
         with self.catalog.batch() as batch:
             batch.unlink(source_dir.ino, entry)  # both before either is made again
             batch.unlink(target_dir.ino, entry2)
@@ -235,9 +233,8 @@ class Renames:
             self.namespaces.places.place(inode, target_dir, moved.name, batch)
             if inode.links[0] == new:
                 self.ledger.dirty.named(inode, batch, target_dir, moved.name)
-            if _place_of(inode) != _place_of(before) and self.ledger.accounts.accounted(inode):
-                batch.then(partial(self.ledger.accounts.dismiss, before))
-                batch.then(partial(self.ledger.accounts.admit, inode))
+            if _place_of(inode) != _place_of(before):
+                self.tree.account_anew(before, inode, batch)
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:

@@ -112,12 +112,18 @@ class Tree:
 
     def _living(self, entry: Dentry) -> Inode:
         inode = self.inode(entry.ino)
+        if why := self._gone(inode, entry.name):
+            raise NotFoundError(why)
+        return inode
+
+    def _gone(self, inode: Inode, name: bytes) -> str:
+        """Why nobody finds it, if nobody does; then it is dropped where it may be."""
         if self.ledger.records.is_lost(inode):
             self.ledger.removals.drop(inode, "lost")
-            raise NotFoundError(f"the bytes of {entry.name!r} went away with the RAM tier")
+            return f"the bytes of {name!r} went away with the RAM tier"
         if self.ledger.removals.expire(inode):
-            raise NotFoundError(f"{entry.name!r} is expired, or its namespace was dropped")
-        return inode
+            return f"{name!r} is expired, or its namespace was dropped"
+        return ""
 
     def entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
         """A name that really stands for something, with its inode."""
@@ -160,7 +166,7 @@ class Tree:
                 cookie = entry.cookie
                 held = self.ledger.table.open.get(entry.ino)
                 inode = stored if held is None else held.inode
-                if inode is not None and self._is_found(inode):
+                if inode is not None and not self._gone(inode, entry.name):
                     found.append((entry.name, inode, cookie))
                     continue
                 hidden -= 1
@@ -169,13 +175,6 @@ class Tree:
             if len(entries) < wanted:
                 return Listing(found, cookie, ended=True)
         return Listing(found, cookie, ended=False)
-
-    def _is_found(self, inode: Inode) -> bool:
-        """Whether who looks for it finds it; if not it is dropped where it may be."""
-        if self.ledger.records.is_lost(inode):
-            self.ledger.removals.drop(inode, "lost")
-            return False
-        return not self.ledger.removals.expire(inode)
 
     # Making
 
@@ -218,6 +217,20 @@ class Tree:
         inode = self.new(mode, uid, gid)
         inode.namespace = directory.namespace
         return inode
+
+    def maker(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int
+    ) -> Callable[[], tuple[Inode, Inode]]:
+        """What gives a new file's directory and inode: checked now, and again after any change."""
+        state = self.catalog.database.state
+        directory = self.check_new(parent, name)
+
+        def make() -> tuple[Inode, Inode]:
+            same = self.catalog.database.state == state
+            current = directory if same else self.check_new(parent, name)
+            return current, self.born(current, mode, uid, gid)
+
+        return make
 
     def make(
         self,
@@ -317,9 +330,15 @@ class Tree:
         directory, entry = found
         before = inode.copy()
         self.namespaces.places.place(inode, directory, entry.name, batch)
-        if inode != before and self.ledger.accounts.accounted(inode):
-            batch.then(partial(self.ledger.accounts.dismiss, before))
-            batch.then(partial(self.ledger.accounts.admit, inode))
+        if inode != before:
+            self.account_anew(before, inode, batch)
+
+    def account_anew(self, before: Inode, inode: Inode, batch: Batch, *, old: bool = False) -> None:
+        """It has another place than before. old: it is as old as it was, and not the youngest."""
+        accounts = self.ledger.accounts
+        if accounts.accounted(inode):
+            batch.then(partial(accounts.dismiss, before))
+            batch.then(partial(accounts.count_anew if old else accounts.admit, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)

@@ -237,12 +237,7 @@ class Walks:
         if inode == before:
             return
         batch.put(inode)
-        self._count_anew(before, inode, batch)
-
-    def _count_anew(self, before: Inode, inode: Inode, batch: Batch) -> None:
-        if self.ledger.accounts.accounted(inode):
-            batch.then(partial(self.ledger.accounts.dismiss, before))
-            batch.then(partial(self.ledger.accounts.count_anew, inode))
+        self.tree.account_anew(before, inode, batch, old=True)
 
     # Expired
 

@@ -14,17 +14,45 @@ from typing import Any
 from kvfs import eviction
 from kvfs.catalog import Inode
 from kvfs.core.namespaces.blocks import Blocks
-from kvfs.core.namespaces.limits import Limits
 from kvfs.core.namespaces.open_order import OpenOrder
 from kvfs.core.namespaces.order import Order, key_of
+from kvfs.fairness.token_bucket import LATE, TokenBucket
 from kvfs.settings import MEDIA, Settings
 from kvfs.tiers import Bucket, Tier
 
 SECOND = 10**9
+ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted anew
 USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
 SMALLEST = 16  # entries
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
 COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses")
+
+
+class Limits:
+    """What a namespace may open and move in a second. `on` says whether there are any.
+
+    Bytes do not pass the daemon, so an object is charged whole: read when it is opened, written
+    when it is closed, and there its reader or writer waits, never in the middle of a file. Not at
+    the create: the kernel holds the directory until that is answered, against everybody. Not for
+    what namespaces compete for together (`kvfs.fairness.shares`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._opens = {write: TokenBucket(0, LATE) for write in (False, True)}
+        self._bytes = {write: TokenBucket(0, LATE) for write in (False, True)}
+        self.change(settings)
+
+    def change(self, settings: Settings) -> None:
+        """Those who wait go on at the new rates."""
+        self._opens[False].rate, self._opens[True].rate = settings.read_iops, settings.write_iops
+        self._bytes[False].rate, self._bytes[True].rate = settings.read_bytes, settings.write_bytes
+        self.on = any(b.rate for b in (*self._opens.values(), *self._bytes.values()))
+
+    async def take(self, size: int, *, written: bool) -> None:
+        """Wait until an object of so many bytes may pass, read or written, and charge it."""
+        for bucket, cost in ((self._opens[written], 1), (self._bytes[written], size)):
+            if not bucket.try_take(cost):
+                await bucket.take(cost)
 
 
 class Namespace:
@@ -35,6 +63,7 @@ class Namespace:
         self.ino = ino
         self.tiered = tiered
         self.settings = settings
+        self.use_step = _use_step(settings)
         self.bytes = self.objects = 0
         self.staged = 0  # bytes that its open writers have by now, beside those
         self.ahead = 0  # and what is set aside for what comes next
@@ -204,6 +233,7 @@ class Namespace:
 
     def change(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
+        self.use_step = _use_step(settings)
         self.limits.change(settings)
         self._arrange_whole()
         if before.prefix != settings.prefix:  # it is empty
@@ -292,17 +322,17 @@ class Namespace:
         at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
         return min(most, ttl - (time.time_ns() - at) / SECOND)
 
-    def use_step(self, most: int) -> int:
-        """How old (ns) a time of use may be before it is noted anew: no more than `most`."""
-        settings = self.settings
-        if not settings.ttl or settings.ttl_from != "use":
-            return most
-        return min(most, settings.ttl * SECOND // USES_NOTED)
-
 
 def takes(settings: Settings, tier: Tier | Bucket) -> bool:
     """Whether objects of a namespace that is told this may be there."""
     return not settings.media or tier.name in settings.media
+
+
+def _use_step(settings: Settings) -> int:
+    """How old (ns) a time of use may be before it is noted anew."""
+    if not settings.ttl or settings.ttl_from != "use":
+        return ATIME_STEP
+    return min(ATIME_STEP, settings.ttl * SECOND // USES_NOTED)
 
 
 def _policies(settings: Settings) -> tuple[str, str]:

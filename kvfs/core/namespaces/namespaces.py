@@ -5,7 +5,9 @@ for everything else. An inode says to which one it is accounted (`Inode.namespac
 the directory); what is made below a directory is accounted to the directory's. Settings are in the
 catalog; what a namespace holds is counted from the inodes. Dropped trees are here until nothing
 of them is left: whatever is accounted to one is not there any more for anybody who asks.
-All methods are synchronous. Not for walking trees (`Walks`), nor for choosing victims (`Victims`).
+An open only notes what policies and counters of hot objects see of it (`read`): that follows for
+`LATELY` of them at once, or as soon as somebody asks. All methods are synchronous. Not for walking
+trees (`Walks`), nor for choosing victims (`Victims`).
 """
 
 import logging
@@ -31,6 +33,7 @@ from kvfs.tiers import Bucket, Tier
 log = logging.getLogger(__name__)
 
 MOUNT = "."  # the name of the mount's own namespace
+LATELY = 32  # opens, some 0.3 ms
 
 
 class Namespaces:
@@ -48,8 +51,11 @@ class Namespaces:
         # Directories to be walked, oldest first, and how often that was asked for.
         self.unaccounted: Counter[int] = Counter()
         self.shares: Shares | None = None  # of what the mount may read in a second, when served
-        self.hot = HotObjects()  # by inode
+        self._hot = HotObjects()  # by inode
+        # Opens that are not looked at yet: namespace, key, parent's key, inode.
+        self._lately: list[tuple[Namespace, int, int, int]] = []
         self.limited = False  # whether anybody may have to wait at an open
+        self.mortal = False  # whether anything may be gone that has a record and names
         self.prefixes = False  # whether there is one whose paths are prefixes
         self.changed = trio.Event()  # something to walk, or other settings
         self.places = Places(catalog, self.of)
@@ -75,6 +81,7 @@ class Namespaces:
             self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
 
     def __iter__(self) -> Iterator[Namespace]:
+        self.settle()
         return iter(self._all.values())
 
     def __len__(self) -> int:
@@ -110,6 +117,7 @@ class Namespaces:
 
     def own(self, ino: int) -> Namespace | None:
         """What a directory is the namespace of; None if of none."""
+        self.settle()
         return self._all.get(ino)
 
     def name(self, ino: int) -> str:
@@ -171,6 +179,7 @@ class Namespaces:
         shared = self.shares is not None and self.shares.total.rate > 0
         self.limited = shared or any(namespace.limits.on for namespace in self)
         self.prefixes = any(namespace.settings.prefix for namespace in self)
+        self.mortal = bool(self.dropped) or any(one.settings.ttl for one in self.everything())
 
     def read(self, inode: Inode, tier: Tier | Bucket) -> None:
         """An object was opened to read."""
@@ -178,16 +187,37 @@ class Namespaces:
         counters = found.counters
         counters[READ[tier.name]] += 1
         counters["read_bytes"] += inode.size
-        found.accesses.see(inode.key or inode.ino, inode.parent_key, found.parent)
-        self.hot.touch(inode.ino)
+        lately = self._lately
+        lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
+        if len(lately) == LATELY:
+            self.settle()
         if self.access_log.on:
             self.access_log.read(inode, tier.name)
 
-    def opened(self, inode: Inode, seconds: float) -> None:
-        """So long an open to read has taken."""
-        found = self.of(inode)
-        found.opens_timed += 1
-        found.open_seconds += seconds
+    def unused(self, inodes: Iterable[Inode], now: int) -> list[Inode]:
+        """Those whose time of access is to be noted now, as relatime does.
+
+        When it is older than the last change, or than a minute; less, where objects live for a time
+        after their last use.
+        """
+        return [
+            one
+            for one in inodes
+            if one.atime_ns <= one.mtime_ns or now - one.atime_ns > self.of(one).use_step
+        ]
+
+    def settle(self) -> None:
+        """Have the opens of lately seen."""
+        lately, self._lately = self._lately, []
+        for space, key, parent, ino in lately:
+            space.accesses.see(key, parent, space.parent)
+            self._hot.touch(ino)
+
+    @property
+    def hot(self) -> HotObjects:
+        """By inode; with every open that there was."""
+        self.settle()
+        return self._hot
 
     def left(self, inode: Inode, how: str) -> None:
         """An object has gone from here: `dropped_REASON`, or `spilled`."""
@@ -198,6 +228,7 @@ class Namespaces:
 
         The rest is owed from now on: of what was mapped, or whose writers closed it together.
         """
+        self.settle()
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
@@ -252,14 +283,14 @@ class Namespaces:
         batch.unmark(keys.DROPPED, ino)
         batch.then(lambda: self._cleared(ino))
 
+    def _cleared(self, ino: int) -> None:
+        self._end(self.dropped, ino)
+        self._names.pop(ino, None)
+
     def forget_name(self, ino: int, batch: Batch) -> None:
         """The one that a dropped directory had."""
         batch.mark(keys.DROPPED, ino)
         batch.then(lambda: self._names.update({ino: b""}))
-
-    def _cleared(self, ino: int) -> None:
-        self._end(self.dropped, ino)
-        self._names.pop(ino, None)
 
     def account_anew(self, ino: int, batch: Batch) -> None:
         """All below this directory is to be accounted as it is itself."""
@@ -307,6 +338,7 @@ class Namespaces:
 
     def everything(self) -> Iterator[Namespace]:
         """All, also those that were dropped, and those of which only open files are left."""
+        self.settle()
         return chain(self._all.values(), self.dropped.values(), self._ended.values())
 
     def describe_models(self, spaces: Iterable[Namespace]) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ was there before the daemon started comes in by `add_past`, oldest first within 
 use, at 8 bytes each until it is touched, and goes before all that was. What is *held* is a member
 that is not taken, until it is released, touched or discarded. About 320 bytes for a member
 that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
-Not for saying whether an object may go now: that is `Victims`.
+The last touches wait, `LATELY` at most, until somebody asks for anything else: an open only notes
+them. Not for saying whether an object may go now: that is `Victims`.
 """
 
 from array import array
@@ -19,6 +20,7 @@ from kvfs.catalog import Inode
 from kvfs.eviction import LeafFirst, Policy
 
 EPSILON = 16  # entries, the least that a policy is told to have room for
+LATELY = 32  # touches, some 0.1 ms
 
 
 class Victim(NamedTuple):
@@ -38,13 +40,20 @@ class Order:
 
     def __init__(self, policy: Policy, *, goes: bool = True) -> None:
         """`goes`: whether anything here may ever be taken."""
-        self.policy = policy
+        self._policy = policy
         self.goes = goes
+        self._lately: list[tuple[int, int, int]] = []  # key, inode and parent's key
         self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second one
         self._held: dict[int, tuple[int, ...]] = {}  # by key
         self._before: list[Policy] = []  # who said so before, as long as they have something
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour that is being used up, from its end
+
+    @property
+    def policy(self) -> Policy:
+        """With every touch that there was."""
+        self._settle()
+        return self._policy
 
     def __len__(self) -> int:
         """Groups, and objects of the past, which may be there in vain."""
@@ -52,6 +61,7 @@ class Order:
         return policies + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
+        self._settle()
         group = self._groups.get(key) or self._held.get(key)
         if group is not None:
             return group
@@ -63,16 +73,28 @@ class Order:
 
     def touch(self, inode: Inode) -> None:
         """It was used, or is new here."""
-        ino = inode.ino
-        key = inode.key or ino
+        lately = self._lately
+        lately.append((inode.key or inode.ino, inode.ino, inode.parent_key))
+        if len(lately) == LATELY:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Give each that was touched its place."""
+        if self._lately:
+            lately, self._lately = self._lately, []
+            for key, ino, parent in lately:
+                self._touch(key, ino, parent)
+
+    def _touch(self, key: int, ino: int, parent: int) -> None:
+        policy = self._policy
         if self._held:
             self.release(key)
-        found = self.policy.touch(key)
+        found = policy.touch(key)
         if found == ino and key not in self._groups:
             return
         if found is None:
             found = self._discard_before(key)
-            self.policy.add(key, ino if found is None else found, inode.parent_key)
+            policy.add(key, ino if found is None else found, parent)
         if found is not None and ino not in (group := self._groups.get(key, (found,))):
             self._groups[key] = (*group, ino)
 
@@ -84,6 +106,7 @@ class Order:
 
     def discard(self, inode: Inode) -> None:
         """One of the past cannot be taken out: who takes it finds that it is not here any more."""
+        self._settle()
         key = key_of(inode)
         if self._held:
             self.release(key)
@@ -116,6 +139,7 @@ class Order:
 
         One of the past may have been touched, rewritten or dropped since: the caller looks.
         """
+        self._settle()
         while self._past and self.goes:
             hour = min(self._past)
             inos = self._past[hour]
@@ -146,6 +170,7 @@ class Order:
 
     def put_back(self, victim: Victim) -> None:
         """It cannot go now: it is the next again, or nearly so."""
+        self._settle()
         if victim.key:
             if len(victim.inos) > 1:
                 self._groups[victim.key] = victim.inos
@@ -158,10 +183,12 @@ class Order:
 
     def hold(self, victim: Victim, key: int) -> None:
         """It is not to be taken before it is released, or used; `key` also of one of the past."""
+        self._settle()
         self._held[key] = victim.inos
 
     def release(self, key: int) -> None:
         """It may be taken, if it was held: it is the next."""
+        self._settle()
         inos = self._held.pop(key, None)
         if inos is not None:
             self.put_back(Victim(key, inos))
@@ -172,7 +199,7 @@ class Order:
         Of any size in no time: what is touched from now on is the new policy's.
         """
         self._before = [one for one in (*self._before, self.policy) if len(one)]
-        self.policy, self.goes = policy, goes
+        self._policy, self.goes = policy, goes
 
     def give_room_for(self, entries: int) -> None:
         """How many groups there is room for at their mean size."""

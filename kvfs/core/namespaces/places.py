@@ -38,7 +38,7 @@ class Places:
         if not inode.is_file:
             self._paths.pop(inode.ino, None)
             return
-        block = layouts.recognise(self.path(directory), name)
+        block = self.block_of(directory, name)
         if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.target = b""
@@ -70,14 +70,14 @@ class Places:
         """Whether somebody has pinned it; what is, is kept."""
         return inode.kept and self.catalog.xattr(inode.ino, PIN) is not None
 
+    def block_of(self, directory: Inode, name: bytes) -> layouts.Block | None:
+        """What a file's name says, if a connector makes such names."""
+        return layouts.recognise(self.path(directory), name)
+
     def is_temporary(self, directory: Inode, name: bytes) -> bool:
         """Whether its connector is going to rename it."""
-        block = layouts.recognise(self.path(directory), name)
+        block = self.block_of(directory, name)
         return block is not None and block.temporary
-
-    def is_block(self, directory: Inode, name: bytes) -> bool:
-        """Whether a connector makes files of such names."""
-        return layouts.recognise(self.path(directory), name) is not None
 
     def path_of(self, inode: Inode) -> layouts.Directory | None:
         """Of a file, from its namespace's directory down; None if it has no name."""
@@ -86,7 +86,7 @@ class Places:
 
     def keys(self, directory: Inode, name: bytes) -> tuple[int, int]:
         """The keys that a file of this name would have: its own, and that of the block before."""
-        block = layouts.recognise(self.path(directory), name)
+        block = self.block_of(directory, name)
         if block is None:
             return layouts.key_of(directory.ino, name), 0
         return block.key, block.parent_key
@@ -97,9 +97,9 @@ class Places:
         return None if block is None else block.element_size
 
     def block(self, inode: Inode) -> layouts.Block | None:
-        """What its first name says, if a connector makes such names."""
+        """What its first name says."""
         found = self.catalog.first_name(inode)
-        return None if found is None else layouts.recognise(self.path(found[0]), found[1].name)
+        return None if found is None else self.block_of(found[0], found[1].name)
 
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
         """VUA says the block before by a symbolic link beside the files."""

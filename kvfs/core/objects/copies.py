@@ -25,9 +25,9 @@ from kvfs.catalog import Inode
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.objects.backings import Io
+from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.scans import Scans
-from kvfs.errors import CatalogError, KvfsError, NotFoundError, StaleError, TierError
+from kvfs.errors import CatalogError, NotFoundError, StaleError, TierError
 from kvfs.movement.copying import digest_of
 from kvfs.movement.files import SourceChangedError
 from kvfs.tiers import Bucket, Job, Tier, sync_patience
@@ -66,7 +66,7 @@ class Unpacker(Protocol):
 
 
 class Copies:
-    """`renaming`: inodes whose backing file may have another name, see `Versions`.
+    """`renaming`: inodes whose backing file may have another name, see `create`.
 
     `scans`: who reads first bytes only.
     """
@@ -75,7 +75,7 @@ class Copies:
         self,
         ledger: Ledger,
         verifier: Verifier,
-        io: Io,
+        files: BackingFiles,
         renaming: Container[int],
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
@@ -83,40 +83,12 @@ class Copies:
         self.ledger = ledger
         self.catalog = ledger.catalog
         self.verifier = verifier
-        self._io = io
+        self.files = files
         self._renaming = renaming
         self._fetcher = fetcher
         self._unpacker = unpacker
         self.scans = Scans()
         self._hashing = trio.CapacityLimiter(HASHED_AT_ONCE)
-
-    def open_at_once(self, inode: Inode) -> tuple[Tier, int] | None:
-        """For reading, with nothing to be waited for: in RAM as it was sealed, or None."""
-        ram = self.ledger.tiers.ram
-        if ram is None or inode.ram_epoch != ram.epoch:
-            return None
-        try:
-            fd = ram.open(inode.ino, inode.version, writable=False)
-        except KvfsError:
-            return None  # the other way finds out what that means
-        if not self._untouched(inode, ram, fd):
-            os.close(fd)
-            return None
-        return ram, fd
-
-    def lend(self, inode: Inode) -> int | None:
-        """The same for those who must not be able to write; None also where no tier can say so."""
-        ram = self.ledger.tiers.ram
-        if ram is None or inode.ram_epoch != ram.epoch:
-            return None
-        try:
-            fd = ram.lend(inode.ino, inode.version)
-        except KvfsError:
-            return None
-        if not self._untouched(inode, ram, fd):
-            os.close(fd)
-            return None
-        return fd
 
     async def open(
         self, inode: Inode, *, writable: bool
@@ -158,10 +130,15 @@ class Copies:
         self.ledger.counters["misses"] += 1
         self.ledger.namespaces.of(inode).counters["misses"] += 1
 
+    def _current(self, inode: Inode) -> Inode | None:
+        """What the catalog has of this version."""
+        current = self.catalog.inode(inode.ino)
+        return None if current is None or current.version != inode.version else current
+
     def _packed(self, inode: Inode) -> bool:
         """Whether this version is on NVMe, and packed there."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version or current.packed is None:
+        current = self._current(inode)
+        if current is None or current.packed is None:
             return False
         return self.ledger.tiers.nvme in self.ledger.tiers.holders(current)
 
@@ -174,16 +151,13 @@ class Copies:
         except NotFoundError:
             self.missed(inode)
             raise
-        current = self.catalog.inode(inode.ino)
-        if current is not None and current.version == inode.version:
+        if (current := self._current(inode)) is not None:
             inode.take(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
         """What the catalog has of it, if the bucket has this version."""
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version or not current.in_bucket:
-            return None
-        return current
+        current = self._current(inode)
+        return None if current is None or not current.in_bucket else current
 
     async def _header(self, inode: Inode) -> Header | None:
         """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
@@ -217,8 +191,8 @@ class Copies:
         except NotFoundError:
             self.missed(inode)
             raise
-        fetched = self.catalog.inode(inode.ino)
-        if fetched is None or fetched.version != inode.version:
+        fetched = self._current(inode)
+        if fetched is None:
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(fetched)
         return stream
@@ -233,14 +207,14 @@ class Copies:
                 continue
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
-                fd = await self._io(tier, Job("open", opening, os.close))
+                fd = await self.files.io(tier, Job("open", opening, os.close))
             except NotFoundError as error:
                 lost |= await self._missing(inode, tier, str(error))
                 continue
             except TierError:
                 continue  # said by the tier; the copy may be readable again later
             try:
-                untouched = self._untouched(inode, tier, fd)
+                untouched = self.files.untouched(inode, tier, fd)
                 sound = self._verified if untouched else self._proven
                 if await sound(inode, tier, fd):
                     if tier.slow or not untouched:
@@ -259,25 +233,11 @@ class Copies:
 
     def _check_still(self, inode: Inode, tier: Tier) -> None:
         """After an await: bring the record up to date, if it is the same content still."""
-        current = self.catalog.inode(inode.ino)
-        if (
-            current is None
-            or current.version != inode.version
-            or tier
-            not in self.ledger.tiers.holders(current)  # promoted and unlinked while we waited
-        ):
+        current = self._current(inode)
+        # It may have been promoted and unlinked while we waited.
+        if current is None or tier not in self.ledger.tiers.holders(current):
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         inode.take(current)
-
-    def _untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Whether the file looks like what was sealed, and no crash has come between."""
-        found = os.fstat(fd)
-        return (
-            found.st_size == inode.size
-            and found.st_mtime_ns == inode.backing_mtime_ns
-            and (inode.session not in self.ledger.suspect or tier is self.ledger.tiers.ram)
-            and not self.ledger.verified.is_doubted(inode.ino, inode.version, tier.name)
-        )
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """It looks as it was sealed. What a disk has changed since only the digest can tell."""
@@ -291,7 +251,7 @@ class Copies:
         job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
         try:
             async with self._hashing:
-                found = await self._io(tier, job)
+                found = await self.files.io(tier, job)
         except OSError as error:
             raise tier.failed("verify", inode.ino, error) from error
         except SourceChangedError:
@@ -306,7 +266,7 @@ class Copies:
     async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """It has no digest yet: the kernel tells whether it could write all of it so far."""
         try:
-            await self._io(tier, Job.on_file("writeback", fd, mounts.expect_written))
+            await self.files.io(tier, Job.on_file("writeback", fd, mounts.expect_written))
         except OSError as error:
             tier.failed("writeback", inode.ino, error)
             self._lose(inode, tier)
@@ -321,8 +281,7 @@ class Copies:
         found = os.fstat(fd)
         if found.st_size == inode.size and inode.digest:
             if await self.verifier.matches(tier, inode):
-                current = self.catalog.inode(inode.ino)
-                if current is not None and current.version == inode.version:
+                if (current := self._current(inode)) is not None:
                     current.session = self.ledger.session
                     current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
@@ -342,14 +301,13 @@ class Copies:
     async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
         """A backing file is not there. False if that is because the object changed meanwhile."""
         try:
-            present = await self._io(tier, Job("stat", tier.present))
+            present = await self.files.io(tier, Job("stat", tier.present))
         except TierError:
             return True  # what has no answer cannot say that the file is gone
         if not present:
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
             return True
-        current = self.catalog.inode(inode.ino)
-        if current is None or current.version != inode.version:
+        if self._current(inode) is None:
             return False
         self._check_still(inode, tier)  # or it was given up while we waited
         if inode.ino in self._renaming:  # late, and then it is taken back

@@ -1,30 +1,51 @@
-"""New files and new contents: room, a backing file, the record and the name, in this order.
+"""New files, new contents, and sealed objects that are written again.
 
-Contract: `make` is called after the last await, so that its checks still hold when its names are
-committed with the rest. What a failure leaves is thrown away. Not for where a file begins
-(`Placement`), nor for its end (`seal`).
+Contract: `make` is called before room is made, and after the last await, so that its checks still
+hold when its names are committed with the rest. It reads nothing again that has not changed. What a
+failure leaves is thrown away. First comes room, then a backing file, the record and the name.
+
+`make_writable` prepares an open object for a writer: its next version is in the same file, and
+readers keep what they have. It is the one exception to *the record first*: the file gets the new
+version's name before the record does, or a crash might leave a record that no file has. So that a
+crash between the two loses nothing the inode is marked unfinished before either; `recovery` finds
+it sealed, and gives the file its name back. `restage` is its record's part, and all there is to do
+for a version in a new file. The caller holds the inode's lock.
+
+Invariant: `renaming` has the inodes whose backing file may have another name than the record says,
+because a rename was given up and may come yet. When it comes it is taken back, and the mark goes.
+Not for where a file begins (`Placement`), nor for its end (`seal`).
 """
 
+import logging
 import os
+import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from kvfs.catalog import Inode
+from kvfs.catalog import Batch, Inode
 from kvfs.core.capacity.placement import Placement
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.publishing import Publishing
-from kvfs.core.objects.versions import Versions
-from kvfs.errors import NoSpaceError, StaleError, TierError
+from kvfs.errors import (
+    CatalogError,
+    InUseError,
+    KvfsError,
+    NoSpaceError,
+    StaleError,
+    TierError,
+)
 from kvfs.tiers import Job, OverdueError, Reservation, Tier
+
+log = logging.getLogger(__name__)
 
 Make = Callable[[], tuple[Inode, Inode]]  # a directory, and an inode that is to be in it
 
 
 class Creation:
-    """Of files, and of new versions of a file that is truncated."""
+    """Of files, and of new versions of those that are truncated or written again."""
 
     def __init__(
         self,
@@ -32,7 +53,6 @@ class Creation:
         placement: Placement,
         files: BackingFiles,
         publishing: Publishing,
-        versions: Versions,
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
@@ -40,7 +60,7 @@ class Creation:
         self.room = placement.room
         self.files = files
         self.publishing = publishing
-        self.versions = versions
+        self.renaming: set[int] = set()
         self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
 
     async def create(
@@ -49,20 +69,16 @@ class Creation:
         """A new file with its first writer.
 
         `make` gives its directory and its inode, or raises what forbids it. `at_once`: it has its
-        name from now on, though `publish` may say otherwise.
-        `make` is called after the last await, so that its checks still hold when its names are
-        committed with the rest. Raises NoSpaceError, TierError and what `make` raises.
+        name from now on, though `publish` may say otherwise. Raises NoSpaceError, TierError and
+        what `make` raises.
         """
         with self.ledger.prefixes.entering(parent):
-            return await self._create(parent, name, make, at_once=at_once)
-
-    async def _create(self, parent: int, name: bytes, make: Make, *, at_once: bool) -> OpenObject:
-        namespace = self.ledger.namespaces.of(self._directory(parent))
-        late = namespace.settings.publish == "close" and not at_once
-        publish = (parent, name) if late else None
-        expected = self.placement.expect(parent, name, namespace)
-        with await self.placement.choose(namespace, expected) as room:
-            return await self._begin(parent, name, make, room, expected or 0, publish=publish)
+            namespace = self.ledger.namespaces.of(make()[0])
+            late = namespace.settings.publish == "close" and not at_once
+            publish = (parent, name) if late else None
+            expected = self.placement.expect(parent, name, namespace)
+            with await self.placement.choose(namespace, expected) as room:
+                return await self._begin(parent, name, make, room, expected or 0, publish=publish)
 
     async def create_at_once(
         self, parent: int, name: bytes, make: Make, size: int
@@ -72,7 +88,7 @@ class Creation:
         Without a turn of the loop. Raises TierError and what `make` raises.
         """
         with self.ledger.prefixes.entering(parent):
-            namespace = self.ledger.namespaces.of(self._directory(parent))
+            namespace = self.ledger.namespaces.of(make()[0])
             room = self.placement.choose_at_once(namespace, size)
             if room is None:
                 return None
@@ -130,8 +146,10 @@ class Creation:
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
         """The same for a file that could not begin where it was to."""
-        ram = self.ledger.tiers.ram
-        namespace = self.ledger.namespaces.of(self._directory(parent))
+        ram, directory = self.ledger.tiers.ram, self.ledger.table.inode(parent)
+        if directory is None:
+            raise StaleError(f"directory {parent} is gone")
+        namespace = self.ledger.namespaces.of(directory)
         if ram is None or room.tier is ram or not namespace.takes(ram):
             return None
         least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
@@ -168,7 +186,7 @@ class Creation:
             if current is None or current.version != inode.version or not current.links:
                 raise StaleError(f"inode {inode.ino} went away while it was opened")
             with self.catalog.batch() as batch:
-                self.versions.restage(current, version, tier, batch, keep=False)
+                self.restage(current, version, tier, batch, keep=False)
         except BaseException:
             os.close(fd)
             # Not into the trash: the next attempt makes a file of the same name.
@@ -176,8 +194,114 @@ class Creation:
             raise
         return current, fd
 
-    def _directory(self, ino: int) -> Inode:
-        found = self.ledger.table.inode(ino)
-        if found is None:
-            raise StaleError(f"directory {ino} is gone")
-        return found
+    # Written again
+
+    def restage(self, inode: Inode, version: int, tier: Tier, batch: Batch, *, keep: bool) -> None:
+        """A sealed inode becomes staging in `tier`: out of the accounts, its copies thrown away.
+
+        keep: but the one in `tier`, which has become the new version.
+        """
+        ledger = self.ledger
+        before = inode.copy()
+        batch.then(partial(ledger.accounts.dismiss, before))
+        for holder in ledger.tiers.holders(inode):
+            ledger.tiers.set_holder(inode, holder, holds=False)
+            if not (keep and holder is tier):
+                space = ledger.namespaces.of(before)
+                away = partial(ledger.trash.throw_away, space=space)
+                batch.then(partial(away, holder, inode.ino, before.version))
+        ledger.tiers.set_holder(inode, tier, holds=True)
+        if not keep:
+            inode.size = inode.blocks = 0
+        ledger.dirty.rewritten(inode, batch)
+        inode.version = version
+        inode.sealed = False
+        inode.digest = b""
+        inode.mode &= ~stat.S_ISUID  # who writes a file must not inherit its owner's rights
+        if inode.mode & stat.S_IXGRP:
+            inode.mode &= ~stat.S_ISGID
+        batch.put(inode)
+        batch.mark_unfinished(inode.ino)
+
+    async def make_writable(self, held: OpenObject) -> None:
+        """A writer comes. Readers keep what they have: all share one backing file.
+
+        Raises InUseError if its copy was given up meanwhile: what is wrong must not become new.
+        """
+        ledger, inode, tier = self.ledger, held.inode, held.tier
+        if not held.writable:
+            opening = partial(tier.open, inode.ino, inode.version, writable=True)
+            fd = await self.files.io(tier, Job("open", opening, os.close))
+            if held.fd >= 0:
+                os.close(held.fd)
+            held.fd, held.writable, held.reopened = fd, True, True
+            self._expect_kept(held)
+        if held.writers:
+            return
+        if not held.accounted:  # unlinked, and written to before
+            ledger.table.stage(held)
+            return
+        if inode.links:
+            await self._rename_and_restage(held)
+        else:  # nobody will look for the version of an unlinked file
+            with self.catalog.batch() as batch:
+                self.restage(inode, inode.version, tier, batch, keep=True)
+        held.accounted = False
+        held.reserve(tier.cost(inode.blocks))
+        ledger.table.stage(held)
+
+    async def _rename_and_restage(self, held: OpenObject) -> None:
+        inode, tier = held.inode, held.tier
+        ino, old, new = inode.ino, inode.version, inode.version + 1
+        with self.catalog.batch() as batch:
+            batch.mark_unfinished(ino)
+        renaming = partial(tier.rename, ino, old, new)
+        back = partial(tier.rename, ino, new, old)
+        self.renaming.add(ino)
+        try:
+            job = Job("rename", renaming, lambda _: self._renamed_late(ino, back))
+            await self.files.io(tier, job)
+        except OverdueError:
+            raise  # it may come yet: the mark stays until it is taken back
+        except KvfsError:
+            await self._unmark(ino)
+            raise
+        try:
+            self._expect_kept(held)
+            with self.catalog.batch() as batch:
+                self.restage(inode, new, tier, batch, keep=True)
+        except KvfsError:
+            await self.files.io(tier, Job("rename", back))  # if it fails, the mark stays
+            if held.lost:  # it may have been looked for in vain
+                why = "it was damaged when somebody was about to write to it"
+                self.ledger.trash.throw_away(tier, ino, old, keep=True, why=why)
+            await self._unmark(ino)
+            raise
+        self.renaming.discard(ino)
+
+    @staticmethod
+    def _expect_kept(held: OpenObject) -> None:
+        if held.lost:
+            raise InUseError(f"inode {held.inode.ino}: its damaged copy is open")
+
+    def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
+        """Nobody waits for it any more. Called in any thread."""
+        back()
+        self.ledger.retries.add(partial(self._unmark_late, ino))
+
+    async def _unmark(self, ino: int) -> None:
+        """It was marked unfinished, and then not written: it is what it was. Holds the lock."""
+        try:
+            inode = self.ledger.table.inode(ino)
+            written = ino in self.ledger.table.staging
+            if inode is not None and inode.links and inode.sealed and not written:
+                with self.catalog.batch() as batch:
+                    batch.mark_finished(ino)
+            self.renaming.discard(ino)
+        except CatalogError as error:
+            log.error("inode %d is called unfinished a while longer: %s", ino, error)
+            self.ledger.retries.add(partial(self._unmark_late, ino))
+
+    async def _unmark_late(self, ino: int) -> None:
+        async with self.ledger.table.locked(ino):
+            await self._unmark(ino)

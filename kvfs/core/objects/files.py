@@ -1,23 +1,36 @@
-"""Backing files of objects: made, measured, and called where a disk may take its time.
+"""Backing files of objects: made, opened, compared with their record, measured, registered.
 
 Contract: a call on a slow tier waits in a worker thread, never in the loop and never for ever. A
-failed call becomes a domain error. Not for which file an object has (`copies`, `versions`).
+failed call becomes a domain error. The kernel's face keeps `Backings`. Not for which file an object
+has (`copies`, `create`).
 """
 
 import errno
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvfs import failpoints
+from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.objects.backings import Backings
 from kvfs.errors import KvfsError, NoSpaceError, TooLargeError
 from kvfs.tiers import Job, Tier
 
 T = TypeVar("T")
+
+
+class Backings(Protocol):
+    """Who lets the kernel read and write a backing file by itself."""
+
+    def register(self, fd: int) -> int:
+        """An id > 0 for the open file, or 0 if the daemon must serve its bytes."""
+        ...
+
+    def release(self, backing_id: int) -> None:
+        """No handle uses the id any more."""
+        ...
 
 
 class BackingFiles:
@@ -43,6 +56,36 @@ class BackingFiles:
     async def make(self, tier: Tier, ino: int, version: int) -> int:
         late = partial(tier.uncreate, ino=ino, version=version)
         return await self.io(tier, Job("create", lambda: tier.create(ino, version), late))
+
+    def open_at_once(self, inode: Inode, *, lend: bool = False) -> int:
+        """For reading, with nothing to be waited for: in RAM as it was sealed, or -1.
+
+        lend: for those who must not be able to write; -1 also where RAM cannot say so.
+        """
+        ram = self.ledger.tiers.ram
+        if ram is None or inode.ram_epoch != ram.epoch:
+            return -1
+        try:
+            if lend:
+                fd = ram.lend(inode.ino, inode.version)
+            else:
+                fd = ram.open(inode.ino, inode.version, writable=False)
+        except KvfsError:
+            return -1  # the other way finds out what that means
+        if not self.untouched(inode, ram, fd):
+            os.close(fd)
+            return -1
+        return fd
+
+    def untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Whether the file looks like what was sealed, and no crash has come between."""
+        found = os.fstat(fd)
+        return (
+            found.st_size == inode.size
+            and found.st_mtime_ns == inode.backing_mtime_ns
+            and (inode.session not in self.ledger.suspect or tier is self.ledger.tiers.ram)
+            and (inode.ino, inode.version, tier.name) not in self.ledger.verified.doubted
+        )
 
     def register(self, held: OpenObject) -> int:
         """A backing id for its file; 0 if the daemon must serve it."""

@@ -16,7 +16,7 @@ import trio
 
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.objects.backings import Backings
+from kvfs.core.objects.files import Backings
 from kvfs.errors import CatalogError
 
 log = logging.getLogger(__name__)

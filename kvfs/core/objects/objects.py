@@ -32,7 +32,6 @@ from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.incoming import Incoming
 from kvfs.core.objects.publishing import Publishing
 from kvfs.core.objects.seal import Sealing
-from kvfs.core.objects.versions import Versions
 from kvfs.errors import InUseError, KvfsError, NotFoundError, StaleError, TooLargeError
 from kvfs.tiers import Bucket, Job, Tier
 
@@ -40,7 +39,10 @@ SIZE_MAX = (1 << 63) - 4096
 
 
 class Objects:
-    """`promote(inode)` and `settle(inode)` are told of what the movers might do."""
+    """`promote(inode)` and `settle(inode)` are told of what the movers might do.
+
+    `promote` is told of opens to read, but not of those from RAM on a mount without a bucket.
+    """
 
     def __init__(
         self,
@@ -60,13 +62,11 @@ class Objects:
         self.files = files
         self.verifier = verifier
         self.promote = promote
-        versions = Versions(ledger, files.io)
-        self.versions = versions
-        self.copies = Copies(ledger, verifier, files.io, versions.renaming, fetcher, unpacker)
+        self.publishing = Publishing(ledger)
+        self.creation = Creation(ledger, placement, files, self.publishing)
+        self.copies = Copies(ledger, verifier, files, self.creation.renaming, fetcher, unpacker)
         self.scans = self.copies.scans
         self.incoming = Incoming(ledger, self.copies, fetcher)
-        self.publishing = Publishing(ledger)
-        self.creation = Creation(ledger, placement, files, self.publishing, versions)
         self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, settle)
 
     # Opening
@@ -103,7 +103,7 @@ class Objects:
                 if held.direct and not scanned:
                     await self.incoming.have(held, whole=writable)
                 if writable:
-                    await self.versions.make_writable(held)
+                    await self.creation.make_writable(held)
                 if held.lost:  # while we waited
                     self._refuse_lost(held, writable=writable)
             except BaseException:
@@ -148,13 +148,14 @@ class Objects:
             return None
         if held is None:
             inode = self.catalog.inode(ino)
-            found = None if inode is None else self.copies.open_at_once(inode)
-            if inode is None or found is None:
+            fd = -1 if inode is None else self.files.open_at_once(inode)
+            if inode is None or fd < 0:
                 return None
-            if ledger.removals.expire(inode):
-                os.close(found[1])
+            if ledger.namespaces.mortal and ledger.removals.expire(inode):
+                os.close(fd)
                 return None
-            held = self._opened(inode, *found, writable=False)
+            assert ledger.tiers.ram is not None
+            held = self._opened(inode, ledger.tiers.ram, fd, writable=False)
         held.readers += 1
         return held
 
@@ -170,8 +171,8 @@ class Objects:
         if held is not None and (held.tier is not ram or held.direct or held.writers or held.lost):
             return None
         if held is None or held.lent < 0:
-            fd = self.copies.lend(inode)
-            if fd is None:
+            fd = self.files.open_at_once(inode, lend=True)
+            if fd < 0:
                 return None
             if held is None:
                 held = OpenObject(inode, ram, -1, writable=False, accounted=True)
@@ -210,7 +211,8 @@ class Objects:
     ) -> OpenObject:
         """where: its bytes were there, if they had to be brought here for it."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
-        held.reservation = self.ledger.orphans.take(inode.ino)
+        if inode.ino in self.ledger.orphans.rooms:
+            held.reservation = self.ledger.orphans.take(inode.ino)
         if not inode.links:
             held.publish = self.publishing.to_publish(inode.ino)
         held.backing_id = self.files.register(held)
@@ -229,7 +231,8 @@ class Objects:
         if not held.writable and inode.links:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
-            self.promote(inode)
+            if where is not ledger.tiers.ram or ledger.tiers.bucket is not None:
+                self.promote(inode)  # or what follows it in its prompt
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:
         """A reader comes before all bytes have; until the last one goes, all are served so.

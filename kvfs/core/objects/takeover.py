@@ -105,7 +105,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     [tier] = (tier for tier in ledger.tiers.local if tier.number == lefts[0].tier)
     writers = sum(left.writable for left in lefts)
     fd, direct, holders = -1, lefts[0].direct, ledger.tiers.holders(inode)
-    doubted = ledger.verified.is_doubted(ino, inode.version, tier.name)
+    doubted = (ino, inode.version, tier.name) in ledger.verified.doubted
     if direct and tier not in holders and holders:
         tier = holders[0]
     if direct and not holders:

@@ -67,7 +67,7 @@ class Adoption:
         if key in self.superseded:
             return None
         folder = self.keys.folder(*called)
-        if len(folder) > KEY_MAX or self.namespaces.places.is_block(directory, name):
+        if len(folder) > KEY_MAX or self.namespaces.places.block_of(directory, name):
             folder = ""
         top = directory.ino == ROOT_INO
         return Ask(key, folder, versions=self.keys.versions(name) if top else "")
