@@ -33,6 +33,13 @@ def install() -> None:
     operators.greedy_argmax = lambda logits: logits.argmax(-1)
 
 
+def prepare() -> None:
+    """Import what takes long and starts nothing."""
+    install()
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
 def yield_between_steps() -> None:
     """Do what an engine in a process of its own does (EngineCoreProc), and one in the caller's not.
 
