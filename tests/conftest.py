@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,42 @@ from scripts.s3_server import Server
 from tests.harness import Mounted
 
 Mount = Callable[..., Mounted]
+# A worker takes whole files: those that take minutes come first, or one works alone at the end.
+LONG = (
+    "tests/s3/test_outage.py",
+    "tests/connectors/test_lmcache.py",
+    "tests/faults/test_takeover.py",
+    "tests/docs/test_commands.py",
+    "tests/connectors/test_native.py",
+    "tests/s3/test_two_nodes.py",
+    "tests/s3/test_lies.py",
+    "tests/s3/test_stream.py",
+    "tests/connectors/test_vllm.py",
+    "tests/mount/test_page.py",
+    "tests/s3/test_mounted.py",
+    "tests/faults/test_crash.py",
+    "tests/s3/test_gc.py",
+    "tests/semantics/test_life.py",
+    "tests/unit/test_bucket_walks.py",
+    "tests/unit/test_accounts.py",
+    "tests/connectors/test_namespaces.py",
+)
 _NUMBERS = itertools.count(1)
 
 # Shells have what they run in the background ignore it, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of LONG first, then those with many tests; each test where it is in its file."""
+    files = Counter(_file(item) for item in items)
+    order = {name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: (order.get(_file(item), len(LONG)), -files[_file(item)]))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
 
 
 @pytest.fixture

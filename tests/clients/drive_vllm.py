@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import vllm_cpu
 
+prepare = vllm_cpu.prepare
 VOCABULARY, PAGE, TOKENS = 512, 16, 64
 LAYERS = ("a", "b", "c")
 HEADS, HEAD_DIM = 4, 8

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import vllm_cpu
 
+prepare = vllm_cpu.prepare
 VOCABULARY, PAGE = 512, 32
 COMMON, ANSWER = 300, 40
 LAYERS, KV_HEADS, HEAD_DIM = 4, 2, 32

@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # compiling one function of the sampler takes longer than all runs
 }
 
 
@@ -31,6 +32,19 @@ def install() -> None:
     operators.cpu_attn_reshape_and_cache = _keep
     operators.cpu_attention_with_kv_cache = _attend
     operators.greedy_argmax = lambda logits: logits.argmax(-1)
+
+
+def prepare() -> None:
+    """Import what takes long and starts nothing."""
+    install()
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+
+    # A class by its name has vLLM import itself in another process, to look at the class there.
+    ModelRegistry.register_model("LlamaForCausalLM", LlamaForCausalLM)
 
 
 def yield_between_steps() -> None:

@@ -25,7 +25,7 @@ from tests.faults.scenarios import (
     reset,
     world_of,
 )
-from tests.unit.world import World
+from tests.unit.world import World, few_folders
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +45,12 @@ def storage(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def inhabited(storage: Path, scenario: Scenario) -> Iterator[World]:
-    made = world_of(storage, scenario)
-    try:
-        yield made
-    finally:
-        made.end()
+    with few_folders():
+        made = world_of(storage, scenario)
+        try:
+            yield made
+        finally:
+            made.end()
 
 
 @pytest.fixture(autouse=True)

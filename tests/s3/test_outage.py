@@ -57,7 +57,7 @@ def own_bucket(own: Server) -> str:
 def made(own: Server, own_bucket: str, mount: Mount) -> Iterator[Make]:
     mounted: list[Mounted] = []
 
-    def make(options: str = "s3_wait=8", tiers: str = "ram=256M,nvme={tmp}/nvme") -> Mounted:
+    def make(options: str = "s3_wait=4", tiers: str = "ram=256M,nvme={tmp}/nvme") -> Mounted:
         kv = mount(
             f"{tiers},nvme_size=1G,log_level=debug,s3=s3://{own_bucket}/p,s3_delay=0.1,"
             f"s3_endpoint={own.endpoint},s3_region=us-east-1,{options}"
@@ -124,7 +124,7 @@ def opens(path: Path, answers: list[tuple[float, bytes | None]]) -> threading.Th
     return thread
 
 
-WAIT = 8.0  # s, `s3_wait`
+WAIT = 4.0  # s, `s3_wait`
 SLACK = 8.0  # s that a busy machine may add to it
 
 
@@ -235,7 +235,7 @@ def test_writers_wait_at_the_bound_and_nobody_else(made: Make, own: Server) -> N
     they wait for it, too, which is said once in the log, `s3_wait` seconds at most, and get ENOSPC;
     those after them get it at once, until something has gone up.
     """
-    kv = made("s3_wait=8,s3_dirty=1M")
+    kv = made("s3_wait=4,s3_dirty=1M")
     kv.expect_log("1048576 bytes wait for their upload, which is the most: writers wait for it")
     (kv.path / "here").write_bytes(OTHER)
     (kv.path / "w").mkdir()

@@ -25,7 +25,6 @@ from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import ControlError, NotFoundError
 from kvfs.movement.movers import Moved, MoverFailedError, SourceChangedError
 from kvfs.tiers import Tier
-from kvfs.tiers import tier as tier_module
 from tests.unit.world import World, digest, world
 
 POLL = 0.001  # s: what asks in each turn of the loop leaves the interpreter to no other thread
@@ -462,13 +461,13 @@ def foreign_files(w: Small) -> None:
 @damage("misplaced")
 def file_in_the_wrong_folder(w: Small) -> None:
     path = w.file(w.nvme, w.b)
-    path.rename(Path(w.nvme.folders[(w.b.ino + 1) % 256], path.name))
+    path.rename(Path(w.nvme.folders[(w.b.ino + 1) % 4], path.name))
 
 
 @damage("leftover")
 def second_file_in_the_wrong_folder(w: Small) -> None:
     path = w.file(w.nvme, w.b)
-    Path(w.nvme.folders[(w.b.ino + 1) % 256], path.name).write_bytes(b"x")
+    Path(w.nvme.folders[(w.b.ino + 1) % 4], path.name).write_bytes(b"x")
 
 
 @damage("folder")
@@ -720,7 +719,6 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
     print("seed", seed)
     monkeypatch.setattr(survey_module, "STEP", 0.0)
     monkeypatch.setattr(survey_module, "SHARE", 0.0)
-    monkeypatch.setattr(tier_module, "FANOUT", 4)  # a step for each empty directory shows nothing
 
     async def life(made: World, dice: random.Random) -> None:
         held: list[OpenObject] = []

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
+from unittest.mock import patch
 
 import trio
 import xxhash
@@ -759,13 +760,21 @@ class World:
 
 @contextmanager
 def world(tmp: Path, **options: object) -> Iterator[World]:
-    made = World(tmp, **options)  # type: ignore[arg-type]
-    before = open_files()
-    try:
-        yield made
-    finally:
-        made.end()
-    assert open_files() <= before
+    with few_folders():
+        made = World(tmp, **options)  # type: ignore[arg-type]
+        before = open_files()
+        try:
+            yield made
+        finally:
+            made.end()
+        assert open_files() <= before
+
+
+@contextmanager
+def few_folders() -> Iterator[None]:
+    """Tiers made meanwhile have 4 directories: making and listing 256 takes half of most tests."""
+    with patch("kvfs.tiers.tier.FANOUT", 4), patch("kvfs.tiers.ram.FANOUT", 4):
+        yield
 
 
 def open_files() -> int:
