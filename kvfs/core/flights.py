@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import trio
 
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import Health
 
 GLANCE = 0.5  # s between two looks whether the tier that an open waits for is down
 

@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.errors import NotFoundError, StaleError, TierError
-from kvfs.tiers.health import Health
+from kvfs.tiers.calls import Health
 
 
 class Case:
