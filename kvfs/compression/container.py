@@ -19,7 +19,6 @@ reading or writing files.
 
 import re
 import struct
-from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,9 +34,8 @@ _BEGIN = struct.Struct("<8sQ")
 _ENTRY = struct.Struct("<IQ")
 _END = struct.Struct("<Q")
 _MAGIC = b"kvfsZ\0\0\1"
-_CHUNK_HEAD = (
-    16  # bytes of a Blosc chunk that describe the rest: none is shorter, or longer by more
-)
+# Bytes of a Blosc chunk that describe the rest: none is shorter, or longer by more.
+_CHUNK_HEAD = 16
 _CODEC = re.compile(r"blosc-zstd-s([0-9]{1,2})/([0-9]{1,9})")
 
 
@@ -85,41 +83,31 @@ def head(size: int, stored: list[tuple[int, int]]) -> bytes:
     return begin + _END.pack(xxh3_64_intdigest(begin))
 
 
-class Index:
-    """Which stored bytes are which bytes of the object: its head, proven."""
+def frames_in(data: bytes, size: int, stored_size: int) -> Iterator[Frame]:
+    """Which stored bytes are which bytes of the object: all frames in their order, proven.
 
-    def __init__(self, data: bytes, size: int, stored_size: int) -> None:
-        """From the first `head_size(size)` bytes. Raises DamagedError unless all lengths agree.
+    From the first `head_size(size)` bytes. Raises DamagedError unless all lengths agree, before it
+    returns. `size` and `stored_size` are what the object's metadata says of both forms.
+    """
+    if len(data) != head_size(size):
+        raise DamagedError(f"its head has {len(data)} bytes, expected {head_size(size)}")
+    begin = memoryview(data)[: -_END.size]
+    if _END.unpack_from(data, len(begin)) != (xxh3_64_intdigest(begin),):
+        raise DamagedError("its head does not have the digest that it says")
+    if _BEGIN.unpack_from(data) != (_MAGIC, size):
+        raise DamagedError(f"its head is not that of an object of {size} bytes")
+    end = len(data)
+    for number, frame in enumerate(_frames(begin, size, end)):
+        if not _CHUNK_HEAD <= frame.stored <= frame.length + _CHUNK_HEAD:
+            raise DamagedError(f"frame {number} has {frame.stored} bytes, more or less than it can")
+        end += frame.stored
+    if end != stored_size:
+        raise DamagedError(f"{stored_size} bytes stored, expected {end}")
+    return _frames(begin, size, len(data))
 
-        `size` and `stored_size` are what the object's metadata says of both forms.
-        """
-        if len(data) != head_size(size):
-            raise DamagedError(f"its head has {len(data)} bytes, expected {head_size(size)}")
-        begin = memoryview(data)[: -_END.size]
-        if _END.unpack_from(data, len(begin)) != (xxh3_64_intdigest(begin),):
-            raise DamagedError("its head does not have the digest that it says")
-        if _BEGIN.unpack_from(data) != (_MAGIC, size):
-            raise DamagedError(f"its head is not that of an object of {size} bytes")
-        self.size = size
-        self._data = data
-        self._positions = array("Q", [len(data)])
-        for number in range(frames_of(size)):
-            stored, _ = self._entry(number)
-            if not _CHUNK_HEAD <= stored <= self._length(number) + _CHUNK_HEAD:
-                raise DamagedError(f"frame {number} has {stored} bytes, more or less than it can")
-            self._positions.append(self._positions[-1] + stored)
-        if self._positions[-1] != stored_size:
-            raise DamagedError(f"{stored_size} bytes stored, expected {self._positions[-1]}")
 
-    def _entry(self, number: int) -> tuple[int, int]:
-        stored, digest = _ENTRY.unpack_from(self._data, _BEGIN.size + _ENTRY.size * number)
-        return stored, digest
-
-    def _length(self, number: int) -> int:
-        return min(FRAME, self.size - number * FRAME)
-
-    def frames(self) -> Iterator[Frame]:
-        """All frames, in their order."""
-        for number in range(frames_of(self.size)):
-            position, length = self._positions[number], self._length(number)
-            yield Frame(position, *self._entry(number), number * FRAME, length)
+def _frames(begin: memoryview, size: int, position: int) -> Iterator[Frame]:
+    for number, (stored, digest) in enumerate(_ENTRY.iter_unpack(begin[_BEGIN.size :])):
+        offset = number * FRAME
+        yield Frame(position, stored, digest, offset, min(FRAME, size - offset))
+        position += stored

@@ -22,9 +22,10 @@ from kvfs.compression.container import (
     FRAME,
     LARGEST,
     DamagedError,
-    Index,
+    Frame,
     codec_name,
     expect_codec,
+    frames_in,
     frames_of,
     head,
     head_size,
@@ -116,9 +117,9 @@ def decompress(codec: str, source: int, destination: int, size: int, stored_size
     TierError; UnsupportedError for a codec that is not known here.
     """
     begun = time.thread_time()
-    index = _index(codec, source, size, stored_size)
+    frames = _proven(codec, source, size, stored_size)
     _resize(destination, size)
-    for frame in index.frames():
+    for frame in frames:
         data = unpack(_stored(source, frame.position, frame.stored), frame)
         if data != _ZEROS[: frame.length]:
             _write(destination, data, frame.offset)
@@ -127,14 +128,14 @@ def decompress(codec: str, source: int, destination: int, size: int, stored_size
 
 def content_digest(codec: str, source: int, size: int, stored_size: int) -> bytes:
     """The xxh3-128 of the object's bytes, which are written nowhere. Raises as `decompress`."""
-    index = _index(codec, source, size, stored_size)
+    frames = _proven(codec, source, size, stored_size)
     content = xxh3_128()
-    for frame in index.frames():
+    for frame in frames:
         content.update(unpack(_stored(source, frame.position, frame.stored), frame))
     return content.digest()
 
 
-def _index(codec: str, source: int, size: int, stored_size: int) -> Index:
+def _proven(codec: str, source: int, size: int, stored_size: int) -> Iterator[Frame]:
     """Raises DamagedError, TierError, UnsupportedError."""
     expect_codec(codec)
     with _failures("stat of the source"):
@@ -143,7 +144,7 @@ def _index(codec: str, source: int, size: int, stored_size: int) -> Index:
         raise DamagedError(f"{there} bytes stored, expected {stored_size}")
     if stored_size < head_size(size):
         raise DamagedError(f"{stored_size} bytes stored cannot be an object of {size} bytes")
-    return Index(_stored(source, 0, head_size(size)), size, stored_size)
+    return frames_in(_stored(source, 0, head_size(size)), size, stored_size)
 
 
 def _read(source: int, offset: int, count: int) -> bytes:

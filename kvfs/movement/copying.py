@@ -48,7 +48,7 @@ def copy(
     """Copy `size` bytes to a new file beside its final name, then rename it there.
 
     sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
-    these bytes is elsewhere. sparse: the digest is of that kind, see `hashing`. Raises OSError,
+    these bytes is elsewhere. sparse: the digest is of that kind, see `files`. Raises OSError,
     LostError of the source, SourceChangedError; then nothing is left behind.
     """
     moved = _copy_part(source, destination, size, sync=sync, cold=cold, sparse=sparse)

@@ -40,10 +40,7 @@ class Wanted(NamedTuple):
 
 
 def download(transfers: Transfers, wanted: Wanted) -> Moved:
-    """Fetch an object.
-
-    If it has another ETag by now it must say of itself that it has the same bytes.
-    """
+    """Fetch an object. If it has another ETag by now it must say that it has the same bytes."""
     failpoints.reach("movement.download")
     with part(wanted.destination) as out:
         if wanted.size:
@@ -119,10 +116,7 @@ def hear(pipe: int) -> list[Word]:
 
 
 def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
-    """Fetch an object that is stored as it is read.
-
-    If it has another ETag, or gets one meanwhile, it must say that it has the same bytes.
-    """
+    """Fetch an object that is stored as it is read. Its ETag may change at any time."""
     stored, destination, size, digest, touched_ns = wanted
     with (
         opened(ends.tell, os.O_WRONLY) as out,

@@ -4,8 +4,7 @@ Contract: importing it takes 0.5 s, which no fork has to spend again. It knows n
 asks nobody. Not for anything that has threads or connections, which forks must not share.
 """
 
-import kvfs.movement.downloading
-import kvfs.movement.uploading  # noqa: F401
+from kvfs.movement import downloading, looking, uploading  # noqa: F401
 from kvfs.s3 import boto
 
 boto.preload()

@@ -1,6 +1,6 @@
 """What an object in a bucket is called and what is said of it there: common to all that put one.
 
-Contract: runs in a worker process, as `uploading` and `renaming`, which use it. A name is published
+Contract: runs in a worker process, as `uploading`, which uses it. A name is published
 once: if another object has it that is the same, whatever its codec, it is taken for ours. The id of
 an upload in parts is on the disk before its first part, so that `sweep` can abort what was cut
 short. Raises StoreError, OSError. Not for bytes.

@@ -9,6 +9,7 @@ an OSError of the local file, or a TierError of the movers. Not for deciding wha
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -117,16 +118,16 @@ class Remote:
         self.bucket.terms = await lane.ask(stores.check, place, identity, self.bucket.exclusive)
 
 
+@dataclass(eq=False, slots=True)
 class _Call:
     """One that somebody waits for. `found`: what it returned, or why it failed."""
 
-    def __init__(self, size: int, destinations: Sequence[str], job: stores.Job) -> None:
-        self.size = size
-        self.destinations = destinations
-        self.job = job
-        self.begun = False
-        self.ended = trio.Event()
-        self.found: object = None
+    size: int
+    destinations: Sequence[str]
+    job: stores.Job
+    begun: bool = False
+    ended: trio.Event = field(default_factory=trio.Event)
+    found: object = None
 
 
 class _Lane:

@@ -25,10 +25,7 @@ class Marker(NamedTuple):
 
 
 def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
-    """Return what the prefix is for the kvfs of this identity; write it where nothing says so.
-
-    Raises what `look` raises.
-    """
+    """As `look`, but write what the prefix is where nothing says so."""
     found = look(transfers, keys, identity, exclusive=exclusive)
     if found is not None:
         return found

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from kvfs.compression.container import FRAME, Frame, Index, frames_of, head_size
+from kvfs.compression.container import FRAME, Frame, frames_in, frames_of, head_size
 from kvfs.compression.files import SAMPLE, compress, decompress, sampled
 from kvfs.compression.frames import LEVEL, pack, unpack
 from scripts.bench.measure import Bar
@@ -86,8 +86,7 @@ def whole(path: Path, folder: Path, element_size: int | None, rounds: int) -> di
     try:
         spent = best(rounds, compressed)
         data = (folder / "stored").read_bytes()
-        index = Index(data[: head_size(size)], size, len(data))
-        listed = list(index.frames())
+        listed = list(frames_in(data[: head_size(size)], size, len(data)))
         found = compress(source, stored, size, element_size)
         assert found is not None
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from kvfs.compression import container
-from kvfs.compression.container import FRAME, LARGEST, DamagedError, Index, head, head_size
+from kvfs.compression.container import FRAME, LARGEST, DamagedError, frames_in, head, head_size
 from kvfs.compression.files import PAYS, SAMPLE, Compressed, compress, decompress, sampled
 from kvfs.compression.frames import pack, unpack
 from kvfs.errors import InvalidError, NoSpaceError, TierError, TooLargeError, UnsupportedError
@@ -273,7 +273,7 @@ def test_memory_is_not_what_a_chunk_says(told: int) -> None:
 def test_memory_is_not_what_a_head_says(length: int) -> None:
     begin = head(FRAME, [(length, 0)])
     with pytest.raises(DamagedError, match="frame 0"):
-        Index(begin, FRAME, len(begin) + length)
+        frames_in(begin, FRAME, len(begin) + length)
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 59, 61])
@@ -281,7 +281,7 @@ def test_a_head_of_another_length_is_refused(length: int) -> None:
     """Who fetches it from somewhere may get less, or an answer that is something else."""
     begin = DATA[: head_size(len(SMALL))]
     with pytest.raises(DamagedError, match="head has"):
-        Index((begin + bytes(9))[:length], len(SMALL), len(DATA))
+        frames_in((begin + bytes(9))[:length], len(SMALL), len(DATA))
 
 
 def test_a_head_of_the_largest_object_is_not_read_from_a_small_one() -> None:

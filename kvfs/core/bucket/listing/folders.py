@@ -65,10 +65,7 @@ class Folders:
         return found if len(found) <= KEY_MAX else ""
 
     def make_directory(self, place: Place) -> Inode | None:
-        """One that is there because something is below it; None where templates say otherwise.
-
-        None also for what is no name of a directory.
-        """
+        """One that is there because something is below it; None if names or templates forbid it."""
         directory = self.directory(place.parent)
         if directory is None or not is_name(place.name, place.parent):
             return None
@@ -78,10 +75,7 @@ class Folders:
         return self.tree.make(*place, mode, directory.uid, directory.gid)
 
     def make_namespace(self, name: bytes, version: int) -> Inode | None:
-        """One of which there is something; None where templates keep it out of the bucket.
-
-        None also for what is no name of a directory.
-        """
+        """One of which there is something; None if its name or templates keep it out."""
         if not is_name(name, ROOT_INO):
             return None
         settings = dataclasses.replace(self._template(name) or Settings(), version=version)

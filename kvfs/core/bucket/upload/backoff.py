@@ -4,7 +4,7 @@ Contract: of the requests that no operation waits for, uploads and deletions. Wh
 `ready` none of them begins, also because the bucket or NVMe is down. Who succeeds, or finds that
 the store answers, says so. A failure is counted, told to the bucket's health, and said once.
 Synchronous. Not for objects that fail for themselves, nor for asking how the store is
-(`availability`).
+(`core/bucket/node.py`).
 """
 
 import logging
