@@ -126,7 +126,9 @@ class Copies:
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.missed(inode)
-        self._drop_if_lost(inode)
+        current = self.catalog.inode(inode.ino)
+        if current is not None and self.ledger.records.is_lost(current):
+            self.ledger.removals.drop(current, "lost")
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
     def missed(self, inode: Inode) -> None:
@@ -315,8 +317,3 @@ class Copies:
             self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:
             log.debug("inode %d is a miss all the same: %s", inode.ino, error)
-
-    def _drop_if_lost(self, inode: Inode) -> None:
-        current = self.catalog.inode(inode.ino)
-        if current is not None and self.ledger.records.is_lost(current):
-            self.ledger.removals.drop(current, "lost")
