@@ -429,8 +429,8 @@ class Operations(pyfuse3.Operations):
         await self._show_below(parent_inode_old, name_old)
         if flags == RENAME_EXCHANGE:
             await self._show_below(parent_inode_new, name_new)
-        below = await self.renames.weigh(*move)
-        await self.objects.quota.take_in(partial(self.renames.arrivals, *move, below))
+        below = await self.renames.weigh(move)
+        await self.objects.quota.take_in(partial(self.renames.arrivals, move, below))
         self.renames.rename(*move)
 
     async def _show_below(self, parent: int, name: bytes) -> None:

@@ -346,8 +346,8 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     """As the kernel's face does it."""
     (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
     move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
-    below = await made.renames.weigh(*move)
-    await made.quota.take_in(partial(made.renames.arrivals, *move, below))
+    below = await made.renames.weigh(move)
+    await made.quota.take_in(partial(made.renames.arrivals, move, below))
     made.renames.rename(*move)
 
 

@@ -29,6 +29,7 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
 WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
 
+Names = tuple[int, bytes, int, bytes, int]  # the arguments of `rename`
 Weight = tuple[int, int]  # bytes and objects that a quota counts
 
 
@@ -53,7 +54,7 @@ class Renames:
 
     def rename(self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int) -> None:
         """rename(2) with RENAME_NOREPLACE or RENAME_EXCHANGE; other flags raise InvalidError."""
-        move = self._check_rename(parent, name, parent2, name2, flags)
+        move = self._check_rename((parent, name, parent2, name2, flags))
         source_dir, entry, inode, target_dir, target = move
         if target is not None and target[1].ino == inode.ino:
             return  # two names of one file: rename(2) does nothing
@@ -71,9 +72,8 @@ class Renames:
             self.tree.changed(target_dir, batch)
             batch.answers()
 
-    def _check_rename(
-        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
-    ) -> Move:
+    def _check_rename(self, names: Names) -> Move:
+        parent, name, parent2, name2, flags = names
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.tree.directory(parent)
@@ -100,28 +100,25 @@ class Renames:
             )
         return Move(source_dir, entry, inode, target_dir, target)
 
-    def _crossing(
-        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
-    ) -> Move | None:
+    def _crossing(self, names: Names) -> Move | None:
         """A rename into another namespace, checked; None for any other."""
+        parent, _, parent2, _, _ = names
         if parent == parent2:  # the usual rename
             return None
         directories = [self.ledger.table.inode(ino) for ino in (parent, parent2)]
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return None
-        move = self._check_rename(parent, name, parent2, name2, flags)
+        move = self._check_rename(names)
         # They may have one namespace: a walk is yet to come to its old directory.
         return None if move.inode.namespace == move.target_dir.namespace else move
 
-    async def weigh(
-        self, parent: int, name: bytes, parent2: int, name2: bytes, flags: int
-    ) -> dict[int, Weight]:
+    async def weigh(self, names: Names) -> dict[int, Weight]:
         """What is below the directories that a rename brings into hard quotas, by directory.
 
         Raises OtherNamespaceError for one with more names than can be counted while the kernel
         holds it: it is to be copied, each file within the quota. And what `rename` does.
         """
-        move = self._crossing(parent, name, parent2, name2, flags)
+        move, flags = self._crossing(names), names[-1]
         if move is None:
             return {}
         moved, into = [move.inode], [move.target_dir]
@@ -158,19 +155,13 @@ class Renames:
         return size, len(files)
 
     def arrivals(
-        self,
-        parent: int,
-        name: bytes,
-        parent2: int,
-        name2: bytes,
-        flags: int,
-        below: Mapping[int, Weight],
+        self, names: Names, below: Mapping[int, Weight]
     ) -> list[tuple[Namespace, int, int]]:
         """What a rename would bring into other namespaces: each with bytes and objects more.
 
         `below` is what `weigh` found. Raises what `rename` does.
         """
-        move = self._crossing(parent, name, parent2, name2, flags)
+        move, flags = self._crossing(names), names[-1]
         if move is None:
             return []
         source_dir, _, inode, target_dir, target = move

@@ -100,29 +100,35 @@ class Copies:
         """
         found, lost = await self.open_here(inode, writable=writable)
         where: Tier | Bucket | None = None
-        if found is None and self._packed(inode):
-            await self._unpack(inode)
-            where = self.ledger.tiers.nvme
-            found, _ = await self.open_here(inode, writable=writable)
-            lost = found is None
-        if found is None and (spilled := self._spilled(inode)) is not None:
-            if not writable and self.scans.opens(spilled):
-                header = await self._header(spilled)
+        try:
+            if found is None and self._packed(inode):
+                await self._unpack(inode)
+                where = self.ledger.tiers.nvme
+                found, _ = await self.open_here(inode, writable=writable)
+                lost = found is None
+            if found is None and (spilled := self._spilled(inode)) is not None:
+                if not writable and self.scans.opens(spilled):
+                    header = await self._header(spilled)
+                    inode.take(spilled)
+                    if header is not None:
+                        return header
+                stream = await self._fetch(spilled, whole=writable)
                 inode.take(spilled)
-                if header is not None:
-                    return header
-            stream = await self.fetch(spilled, whole=writable)
-            inode.take(spilled)
-            if stream is not None:
-                return stream
-            where = self.ledger.tiers.bucket
-            found, lost = await self.open_here(inode, writable=writable)
+                if stream is not None:
+                    return stream
+                where = self.ledger.tiers.bucket
+                found, lost = await self.open_here(inode, writable=writable)
+        except NotFoundError:
+            self.missed(inode)
+            raise
         if found is not None:
             return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
             raise StaleError(f"inode {inode.ino} went away while it was opened")
         self.missed(inode)
-        self._drop_if_lost(inode)
+        current = self.catalog.inode(inode.ino)
+        if current is not None and self.ledger.records.is_lost(current):
+            self.ledger.removals.drop(current, "lost")
         raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
 
     def missed(self, inode: Inode) -> None:
@@ -144,13 +150,9 @@ class Copies:
 
     async def _unpack(self, inode: Inode) -> None:
         """The record is brought up to date. Raises NotFoundError, StaleError."""
-        try:
-            if self._unpacker is None:
-                raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
-            await self._unpacker.unpack(inode)
-        except NotFoundError:
-            self.missed(inode)
-            raise
+        if self._unpacker is None:
+            raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
+        await self._unpacker.unpack(inode)
         if (current := self._current(inode)) is not None:
             inode.take(current)
 
@@ -166,11 +168,7 @@ class Copies:
         """
         if self._fetcher is None:
             return None
-        try:
-            header = await self._fetcher.header(inode)
-        except NotFoundError:
-            self.missed(inode)
-            raise
+        header = await self._fetcher.header(inode)
         current = self._spilled(inode)
         if current is None or self.ledger.tiers.holders(current):
             if header is not None:
@@ -179,18 +177,14 @@ class Copies:
         inode.take(current)
         return header
 
-    async def fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
+    async def _fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
         """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.
 
         The record is brought up to date.
         """
-        try:
-            if self._fetcher is None:
-                raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
-            stream = await self._fetcher.fetch(inode, whole=whole)
-        except NotFoundError:
-            self.missed(inode)
-            raise
+        if self._fetcher is None:
+            raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
+        stream = await self._fetcher.fetch(inode, whole=whole)
         fetched = self._current(inode)
         if fetched is None:
             raise StaleError(f"inode {inode.ino} went away while it was opened")
@@ -323,8 +317,3 @@ class Copies:
             self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:
             log.debug("inode %d is a miss all the same: %s", inode.ino, error)
-
-    def _drop_if_lost(self, inode: Inode) -> None:
-        current = self.catalog.inode(inode.ino)
-        if current is not None and self.ledger.records.is_lost(current):
-            self.ledger.removals.drop(current, "lost")
