@@ -163,7 +163,6 @@ def _packed_array(numbers: _Any) -> bytes:
 
 
 def _bad_token(numbers: Iterable[object], error: Exception) -> Exception:
-    """Find which one it is."""
     wanted = f"expected an int from 0 to {TOKEN_MAX}"
     try:
         for at, token in enumerate(numbers):

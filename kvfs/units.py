@@ -29,10 +29,7 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """Return the shortest text that parse_size turns back into exactly this size."""
-    for unit, factor in reversed(_FACTORS.items()):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return "0"
+    return _shortest(size, _FACTORS)
 
 
 def parse_duration(text: str) -> int:
@@ -46,7 +43,11 @@ def parse_duration(text: str) -> int:
 
 def format_duration(seconds: int) -> str:
     """Return the shortest text that parse_duration turns back into exactly these seconds."""
-    for unit, factor in reversed(_SECONDS.items()):
-        if seconds and seconds % factor == 0:
-            return f"{seconds // factor}{unit}"
+    return _shortest(seconds, _SECONDS)
+
+
+def _shortest(number: int, factors: dict[str, int]) -> str:
+    for unit, factor in reversed(factors.items()):
+        if number and number % factor == 0:
+            return f"{number // factor}{unit}"
     return "0"

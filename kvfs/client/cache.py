@@ -3,7 +3,7 @@
 Contract: whatever is loaded is a contiguous prefix of what was asked for, whole, of this spec. What
 is gone, or can not be read or written, is a miss, counted in `stats` and logged, never raised;
 arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), for how blocks move
-(`load`, `save`, `transfer`) or for engines (`kvfs.connectors`).
+(`leased`, `save`, `transfer`) or for engines (`kvfs.connectors`).
 """
 
 import os
@@ -14,20 +14,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kvfs.client import files, memory
-from kvfs.client.arguments import (
-    Blocks,
-    blocks_of,
-    count_of,
-    device_of,
-    directory_of,
-    keys_of,
-    shard_of,
-    targets_of,
-)
+from kvfs.client import arguments, files, memory
+from kvfs.client.arguments import Blocks
 from kvfs.client.leased import LeasedReader, LeasedWriter
 from kvfs.client.leases import Leases
-from kvfs.client.load import map_chain, open_chain, read_chain
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
 from kvfs.client.save import paths_of, save_chain
@@ -85,9 +75,9 @@ class PrefixCache:
             raise TypeError(f"spec={spec!r}: expected a kvfs.client.Spec")
         if type(threads) is not int or threads < 1:
             raise ValueError(f"threads={threads!r}: expected an int of at least 1")
-        self.path = os.path.abspath(directory_of(path))
+        self.path = os.path.abspath(arguments.directory_of(path))
         self.spec = spec
-        self.shard = shard_of(shard, spec)
+        self.shard = arguments.shard_of(shard, spec)
         self.stats = Stats()
         self._closed_prefixes = open_namespace(self.path, spec, create=create)
         self._question = Question(self.path)
@@ -119,7 +109,7 @@ class PrefixCache:
 
     def match_keys(self, parent: bytes, keys: Sequence[bytes]) -> Match:
         """The same for blocks that follow the block, or the root, `parent`."""
-        return self._matching(parent, keys_of(parent, keys))
+        return self._matching(parent, arguments.keys_of(parent, keys))
 
     async def amatch(self, tokens: Sequence[int]) -> Match:
         """`match` beside the loop, asyncio's or trio's, as all whose names begin with a."""
@@ -159,7 +149,7 @@ class PrefixCache:
         blocks: int | None = None,
     ) -> Loaded:
         """The same for blocks that follow the block, or the root, `parent`."""
-        load = self._load(parent, keys_of(parent, keys), out, mode, device, blocks)
+        load = self._load(parent, arguments.keys_of(parent, keys), out, mode, device, blocks)
         return self._threads.call(load)
 
     def submit_load(
@@ -206,8 +196,8 @@ class PrefixCache:
 
         Returns how many of them, from the first, are cached now: none if the parent is not.
         """
-        chain = keys_of(parent, keys)
-        given = blocks_of(tensors, self.spec, "tensors")
+        chain = arguments.keys_of(parent, keys)
+        given = arguments.blocks_of(tensors, self.spec, "tensors")
         if len(given) != len(chain):
             raise ValueError(f"tensors: expected {len(chain)}, one for each key, got {len(given)}")
         return self._threads.call(self._save(parent, chain, given))
@@ -231,12 +221,14 @@ class PrefixCache:
         shard = self._own_shard()
         keys = self.spec.keys(tokens)
 
+        def check(_at: int, fd: int) -> None:
+            files.check_size(fd, self.spec.stored_bytes)
+
         def run() -> int:
             found = self._match(self.spec.root, keys, (shard,)).blocks
             chain = self._chain(self.spec.root, keys[:found], shard)
-            return open_chain(
-                chain, self.spec.stored_bytes, threads=self._threads, stats=self.stats
-            )
+            counted = "blocks_prefetched"
+            return chain.read(check, threads=self._threads, stats=self.stats, counted=counted)
 
         return self._threads.submit(run)
 
@@ -300,8 +292,8 @@ class PrefixCache:
     ) -> Callable[[], Loaded]:
         """Check all arguments; what is returned loads."""
         shard = self._own_shard()
-        most = keys[: count_of(blocks, "blocks", len(keys))]
-        where = device_of(device)
+        most = keys[: arguments.count_of(blocks, "blocks", len(keys))]
+        where = arguments.device_of(device)
         if mode == "mmap":
             if not self.spec.stored.raw:
                 raise ValueError(f"mode='mmap': expected storage='raw', got {self.spec.storage!r}")
@@ -314,7 +306,7 @@ class PrefixCache:
         if mode != "copy":
             raise ValueError(f"mode={mode!r}: expected 'copy' or 'mmap'")
         if out is not None:
-            targets = targets_of(out, self.spec, None if device is None else where)
+            targets = arguments.targets_of(out, self.spec, None if device is None else where)
             place = targets[0].device if len(targets) else where
             transfer, after = self._transfer(place)
             return lambda: Loaded(
@@ -338,9 +330,14 @@ class PrefixCache:
 
     def _mapped(self, parent: bytes, keys: list[bytes], shard: str) -> Loaded:
         chain = self._chain(parent, keys, shard)
-        found = map_chain(chain, self.spec, threads=self._threads, stats=self.stats)
-        self._ended(keys, len(found))
-        return Loaded(len(found), found)
+        found: dict[int, torch.Tensor] = {}
+
+        def map_one(at: int, fd: int) -> None:
+            found[at] = chain.map(at, fd).view(self.spec.torch_dtype).view(self.spec.shape)
+
+        count = chain.read(map_one, threads=self._threads, stats=self.stats)
+        self._ended(keys, count)
+        return Loaded(count, [found[at] for at in range(count)])
 
     def _copied(
         self,
@@ -358,7 +355,7 @@ class PrefixCache:
             def read(at: int, fd: int) -> None:
                 files.read_into(fd, views[at])
 
-            count = read_chain(chain, read, threads=self._threads, stats=self.stats)
+            count = chain.read(read, threads=self._threads, stats=self.stats)
         else:
             count = transfer.load(chain, targets, after)
         self._ended(keys, count)
@@ -373,8 +370,8 @@ class PrefixCache:
     ) -> tuple[bytes, list[bytes], list[torch.Tensor]]:
         """Root, keys up to the last block that is given, and these blocks."""
         keys = self.spec.keys(tokens)
-        given = blocks_of(blocks, self.spec, "blocks")
-        begin = count_of(start, "start", len(keys))
+        given = arguments.blocks_of(blocks, self.spec, "blocks")
+        begin = arguments.count_of(start, "start", len(keys))
         if begin + len(given) > len(keys):
             raise ValueError(
                 f"blocks: expected at most {len(keys) - begin}, what the prompt has from block "
@@ -388,7 +385,7 @@ class PrefixCache:
         """What is returned saves the blocks of the last keys; how many of all keys are cached."""
         shard = self._own_shard()
         start = len(keys) - len(given)
-        transfer, after = self._transfer(given[0].device if given else device_of(None))
+        transfer, after = self._transfer(given[0].device if given else arguments.device_of(None))
 
         def run() -> int:
             cached = self._match(parent, keys, (shard,)).blocks
@@ -407,11 +404,10 @@ class PrefixCache:
 
             above = keys[cached - 1] if cached else parent
             chain = (self.path, above, keys[cached:], shard)
-            made = (
-                LeasedWriter(*chain, self.spec.stored_bytes, self._leases)
-                if self._in_place()
-                else None
-            )
+            made = None
+            # A mount on this machine, where files may grow to blocks.
+            if self._closed_prefixes and self._question.offered and names_at_once(self.path):
+                made = LeasedWriter(*chain, self.spec.stored_bytes, self._leases)
             return cached + save_chain(
                 *chain,
                 content,
@@ -423,11 +419,6 @@ class PrefixCache:
             )
 
         return run
-
-    def _in_place(self) -> bool:
-        """Whether the directory is of a mount on this machine, where files may grow to blocks."""
-        local = self._closed_prefixes and self._question.offered
-        return local and names_at_once(self.path)
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
         """The way to a device, after what the caller's stream does now; None if it is straight."""

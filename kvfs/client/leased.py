@@ -3,13 +3,14 @@
 Contract: from `begin` on the mount is asked for them, beside what else there is to do; `open` and
 `take` wait until it has come to a block, and give a descriptor of it, once, which is the caller's
 to close. With `end` what is left is closed, and leases are given back. Any number of threads.
-Not for what the bytes are, nor for the order in which they are written.
 """
 
+import errno
+import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,10 @@ import torch
 from kvfs import leasing, prefix
 from kvfs.client import files
 from kvfs.client.leases import Leases, Lent
+from kvfs.client.stats import Stats
+from kvfs.client.threads import Threads
+
+log = logging.getLogger(__name__)
 
 FIRST_ASKED = 2  # blocks of the first question
 # How many times as many each further one has that reads: reading a few blocks takes as long as
@@ -28,6 +33,11 @@ MORE_TO_READ = 4
 # room is set aside. Not measured against others.
 MORE_TO_WRITE, AHEAD = 8, 8
 _MODE = 0o666  # of a new file, before the umask
+# There is nothing of that name, or what is no block.
+_GONE = {
+    *(errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR),
+    *(errno.EISDIR, errno.ELOOP, errno.ESPIPE),
+}
 _UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)
 
 
@@ -57,7 +67,6 @@ class _Leased:
         return len(self._above) - 1
 
     def path(self, at: int) -> str:
-        """Of a block."""
         above, key = self._above[at : at + 2]
         return f"{self._directory}/{prefix.path(above, key, self._shard)}"
 
@@ -84,7 +93,11 @@ class _Leased:
 
 
 class LeasedReader(_Leased):
-    """Blocks of one load, opened in their order. Raises OSError as open(2) does."""
+    """Blocks of one load, opened in their order, and read or mapped side by side.
+
+    What counts is contiguous from the first block, whole, of the right size. The first one that is
+    gone, short or fails ends it; what was read of it is of no account.
+    """
 
     _ended = False
 
@@ -93,8 +106,45 @@ class LeasedReader(_Leased):
         parent, *keys = self._above[start : end + 1]
         return LeasedReader(self._directory, parent, keys, self._shard, self._size, self._leases)
 
+    def read(
+        self,
+        read: Callable[[int, int], None],
+        *,
+        threads: Threads,
+        stats: Stats,
+        counted: str = "blocks_loaded",
+    ) -> int:
+        """Return how many blocks were read. read(i, descriptor) reads block i, all of it.
+
+        None is opened afterwards.
+        """
+
+        def one(at: int) -> bool:
+            try:
+                fd = self.open(at)
+                try:
+                    read(at, fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                if error.errno in _GONE:
+                    stats.add(blocks_vanished=1)
+                    log.debug("%s is gone: %s", self.path(at), error)
+                else:
+                    stats.add(load_errors=1)
+                    log.warning("block %s was not loaded: %s", self.path(at), error)
+                return False
+            return True
+
+        try:
+            self.begin()
+            count = threads.leading(len(self), one)
+        finally:
+            self.end()
+        stats.add(**{counted: count})
+        return count
+
     def begin(self) -> None:
-        """Ask for all of them, in the background."""
         if self._leases.offered and len(self):
             self._known = 0
             self._ask(FIRST_ASKED)
@@ -109,7 +159,7 @@ class LeasedReader(_Leased):
         self._leases.give_back(held)
 
     def open(self, at: int) -> int:
-        """Return a descriptor to read it by."""
+        """Return a descriptor to read it by. Raises OSError as open(2) does."""
         if at >= self._known:
             with self._more:
                 self._more.wait_for(lambda: at < self._known)
@@ -172,7 +222,6 @@ class LeasedWriter(_Leased):
             return self._lent.pop(at, -1)
 
     def written(self, at: int) -> None:
-        """All of it, and its descriptor is closed."""
         with self._more:
             self._sealing += 1
             lease = self._held.pop(at)

@@ -166,7 +166,9 @@ class Bisection:
 
     def before_hole(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> int:
         """How many come before the first that was missed, and still is."""
-        for at in self._suspects(keys):
+        with self._lock:
+            holes = [at for at, key in enumerate(keys) if key in self._holes] if self._holes else []
+        for at in holes:
             if not self._is_there(keys[at - 1] if at else parent, keys[at], shards):
                 return at
             with self._lock:
@@ -183,10 +185,6 @@ class Bisection:
             if len(self._holes) >= HOLES_MAX:
                 self._holes.clear()  # they will be found again
             self._holes.add(key)
-
-    def _suspects(self, keys: Sequence[bytes]) -> list[int]:
-        with self._lock:
-            return [at for at, key in enumerate(keys) if key in self._holes] if self._holes else []
 
 
 def _is_block(path: str, size: int) -> bool:

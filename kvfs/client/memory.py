@@ -1,7 +1,4 @@
-"""Memory of this process: the bytes of tensors, and new ones that are quick to fill.
-
-Not for files, nor for devices.
-"""
+"""Memory of this process: the bytes of tensors, and new ones that are quick to fill."""
 
 import ctypes
 import mmap

@@ -105,12 +105,10 @@ class _Chain:
         self._lock = threading.RLock()
 
     def over(self, at: int) -> bool:
-        """Whether block `at` can not be saved any more."""
         with self._lock:
             return at >= self._end
 
     def end(self, at: int) -> None:
-        """Block `at` will not come."""
         with self._lock:
             self._end = min(self._end, at)
 

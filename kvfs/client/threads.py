@@ -134,7 +134,6 @@ class _Aside:
         weakref.finalize(self, self._asked.put, None).atexit = False
 
     def current(self) -> "_Call[object] | None":
-        """The call that this thread is doing."""
         return getattr(self._current, "call", None)
 
     def do(self, work: Callable[[], T]) -> T:

@@ -22,7 +22,6 @@ import torch
 from kvfs.client import files, memory
 from kvfs.client.arguments import Blocks
 from kvfs.client.leased import LeasedReader
-from kvfs.client.load import read_chain
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
@@ -167,7 +166,7 @@ class Transfer:
                     ends.append(buffer.busy)
 
         try:
-            return read_chain(chain, read, threads=self._threads, stats=self._stats)
+            return chain.read(read, threads=self._threads, stats=self._stats)
         finally:
             for end in ends:
                 end()

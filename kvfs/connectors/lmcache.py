@@ -21,7 +21,6 @@ import builtins
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from lmcache.v1.exceptions import IrrecoverableException
@@ -159,7 +158,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         """
         memory_obj.ref_count_up()
         begun = self._threads.submit(self._save, self._key(key), memory_obj)
-        begun.add_done_callback(partial(_done_with, memory_obj))
+        begun.add_done_callback(lambda _: memory_obj.ref_count_down())
         await asyncio.wrap_future(begun)
 
     def remove_sync(self, key: Any) -> bool:
@@ -220,7 +219,3 @@ def _release(loaded: "Future[Any]") -> None:
     """What has been loaded for nobody."""
     if not loaded.cancelled() and loaded.exception() is None and loaded.result() is not None:
         loaded.result().ref_count_down()
-
-
-def _done_with(memory: Any, _saved: object) -> None:
-    memory.ref_count_down()

@@ -68,7 +68,6 @@ class PagedMemory:
         self.page_tokens = self._page[0] * self._page[1]
 
     def axes(self, tokens: int) -> dict[str, int]:
-        """The shape of a block of so many tokens."""
         return {
             "layer": len(self._layers),
             "token": tokens,

@@ -129,9 +129,10 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         tokens = self._told.get("block_tokens", max(1, _BLOCK_TOKENS // self._page) * self._page)
         if tokens % self._page:
             raise ValueError(f"block_tokens={tokens}: expected a multiple of {self._page}")
+        model = self._vllm_config.model_config
         self._spec = {
-            "model": self._told.get("model", self._vllm_config.model_config.model),
-            "revision": f"{self._revision()} {self._variant()}",
+            "model": self._told.get("model", model.model),
+            "revision": f"{self._told.get('revision', model.revision) or 'main'} {self._variant()}",
             "dtype": str(memory.dtype).removeprefix("torch."),
             "axes": memory.axes(tokens),
             "shards": parallel.tensor_parallel_size // replicas,
@@ -262,10 +263,6 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._said.add(reason)
             _log.info("request %s is not cached, nor are others: it %s", request.request_id, reason)
         return None
-
-    def _revision(self) -> str:
-        found = self._told.get("revision", self._vllm_config.model_config.revision)
-        return str(found or "main")
 
     def _variant(self) -> str:
         """What makes bytes differ beside the model, the dtype and the shape."""

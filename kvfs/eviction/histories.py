@@ -136,7 +136,8 @@ class S3Fifo(TwoQueues):
 
     def discard(self, key: int) -> int | None:
         self._uses.pop(key, None)
-        return super().discard(key)
+        value = self._first.pop(key, None)  # as the base, without another call
+        return self._second.pop(key, None) if value is None else value
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:
         if incoming is not None and incoming in self._history:

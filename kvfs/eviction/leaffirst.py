@@ -66,16 +66,13 @@ class LeafFirst:
         return self._parked.get(key) if value is None else value
 
     def discard(self, key: int) -> int | None:
-        value = self._leave(key)
-        if value is not None:
-            self._unlink(key)
-        return value
-
-    def _leave(self, key: int) -> int | None:
         value = self._parked.pop(key, None)
         if value is None:
-            return self.inner.discard(key)
-        self._ready.pop(key, None)
+            value = self.inner.discard(key)
+        else:
+            self._ready.pop(key, None)
+        if value is not None:
+            self._unlink(key)
         return value
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:
@@ -95,7 +92,11 @@ class LeafFirst:
             key, parent = self._orphans.popitem()
             if parent in self or key in self._children:
                 continue
-            value = self._leave(key)
+            value = self._parked.pop(key, None)
+            if value is None:
+                value = self.inner.discard(key)
+            else:
+                self._ready.pop(key, None)
             assert value is not None, "what goes is an orphan no more"
             return key, value
         return None

@@ -3,8 +3,7 @@
 Contract: pure, and any bytes are a name: `recognise` says None to what it does not know, and never
 raises. It is called once when a file is sealed or renamed, and costs 1 to 4 us. What it says
 decides which files leave together (`Block.key`), in which order (`Block.parent_key`) and whether at
-all (`LIVES`). A module for each family of engines has the formats and where they were read. Not for
-what is in a file.
+all (`LIVES`). A module for each family of engines has the formats and where they were read.
 """
 
 from collections.abc import Callable

@@ -2,11 +2,10 @@
 
 Contract: a *group* is all files of one block: ranks, layers, pools, a data file and what describes
 it. Half a group is a miss, so it lives and dies together. Two files are of one group exactly if
-their `group` is equal; it begins with the layout and the directory, because connectors leave out
-of their names what tells two configurations apart, and people use directories for that. `key` is
-the same for programs: 63 bits of XXH3 and never 0, which stands for "not known". In 10**7 groups
-two have the same key with a probability of 5e-6; they then leave together, which is a miss.
-Not for namespaces: keys are compared within one.
+their `group` is equal; it begins with the layout and the directory, because connectors leave out of
+their names what tells two configurations apart, and people use directories for that. `key` is the
+same for programs: 63 bits of XXH3 and never 0, which stands for "not known". In 10**7 groups two
+have the same key with a probability of 5e-6; they then leave together, which is a miss.
 """
 
 from typing import Any, NamedTuple

@@ -13,11 +13,12 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
+from prometheus_client import core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kvfs.metrics.address import is_private
-from kvfs.metrics.families import Family, families
+from kvfs.metrics.families import families
 from kvfs.web.serving import BadRequest, Handler, Server, Snapshot, Status, ask_daemon, serve
 
 PATIENCE = 5.0  # s for the daemon's answer; a scraper that says its own timeout gets MARGIN of that
@@ -30,7 +31,7 @@ class Scrape(Collector):
     def __init__(self, status: Status | None) -> None:
         self._status = status
 
-    def collect(self) -> list[Family]:
+    def collect(self) -> list[core.Metric]:
         return list(families(self._status))
 
 

@@ -1,9 +1,8 @@
 """A mount's status as metric families: one table of all there is.
 
 Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other;
-without a status it is `kvfs_up` alone. Labels are tiers, namespaces and fixed words.
-A counter is there, as 0, before anything was counted, or its first step would not be seen. Pure.
-Not for asking the daemon.
+without a status it is `kvfs_up` alone. Labels are tiers, namespaces and fixed words. A counter is
+there, as 0, before anything was counted, or its first step would not be seen. Pure.
 """
 
 from collections import Counter
@@ -12,26 +11,20 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    SummaryMetricFamily,
-)
+from prometheus_client import core
 
 from kvfs.errors import DEFECT
 from kvfs.units import parse_size
 
 Status = Mapping[str, Any]
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 Samples = Iterator[tuple[tuple[str, ...], Any]]  # label values, and the value
 Read = Callable[[Status], Samples]
 Type = Literal["counter", "gauge", "histogram", "summary"]
 FAMILIES: dict[Type, type[Any]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-    "summary": SummaryMetricFamily,
+    "counter": core.CounterMetricFamily,
+    "gauge": core.GaugeMetricFamily,
+    "histogram": core.HistogramMetricFamily,
+    "summary": core.SummaryMetricFamily,
 }
 
 NAMESPACES_MOST = 1000  # the rest, with templates anybody could make more, are one
@@ -138,7 +131,6 @@ def _info(status: Status) -> Samples:
 
 
 def _scrubbed(field: str) -> Read:
-    """Of the scrubber, by tier."""
 
     def read(status: Status) -> Samples:
         for name, found in status["scrub"]["tiers"].items():
@@ -241,7 +233,6 @@ def _quotas(status: Status) -> Samples:
 
 
 def _left(status: Status) -> Samples:
-    """What went of each namespace, by reason."""
     bucket = "s3" in status["tiers"]
 
     def found() -> Iterator[tuple[tuple[str, ...], float]]:
@@ -376,9 +367,7 @@ METRICS = (
     ),
     _gauge("scrub_progress_ratio", "of the pass, 0 to 1", _value("scrub", "progress")),
     _gauge(
-        "scrub_began_timestamp_seconds",
-        "begin of the pass; 0: none yet",
-        _value("scrub", "began"),
+        "scrub_began_timestamp_seconds", "begin of the pass; 0: none yet", _value("scrub", "began")
     ),
     _gauge(
         "scrub_last_completed_timestamp_seconds", "end of the last whole pass", _last_pass("ended")
@@ -441,17 +430,15 @@ METRICS = (
 )
 
 
-def families(status: Status | None) -> Iterator[Family]:
+def families(status: Status | None) -> Iterator[core.Metric]:
     """All that there is to say; None: the daemon has not answered."""
-    yield GaugeMetricFamily("kvfs_up", "whether the daemon answers", value=int(status is not None))
+    yield core.GaugeMetricFamily(
+        "kvfs_up", "whether the daemon answers", value=int(status is not None)
+    )
     if status is not None:
         for metric in METRICS:
-            yield _family(metric, status)
-
-
-def _family(metric: Metric, status: Status) -> Any:  # noqa: ANN401 (of four classes)
-    family = FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
-    for labels, value in metric.read(status):
-        # Of a histogram the buckets and the sum, of a summary the count and the sum.
-        family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
-    return family
+            family: Any = FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
+            for labels, value in metric.read(status):
+                # Of a histogram the buckets and the sum, of a summary the count and the sum.
+                family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
+            yield family

@@ -62,17 +62,21 @@ class Ganesha:
         if os.geteuid() != 0:
             raise ConfigError("--start needs root: an NFS server opens files by their handles")
         check_installed()
-        if mountd_port and not _listens(RPCBIND):
-            raise ConfigError(
-                "--v3 needs rpcbind, which does not run: apt-get install rpcbind and start it, or "
-                "export without --v3"
-            )
+        if mountd_port:
+            with socket.socket(socket.AF_UNIX) as trying:
+                if trying.connect_ex(str(RPCBIND)):
+                    raise ConfigError(
+                        "--v3 needs rpcbind, which does not run: apt-get install rpcbind and start "
+                        "it, or export without --v3"
+                    )
         server = Server(address, port, mountd_port, self.folder)
         text = export.ganesha(server)
         runtime.make_private(self.log.parent)
         with _alone(self.folder):
             if pid := self.pid():
-                if self._told() == text and self._serves(pid):
+                cure = f"kvfs export --stop {self.mountpoint}, then --start"
+                told = kept.read(self.config, "the configuration of a server", cure)
+                if told == text and self._serves(pid):
                     return False
                 raise ConfigError(
                     f"{self.mountpoint} is exported otherwise already, by process {pid}: "
@@ -87,11 +91,6 @@ class Ganesha:
                 self._clear()
                 raise
         return True
-
-    def _told(self) -> str | None:
-        """The configuration of the server that runs. Raises ConfigError."""
-        cure = f"kvfs export --stop {self.mountpoint}, then --start"
-        return kept.read(self.config, "the configuration of a server", cure)
 
     def _run(self, server: Server) -> None:
         with open(os.devnull, "r+b") as null, self.log.open("ab") as log:
@@ -169,7 +168,9 @@ class Ganesha:
 
     @staticmethod
     def _end(pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError), _watched(pid) as watched:
+        with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as ending:
+            watched = os.pidfd_open(pid)
+            ending.callback(os.close, watched)
             os.kill(pid, signal.SIGTERM)
             if not select.select([watched], [], [], STOP_S)[0]:
                 os.kill(pid, signal.SIGKILL)
@@ -281,11 +282,6 @@ def _listener(port: int) -> str:
     return ""
 
 
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as trying:
-        return trying.connect_ex(str(path)) == 0
-
-
 def _answers(server: Server) -> bool:
     """Whether an NFS server takes a call that does nothing."""
     call = b"".join(one.to_bytes(4, "big") for one in (1, 0, 2, NFS, 4, NULL, 0, 0, 0, 0))
@@ -314,12 +310,3 @@ def _alone(folder: Path) -> Iterator[None]:
                     return
             except FileNotFoundError:
                 continue
-
-
-@contextlib.contextmanager
-def _watched(pid: int) -> Iterator[int]:
-    watched = os.pidfd_open(pid)
-    try:
-        yield watched
-    finally:
-        os.close(watched)

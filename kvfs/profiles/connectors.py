@@ -9,14 +9,7 @@ import json
 import shlex
 from typing import Any
 
-from kvfs.profiles.profile import (
-    GIB,
-    PREFIX,
-    SHARED,
-    WHY_PREFIX,
-    ConnectorProfile,
-    NamespacePath,
-)
+from kvfs.profiles.profile import GIB, PREFIX, SHARED, WHY_PREFIX, ConnectorProfile, NamespacePath
 
 LMCACHE_MODULE, LMCACHE_CLASS = "kvfs.connectors.lmcache", "KvfsAdapter"
 VLLM_MODULE, VLLM_CLASS = "kvfs.connectors.vllm", "KvfsConnector"

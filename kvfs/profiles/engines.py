@@ -1,8 +1,7 @@
 """Engines, each with its two ways to use a namespace: by files, and by kvfs's own connector.
 
-Contract: pure; names connectors of `kvfs.profiles`, and says in words what each way gives. What
-is said is of the versions that the connectors were checked against; docs/engines.md has the
-reasons. Not for the configurations themselves.
+Contract: pure; names connectors of `kvfs.profiles`, and says in words what each way gives. What is
+said is of the versions that the connectors were checked against; docs/engines.md has the reasons.
 """
 
 from typing import NamedTuple

@@ -9,8 +9,7 @@ those before it, so that one id stands for one prefix. All blocks of a trace hav
 tokens, 512 unless the caller says another. A last block that is partly filled has an id, or none:
 each prompt may follow either rule. Whatever differs from that is a ConfigError which names file,
 line and reason, and the block size that would fit where there is one. Format: FAST'25 release of
-https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less Computation". Not
-for the text of prompts, which no trace has.
+https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less Computation".
 """
 
 import contextlib

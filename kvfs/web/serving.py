@@ -2,11 +2,10 @@
 
 Contract: only GET and HEAD; no answer repeats what was asked, errors are one fixed line each. On an
 address of this machine only a Host that is an address, or `localhost`, is answered: a name could be
-of somebody else's site that leads here (DNS rebinding).
-`Snapshot` shares one answer of the daemon among all who ask at about the same time;
-`Server` has a socket that listens already, and CONNECTIONS at once, beyond which the oldest makes
-way; `serve` ends with the daemon, and says nothing of clients that go away. Not for what is
-answered.
+of somebody else's site that leads here (DNS rebinding). `Snapshot` shares one answer of the daemon
+among all who ask at about the same time; `Server` has a socket that listens already, and
+CONNECTIONS at once, beyond which the oldest makes way; `serve` ends with the daemon, and says
+nothing of clients that go away.
 """
 
 import ipaddress
