@@ -147,10 +147,6 @@ class Catalog:
             batch.set_fact(name, value)
             batch.sync = True
 
-    def set_ballast(self) -> None:
-        """See `Database.set_ballast`. Raises OSError."""
-        self.database.set_ballast()
-
     def next_id(self) -> int:
         """A number that was never given out before, for an inode or a cookie."""
         if self._next_id >= self._reserved:

@@ -138,7 +138,6 @@ class Mount:
                 remote = await stack.enter_async_context(
                     Remote.open(config.movers, self.ledger.counters, self.bucket)
                 )
-            self.movers = movers
             self.room = Room(self.ledger)
             quota = Quota(self.ledger, self.room.victims)
             tree = Tree(self.ledger, templates=self.templates.for_name)
