@@ -98,10 +98,8 @@ class Mount:
     def _read_templates(self) -> Templates:
         """Raises ConfigError, but not at a takeover: the mount goes on without them."""
         path = self.config.namespaces
-        if path is None:
-            return Templates()
         try:
-            return Templates.read(path, self.ledger.tiers.media)
+            return Templates() if path is None else Templates.read(path, self.ledger.tiers.media)
         except ConfigError as error:
             if not self.takeover:
                 raise

@@ -5,17 +5,12 @@ Bytes are physical: what a copy takes in its tier. Nothing is changed and nothin
 whole namespaces and mounts, which are counted as they change (`Namespace`, `Ledger`).
 """
 
+from collections import Counter, defaultdict
 from typing import Any
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.tiers import Tier
-
-Counts = dict[str, int]
-
-
-def _nothing() -> Counts:
-    return {"bytes": 0, "objects": 0}
 
 
 class Usage:
@@ -24,11 +19,13 @@ class Usage:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.size = 0
-        self.by: dict[str, dict[str, Counts]] = {"tier": {}, "namespace": {}, "model": {}}
-        self.total = _nothing()
-        self.packed = {**_nothing(), "size": 0}
-        self.dirty = _nothing()
-        self.memory_only = _nothing()
+        self.by: dict[str, defaultdict[str, Counter[str]]] = {
+            name: defaultdict(Counter) for name in ("tier", "namespace", "model")
+        }
+        self.total = Counter(bytes=0, objects=0)
+        self.packed = Counter(bytes=0, objects=0, size=0)
+        self.dirty = Counter(bytes=0, objects=0)
+        self.memory_only = Counter(bytes=0, objects=0)
         self.unreadable = 0
         self._linked: set[int] = set()  # with several names, that were seen
 
@@ -59,14 +56,14 @@ class Usage:
         for tier in holders:
             packed = ledger.tiers.is_packed_in(inode, tier)
             taken = ledger.tiers.cost(inode, tier) if packed else cost
-            _add(self.by["tier"].setdefault(tier.name, _nothing()), taken)
+            _add(self.by["tier"][tier.name], taken)
             if packed:
                 self.packed["size"] += inode.size
                 _add(self.packed, taken)
         if inode.in_bucket:
             stored = ledger.dirty.stored(inode.ino)
             taken = inode.size if stored is None else stored.size
-            _add(self.by["tier"].setdefault("s3", _nothing()), taken)
+            _add(self.by["tier"]["s3"], taken)
         if inode.ino in ledger.dirty and not inode.in_bucket:
             _add(self.dirty, inode.size)
         if holders == [ledger.tiers.ram] and not inode.in_bucket:
@@ -76,10 +73,10 @@ class Usage:
     def _whose(self, inode: Inode, cost: int) -> None:
         namespaces = self.ledger.namespaces
         name = namespaces.name(namespaces.of(inode).ino)
-        _add(self.by["namespace"].setdefault(name, _nothing()), cost)
+        _add(self.by["namespace"][name], cost)
         if inode.model:
             model = " ".join(namespaces.places.models[inode.model])
-            _add(self.by["model"].setdefault(model, _nothing()), cost)
+            _add(self.by["model"][model], cost)
 
     def _seen(self, inode: Inode) -> bool:
         """Whether another name of it was visited before."""
@@ -88,6 +85,6 @@ class Usage:
         return seen
 
 
-def _add(counts: Counts, size: int) -> None:
+def _add(counts: Counter[str], size: int) -> None:
     counts["bytes"] += size
     counts["objects"] += 1
