@@ -264,10 +264,9 @@ class Mount:
             await nursery.start(server.serve, self.directory / "control.sock", handlers)
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.dispatcher.run)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.run)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.close_prefixes)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.expire)
-            nursery.start_soon(self.dispatcher.keep_up, self.ranking.run)
+            walks = self.walks
+            for task in (walks.run, walks.close_prefixes, walks.expire, self.ranking.run):
+                nursery.start_soon(self.dispatcher.keep_up, task)
             nursery.start_soon(self.operations.objects.sealing.mappings.watch)
             nursery.start_soon(self.operations.objects.sealing.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)
