@@ -105,13 +105,13 @@ class Catalog:
                 *(self.path, self.doubt),
             )
         if not read_only and (gone or found.short or found.lost):
-            self._note(DOUBT, self.doubt)
+            self.set_fact(DOUBT, self.doubt)
             # No catalog gives out more than one number in each microsecond of its life.
             self.count_from(max(self._next_id, time.time_ns() // 1000))
 
     def believe(self) -> None:
         """What is missing is not to be had any more."""
-        self._note(DOUBT, "")
+        self.set_fact(DOUBT, "")
         self.doubt = ""
 
     @property
@@ -141,21 +141,17 @@ class Catalog:
         if failpoints.active:
             failpoints.reach("catalog.committed")
 
-    def _note(self, name: str, value: str) -> None:
+    def set_fact(self, name: str, value: str) -> None:
         """Set a fact by itself, and sync it."""
         with self.batch() as batch:
             batch.set_fact(name, value)
             batch.sync = True
 
-    def set_ballast(self) -> None:
-        """See `Database.set_ballast`. Raises OSError."""
-        self.database.set_ballast()
-
     def next_id(self) -> int:
         """A number that was never given out before, for an inode or a cookie."""
         if self._next_id >= self._reserved:
             # Once in a million: a crash must not hand a number out twice.
-            self._note("next_id", str(self._next_id + IDS_AT_ONCE))
+            self.set_fact("next_id", str(self._next_id + IDS_AT_ONCE))
             self._reserved = self._next_id + IDS_AT_ONCE
         self._next_id += 1
         return self._next_id - 1
@@ -167,7 +163,7 @@ class Catalog:
 
     def count_from(self, number: int) -> None:
         """The counter is behind what was given out: go on from a greater number."""
-        self._note("next_id", str(number))
+        self.set_fact("next_id", str(number))
         self._next_id = self._reserved = number
 
     # Reading

@@ -295,7 +295,10 @@ class Database:
         log.error("catalog %s: a write failed, it is opened anew: %s", self.path, error)
         try:
             self._ballast.unlink(missing_ok=True)
-            self._close_broken()
+            try:
+                self._db.close()
+            except Exception as closing:  # noqa: BLE001 (rocksdict raises no other)
+                log.debug("catalog %s: closed, and says again: %s", self.path, closing)
             self._open()
             self._read_only = self._failed = False
         except Exception as again:
@@ -315,12 +318,6 @@ class Database:
             raise CatalogError(
                 f"catalog {self.path}: write failed: {error}; its disk takes none: {again}"
             ) from error
-
-    def _close_broken(self) -> None:
-        try:
-            self._db.close()
-        except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
-            log.debug("catalog %s: closed, and says again: %s", self.path, error)
 
     def _open_for_reading(self) -> None:
         """There is not even room for a new log: what is there can still be looked up."""

@@ -41,9 +41,7 @@ class Exporter:
     def prepare(cls, config: Config, *, takeover: bool) -> "list[Exporter]":
         """One for each option that is given. Raises ConfigError, but not at a takeover."""
         made: list[Exporter] = []
-        for option in SHOWN:
-            if (address := config.addresses.get(option)) is None:
-                continue
+        for option, address in config.addresses.items():
             one = cls(option, address, config.mountpoint)
             try:
                 one.listen()

@@ -2,47 +2,7 @@
 
 Contract: `describe` only looks, and waits for nothing; of an order of eviction it looks at LOOKED
 entries, of a group or a path at NAMED. Plain values, texts as file systems have them (undecodable
-bytes are surrogates).
-
-    {
-      "path": "lm/a.data",       below the mount point; "" is the mount itself, or has no name
-      "ino": 7, "kind": "file",  or directory, symlink, other
-      "mode", "uid", "gid", "size", "nlink", "atime", "mtime", "ctime",  as stat(2); s since 1970
-      "namespace": {"name": "lm", "eviction": "lru", "pin": false, "ttl_s": 0, "bytes", "objects"},
-      "warming": false,          it is asked for (kvfs warm), and not there yet
-
-    and of a file:
-
-      "state": "sealed",         staging: it has writers; sealed; unlinked: and not opened since
-      "version": 1, "session": 3,  of its content; the mount session that sealed it
-      "sealed_at": 1712.5,       s since 1970; its last write, if that is all that is known
-      "digest": "9f..",          xxh3-128 of its content; null: not computed yet; "s9f..": of what
-                                 is not zeros in one that is mostly holes (movement/files.py)
-      "tiers": {                 the copies, the fastest first; {} if nothing has it
-        "ram": {"bytes": 8192, "packed": null},
-        "nvme": {"bytes": 4096, "packed": {"codec": "..", "size": 3000}},
-        "s3": {"bytes": 8000, "packed": null, "key": "..", "current": true}},
-                                 bytes it takes there; current: it is this version, by this name
-      "dirty": {"s3": "no",      yes; conflict: another file has its name there; holes: it is
-                                 mostly those, and stays here
-                "since": null, "due": null,   s since 1970; due null: now, or not at all
-                "nvme": false},  only memory has it, and NVMe may: an unmount writes it back
-      "open": {"readers": 0, "writers": 0, "tier": "ram", "passthrough": true, "mapped": false},
-                                 null: nobody has it open
-      "group": {"key": "1a2b", "engine": "vllm", "layout": "..", "model": "..", "block": "..",
-                "rank": 0, "files": [paths that are here]},
-                                 engine and below are null where no connector makes such names
-      "before": {"key": "", "files": []},   the block before it in its prompt; "": not known
-      "after": [paths],          blocks that follow it, as far as only the bucket has them
-      "heat": {"opens": 3,       lately, halved now and then; 0: not among those opened most
-               "nvme_opens": 1, "promote_after": 2,
-               "orders": [{"tier": "ram", "name": "ram_only", "policy": "lru", "goes": true,
-                           "place": 0, "of": 12}]},
-                                 place 0 goes next; null: it is not among the first LOOKED
-      "kept": [texts],           why it is never dropped; [] if it may be
-      "holds": [texts],          why it cannot go at this moment; [] if it could
-      "next": "..",              what would take a copy of it away, or all of it
-    }
+bytes are surrogates). docs/commands.md explains each of them.
 """
 
 import stat

@@ -98,10 +98,8 @@ class Mount:
     def _read_templates(self) -> Templates:
         """Raises ConfigError, but not at a takeover: the mount goes on without them."""
         path = self.config.namespaces
-        if path is None:
-            return Templates()
         try:
-            return Templates.read(path, self.ledger.tiers.media)
+            return Templates() if path is None else Templates.read(path, self.ledger.tiers.media)
         except ConfigError as error:
             if not self.takeover:
                 raise
@@ -138,7 +136,6 @@ class Mount:
                 remote = await stack.enter_async_context(
                     Remote.open(config.movers, self.ledger.counters, self.bucket)
                 )
-            self.movers = movers
             self.room = Room(self.ledger)
             quota = Quota(self.ledger, self.room.victims)
             tree = Tree(self.ledger, templates=self.templates.for_name)
@@ -267,10 +264,9 @@ class Mount:
             await nursery.start(server.serve, self.directory / "control.sock", handlers)
             nursery.start_soon(self._hear_keeper)
             nursery.start_soon(self.dispatcher.run)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.run)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.close_prefixes)
-            nursery.start_soon(self.dispatcher.keep_up, self.walks.expire)
-            nursery.start_soon(self.dispatcher.keep_up, self.ranking.run)
+            walks = self.walks
+            for task in (walks.run, walks.close_prefixes, walks.expire, self.ranking.run):
+                nursery.start_soon(self.dispatcher.keep_up, task)
             nursery.start_soon(self.operations.objects.sealing.mappings.watch)
             nursery.start_soon(self.operations.objects.sealing.bounds.watch)
             nursery.start_soon(self.operations.waits.watch)

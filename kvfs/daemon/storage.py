@@ -126,9 +126,7 @@ class Storage:
             if catalog is not None:
                 if ended and nvme is not None and self._session:
                     _sync(nvme.root, patience)
-                    with catalog.batch() as batch:
-                        batch.set_fact("clean", str(self._session))
-                        batch.sync = True
+                    catalog.set_fact("clean", str(self._session))
                 catalog.close()
         except (KvfsError, OSError) as error:
             log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)

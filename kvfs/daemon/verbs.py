@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from kvfs import failpoints
 from kvfs.control.server import Handler
 from kvfs.core.admin import administration
-from kvfs.core.admin.pins import Pins
-from kvfs.core.admin.usage import Usage
+from kvfs.core.admin.visitors import Pins, Usage
 from kvfs.core.bucket.node import describe
 from kvfs.core.jobs.sweeps import Sweeps
 from kvfs.core.jobs.warm import Warm

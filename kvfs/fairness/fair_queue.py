@@ -237,11 +237,6 @@ class Shares:
         self._nursery = nursery
         self._charging = False
 
-    @property
-    def waiting(self) -> int:
-        """How many objects are not wholly charged, and neither let in, most of them."""
-        return self._queue.waiting
-
     async def take(
         self, namespace: Hashable, cost: int, *, weight: float = 100, bulk: bool = False
     ) -> None:

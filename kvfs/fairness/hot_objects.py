@@ -2,9 +2,9 @@
 
 Contract: a Space-Saving sketch (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent
 and Top-k Elements in Data Streams", ICDT 2005). With n opens and m counters, a count is never too
-low, and too high by at most its error, which is at most n/m: so every object with more than n/m
-opens is among the counters. `decay` halves everything, for counts of the recent past; as it rounds,
-a count may then be too low by less than 1. Pure; the owner calls `decay`, each `HALF_LIFE`, say.
+low, and too high by at most n/m: so every object with more than n/m opens is among the counters.
+`decay` halves everything, for counts of the recent past; as it rounds, a count may then be too low
+by less than 1. Pure; the owner calls `decay`, each `HALF_LIFE`, say.
 
 Instead of the paper's linked buckets there is a list of the keys with the least count, found by
 looking at all m counters whenever it is used up. The least count is at most n/m and rises with each
@@ -19,11 +19,10 @@ HALF_LIFE = 600.0  # s
 
 
 class Hot(NamedTuple):
-    """It was opened `opens` times at most, and at least `opens - error` times."""
+    """It was opened `opens` times at most."""
 
     key: int
     opens: int
-    error: int
 
 
 class HotObjects:
@@ -34,7 +33,6 @@ class HotObjects:
             raise ValueError(f"{counters} counters: expected 1 or more")
         self._room = counters
         self._counts: dict[int, int] = {}
-        self._errors: dict[int, int] = {}  # where there is one
         self._least: list[int] = []  # keys that had the least count when they were looked for
         self._floor = 0  # that count: no key without a counter was opened more often
 
@@ -47,8 +45,6 @@ class HotObjects:
             if len(counts) == self._room:
                 self._make_room()
             counts[key] = self._floor + 1
-            if self._floor:
-                self._errors[key] = self._floor
 
     def opens(self, key: int) -> int:
         """How often it was opened at most; 0: it is not among the counters."""
@@ -57,22 +53,15 @@ class HotObjects:
     def discard(self, key: int) -> None:
         """The object is gone."""
         self._counts.pop(key, None)
-        self._errors.pop(key, None)
 
     def top(self, number: int) -> list[Hot]:
         """Return the objects with the highest counts, the hottest first."""
         found = heapq.nlargest(number, self._counts.items(), key=lambda item: item[1])
-        return [Hot(key, count, self._errors.get(key, 0)) for key, count in found]
+        return [Hot(key, count) for key, count in found]
 
     def decay(self) -> None:
         """Halve every count; what comes to nothing is forgotten."""
         self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
-        # Rounded up, so that count - error stays a lower bound.
-        self._errors = {
-            key: min(self._counts[key], (error + 1) // 2)
-            for key, error in self._errors.items()
-            if key in self._counts
-        }
         self._floor //= 2
 
     def _make_room(self) -> None:
@@ -86,4 +75,3 @@ class HotObjects:
             if counts.get(victim) == self._floor:  # neither touched nor gone in the meantime
                 break
         del counts[victim]
-        self._errors.pop(victim, None)

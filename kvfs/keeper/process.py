@@ -49,7 +49,6 @@ class Process:
             start_new_session=True,
         )
         theirs.close()
-        self.command = tuple(command)
         self.pid = self._popen.pid
         self.closed = False
         self.started = self.heard = time.monotonic()

@@ -59,7 +59,7 @@ def test_a_full_disk_is_survived_and_nothing_committed_is_lost(
     (disk / "foreign").unlink()
     for number in range(done, done + 10):
         commit(catalog, number)
-    catalog.set_ballast()
+    catalog.database.set_ballast()
     assert (disk / "catalog.ballast").stat().st_size == module.BALLAST
     catalog.close()
     catalog = Catalog(disk / "catalog")

@@ -383,7 +383,7 @@ def test_an_open_that_is_cancelled_while_it_waits_is_not_charged() -> None:
             await shares.take("a", 10)
             with trio.move_on_after(1):
                 await shares.take("a", 1000)
-            assert shares.waiting == 0
+            assert shares._queue.waiting == 0
             begin = trio.current_time()
             await shares.take("b", 1)
             assert trio.current_time() - begin == pytest.approx(9 - LATE)
@@ -404,7 +404,7 @@ def test_without_a_rate_nobody_waits_and_it_may_be_taken_back() -> None:
             shares.total.rate = 0
             await shares.take("a", 1)
             await wait_all_tasks_blocked()
-            assert shares.waiting == 0
+            assert shares._queue.waiting == 0
 
     run(case)
 

@@ -174,9 +174,9 @@ def test_an_open_ends_when_its_process_is_killed_and_is_not_charged(
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(refused)
                 await trio.sleep(5)
-                assert shares.waiting == 1
+                assert shares._queue.waiting == 1
                 dead.add(7)
-            assert shares.waiting == 0
+            assert shares._queue.waiting == 0
             nursery.cancel_scope.cancel()
 
     run(case)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
-from kvfs.core.admin import pins
+from kvfs.core.admin.visitors import pin
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.names.tree import RESERVED, Tree
 from kvfs.core.namespaces.namespace import Namespace, takes
@@ -322,7 +322,7 @@ class Lifecycle:
                 f"attribute {PIN.decode()}={os.fsdecode(value)!r} of inode {inode.ino}: "
                 "expected on or off"
             )
-        pins.pin(self.ledger, inode, on=value == b"on")
+        pin(self.ledger, inode, on=value == b"on")
 
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""

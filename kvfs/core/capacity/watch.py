@@ -113,7 +113,7 @@ class Watch:
         try:
             await nvme.calls.call(Job("statfs", partial(nvme.measure, self.room.written(nvme))))
             if nvme.free > 0 and not nvme.shortage:
-                await nvme.calls.call(Job("fallocate", self.ledger.catalog.set_ballast))
+                await nvme.calls.call(Job("fallocate", self.ledger.catalog.database.set_ballast))
         except OSError as error:
             nvme.failed("statfs", 0, error)
             return
