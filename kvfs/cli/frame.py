@@ -63,7 +63,8 @@ class Frame(NamedTuple):
         head: list[RenderableType] = [*self._head(status, view)]
         tiers = _tiers(status, self.rates, width)
         flows = _flows(status, self.rates)
-        fixed = len(head) + 1 + len(status["tiers"]) + _lines(flows, width)
+        lines = max(1, -(-len(flows.plain) // max(1, width)))
+        fixed = len(head) + 1 + len(status["tiers"]) + lines
         left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines of what is left out
         found = self.objects.get("objects", [])
         for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
@@ -90,10 +91,6 @@ class Frame(NamedTuple):
         keys = f"q quit  s sort ({view.sort})  r reverse  o {view.order}  arrows scroll"
         lines.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
         return lines
-
-
-def _lines(text: Text, width: int) -> int:
-    return max(1, -(-len(text.plain) // max(1, width))) + text.plain.count("\n")
 
 
 def _table(width: int, columns: list[tuple[str, int]], *, left: tuple[str, ...]) -> Table:

@@ -108,12 +108,7 @@ def _mountpoint(holder: str) -> str:
 
 
 def _ask_daemon(
-    mountpoint: Path,
-    take: Callable[[Answer], None],
-    *,
-    repair: bool,
-    hashes: bool,
-    bucket: bool,
+    mountpoint: Path, take: Callable[[Answer], None], *, repair: bool, hashes: bool, bucket: bool
 ) -> None:
     asked = {"bucket": True} if bucket else {}  # a daemon of an older version does not know it
     request(mountpoint, "check", repair=repair, hashes=hashes, **asked)

@@ -160,7 +160,9 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
     found = namespace.ask("ns_show")
     if connector is not None:
-        _show_for(namespace, connector, found)
+        expect_own(namespace, found)
+        click.echo(configuration(namespace, connector, Settings.parse(found["settings"])))
+        say_misfits(namespace, connector, found["settings"])
         return
     give(found, partial(_show, namespace), as_json=as_json)
 
@@ -198,13 +200,6 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
 def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
     """How much of a quota that is, if there is one."""
     return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
-
-
-def _show_for(namespace: Named, connector: str, found: dict[str, Any]) -> None:
-    """Print the engine's configuration, and warn where the settings are not what it needs."""
-    expect_own(namespace, found)
-    click.echo(configuration(namespace, connector, Settings.parse(found["settings"])))
-    say_misfits(namespace, connector, found["settings"])
 
 
 def expect_own(namespace: Named, found: dict[str, Any]) -> None:

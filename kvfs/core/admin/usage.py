@@ -49,8 +49,11 @@ class Usage:
 
     def visit(self, inode: Inode) -> None:
         ledger = self.ledger
-        if ledger.namespaces.is_dropped(inode) or (len(inode.links) > 1 and self._seen(inode)):
+        several = len(inode.links) > 1
+        if ledger.namespaces.is_dropped(inode) or (several and inode.ino in self._linked):
             return
+        if several:
+            self._linked.add(inode.ino)
         held = ledger.table.open.get(inode.ino)
         cost = Tier.cost(inode.blocks if held is None else max(inode.blocks, held.taken // 512))
         holders = ledger.tiers.holders(inode)
@@ -80,12 +83,6 @@ class Usage:
         if inode.model:
             model = " ".join(namespaces.places.models[inode.model])
             _add(self.by["model"].setdefault(model, _nothing()), cost)
-
-    def _seen(self, inode: Inode) -> bool:
-        """Whether another name of it was visited before."""
-        seen = inode.ino in self._linked
-        self._linked.add(inode.ino)
-        return seen
 
 
 def _add(counts: Counts, size: int) -> None:

@@ -290,7 +290,7 @@ class Copies:
         names = survey.path(inode)
         if survey.repair and verdict.remedy == "restamp" and there is not None:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
-            await survey.io(partial(_set_times, path, times))
+            await survey.io(partial(os.utime, path, ns=times))
         if verdict.kind == "damaged" and not survey.repair and (now := self._fit(ino, version)):
             self.ledger.records.distrust(now, tier)
         survey.report(verdict.kind, ino, names, what, cure, mend)
@@ -333,7 +333,3 @@ def _stat(path: str) -> Stat:
 
 def _there(tier: Tier) -> bool:
     return tier.present() and os.path.isdir(f"{tier.root}/objects")
-
-
-def _set_times(path: str, times: tuple[int, int]) -> None:
-    os.utime(path, ns=times)
