@@ -140,11 +140,9 @@ class Inodes:
             survey.said.add((ino, "marked"))
             survey.report("nameless", ino, "(no name)", what, "remove it", forget)
         else:
-            what, mend = (
-                "no directory has an entry for it",
-                partial(self.names.to_lost_found, inode),
-            )
-            survey.report("nameless", ino, "(no name)", what, f"it becomes /lost+found/{ino}", mend)
+            what, cure = "no directory has an entry for it", f"it becomes /lost+found/{ino}"
+            mend = partial(self.names.to_lost_found, inode)
+            survey.report("nameless", ino, "(no name)", what, cure, mend)
 
     def _check_unsealed(self, inode: Inode) -> None:
         survey, ino = self.survey, inode.ino
