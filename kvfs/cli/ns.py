@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,13 +86,6 @@ def _for(meaning: str) -> Callable[[Command], Command]:
     return click.option("--for", "connector", type=click.Choice(profiles.NAMES), help=meaning)
 
 
-settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
-
-
-def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {**(before or {}), **assignments(settings, "setting")}
-
-
 def _describe_settings() -> str:
     rows = (
         f"  {row.name:<14} {row.unit}; default {row.default}\n{'':17}{row.meaning}"
@@ -112,11 +105,12 @@ def command() -> None:
 
 @command.command()
 @namespace_argument
-@settings_argument
+@click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
 @_for("Give it the life that this connector needs, and print what to paste into its engine.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
     """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
-    texts = _texts(settings, profiles.settings(connector) if connector else None)
+    before = profiles.settings(connector) if connector else {}
+    texts = {**before, **assignments(settings, "setting")}
     wanted = Settings.parse(texts)
     if connector is not None:  # all that can be wrong with it, before anything is made
         configuration(namespace, connector, wanted)
@@ -140,7 +134,7 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
     A greater version makes everything in it vanish at once; space follows in the background.
     """
-    texts = _texts(settings)
+    texts = assignments(settings, "setting")
     answer = namespace.ask("ns_set", settings=texts)
     if "compression" in texts:
         _say_note(namespace, answer)

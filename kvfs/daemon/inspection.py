@@ -53,7 +53,6 @@ from typing import Any
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.admin.administration import path_of
-from kvfs.core.admin.pins import is_pinned
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import key_of
 from kvfs.daemon.mount import Mount
@@ -235,7 +234,7 @@ def _kept(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
         found.append(f"namespace {name} has pin=on")
     if space.settings.eviction == "never":
         found.append(f"namespace {name} has eviction=never")
-    if is_pinned(mount.ledger, inode):
+    if mount.ledger.namespaces.places.is_pinned(inode):
         found.append("it was pinned (kvfs pin)")
     if inode.kept and mount.ledger.namespaces.places.keeps(inode):
         block = mount.ledger.namespaces.places.block(inode)

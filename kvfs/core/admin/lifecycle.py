@@ -54,7 +54,8 @@ class Warmer(Protocol):
 
 
 def _is_pinned(ledger: Ledger, inode: Inode) -> str:
-    pinned = ledger.namespaces.of(inode).settings.pin or pins.is_pinned(ledger, inode)
+    namespaces = ledger.namespaces
+    pinned = namespaces.of(inode).settings.pin or namespaces.places.is_pinned(inode)
     return "on" if pinned else "off"
 
 
@@ -327,7 +328,7 @@ class Lifecycle:
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Back to the default."""
         if name == PIN and inode.is_file:
-            if not pins.is_pinned(self.ledger, inode):
+            if not self.namespaces.places.is_pinned(inode):
                 raise NoAttributeError(f"inode {inode.ino} is not pinned")
             self._pin(inode, b"off")
             return

@@ -17,16 +17,11 @@ from kvfs.core.namespaces.places import PIN
 from kvfs.errors import InvalidError
 
 
-def is_pinned(ledger: Ledger, inode: Inode) -> bool:
-    """Whether somebody has pinned this file itself."""
-    return ledger.namespaces.places.is_pinned(inode)
-
-
 def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
     """Whether that changed anything. Raises InvalidError for what is no file, CatalogError."""
     if not inode.is_file:
         raise InvalidError(f"inode {inode.ino} is no file: files are pinned, and namespaces")
-    if is_pinned(ledger, inode) == on:
+    if ledger.namespaces.places.is_pinned(inode) == on:
         return False
     before = inode.copy()
     inode.kept = on or ledger.namespaces.places.keeps(inode)
