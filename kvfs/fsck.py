@@ -130,11 +130,7 @@ async def _run(
     async with Movers.open(workers, Counter[str]()) as movers:
         remote = None if bucket is None else Remote(movers, bucket)
         survey = Survey(
-            *(ledger, movers, set(), found),
-            repair=repair,
-            hashes=hashes,
-            live=False,
-            remote=remote,
+            *(ledger, movers, set(), found), repair=repair, hashes=hashes, live=False, remote=remote
         )
         failure: KvfsError | OSError | None = None  # a nursery would put it into a group
         async with trio.open_nursery() as nursery:

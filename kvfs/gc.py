@@ -1,8 +1,8 @@
 """Garbage collection of a bucket's prefix, in the process of whoever asks for it.
 
-Contract: what this node has in the bucket is asked of the daemon (`MountedNode`), or read in the
-catalog of a kvfs that is not mounted, whose directory is held meanwhile (`UnmountedNode`); without
-either only the records of nodes tell what is in use. Nothing is written to a catalog.
+Contract: what this node has in the bucket is asked of the daemon, or read in the catalog of a kvfs
+that is not mounted, whose directory is held meanwhile; without either only the records of nodes
+tell what is in use. Nothing is written to a catalog.
 Not for the rules: `kvfs.s3.garbage`.
 """
 
@@ -105,12 +105,10 @@ def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple
 
 def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
     first = request(mountpoint, "bucket_claims", after=0)
-    strays = set(first["strays"])
-    after = first["after"]
-    while after:
+    strays, more = set(first["strays"]), first
+    while after := more["after"]:
         more = request(mountpoint, "bucket_claims", after=after)
         strays.update(more["strays"])
-        after = more["after"]
 
     def look() -> Own:
         # The strays of a moment ago: what has become one since is kept by this node's record.

@@ -95,7 +95,9 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
             shutil.rmtree(left)
         except OSError as error:
             raise ConfigError(f"--against {against}: {left}: {error.strerror}") from error
-    room = min(_free(status["tiers"][tier]), shutil.disk_usage(against).free) // SHARE
+    told = status["tiers"][tier]
+    free = max(0, told["capacity_bytes"] - told["used_bytes"] - told["reserved_bytes"])
+    room = min(free, shutil.disk_usage(against).free) // SHARE
     if room < LEAST:
         raise ConfigError(
             f"{human(room * SHARE)} are free in the {tier} tier or in {against}: expected "
@@ -121,19 +123,10 @@ def _left(folder: Path) -> list[Path]:
         path
         for path in folder.glob(f"{NAME}*")
         if (pid := path.name.removeprefix(NAME)).isdecimal()
-        and (int(pid) == os.getpid() or not _lives(int(pid)))
+        and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists())
         and stat.S_ISDIR((found := path.lstat()).st_mode)
         and found.st_uid == os.geteuid()
     ]
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def _free(tier: dict[str, Any]) -> int:
-    found: int = tier["capacity_bytes"] - tier["used_bytes"] - tier["reserved_bytes"]
-    return max(0, found)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Contract: nothing is changed, and nothing but what is to be pasted is on stdout 
 """
 
 import json
-from typing import Any
 
 import click
 
@@ -37,7 +36,23 @@ def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) ->
     texts = {one: configuration(namespace, name, settings) for one, name in names.items()}
     wanted = [way] if way else list(names)
     if as_json:
-        click.echo(json.dumps(_data(engine, namespace, names, texts, wanted, found), indent=2))
+        ways = {
+            one: {
+                "connector": names[one],
+                "settings": profiles.settings(names[one]),
+                "misfits": profiles.misfits(names[one], found["settings"]),
+                "configuration": texts[one] + "\n",
+            }
+            for one in wanted
+        }
+        data = {
+            "engine": engine,
+            "namespace": str(namespace.mountpoint / namespace.name),
+            "ways": ways,
+            "lacks": chosen.lacks or None,
+            "gives": [gives._asdict() for gives in chosen.gives],
+        }
+        click.echo(json.dumps(data, indent=2))
         return
     if way is not None:
         click.echo(texts[way])
@@ -53,29 +68,3 @@ def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) ->
         screen().print(table(columns, chosen.gives, fold=columns))
     if chosen.others:
         click.echo(f"Other ways by files: kvfs ns create --for {', '.join(chosen.others)}")
-
-
-def _data(
-    engine: str,
-    namespace: Named,
-    names: dict[str, str],
-    texts: dict[str, str],
-    wanted: list[str],
-    found: dict[str, Any],
-) -> dict[str, Any]:
-    chosen = profiles.engine(engine)
-    return {
-        "engine": engine,
-        "namespace": str(namespace.mountpoint / namespace.name),
-        "ways": {
-            one: {
-                "connector": names[one],
-                "settings": profiles.settings(names[one]),
-                "misfits": profiles.misfits(names[one], found["settings"]),
-                "configuration": texts[one] + "\n",
-            }
-            for one in wanted
-        },
-        "lacks": chosen.lacks or None,
-        "gives": [gives._asdict() for gives in chosen.gives],
-    }

@@ -115,15 +115,10 @@ def _kernel() -> Check:
 def _device() -> Check:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-    except PermissionError as error:
-        return Check(
-            "/dev/fuse",
-            "missing",
-            error.strerror or str(error),
-            "chmod 0666 /dev/fuse, or run as root",
-        )
     except OSError as error:
         cure = "modprobe fuse; in a container pass --device /dev/fuse"
+        if isinstance(error, PermissionError):
+            cure = "chmod 0666 /dev/fuse, or run as root"
         return Check("/dev/fuse", "missing", error.strerror or str(error), cure)
     return Check("/dev/fuse", "ok", "opens")
 

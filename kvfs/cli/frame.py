@@ -63,7 +63,8 @@ class Frame(NamedTuple):
         head: list[RenderableType] = [*self._head(status, view)]
         tiers = _tiers(status, self.rates, width)
         flows = _flows(status, self.rates)
-        fixed = len(head) + 1 + len(status["tiers"]) + _lines(flows, width)
+        lines = max(1, -(-len(flows.plain) // max(1, width)))
+        fixed = len(head) + 1 + len(status["tiers"]) + lines
         left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines of what is left out
         found = self.objects.get("objects", [])
         for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
@@ -92,11 +93,9 @@ class Frame(NamedTuple):
         return lines
 
 
-def _lines(text: Text, width: int) -> int:
-    return max(1, -(-len(text.plain) // max(1, width))) + text.plain.count("\n")
-
-
-def _table(width: int, columns: list[tuple[str, int]], *, left: tuple[str, ...]) -> Table:
+def _table(
+    width: int, columns: list[tuple[str, int]], rows: list[list[str]], *, left: tuple[str, ...]
+) -> Table:
     """Of those columns whose least width there is. One line a row."""
     made = Table(box=None, header_style="bold", width=width, pad_edge=False, expand=False)
     for name, least in columns:
@@ -108,12 +107,10 @@ def _table(width: int, columns: list[tuple[str, int]], *, left: tuple[str, ...])
                 overflow="ellipsis",
                 ratio=1 if name in left[:1] else None,
             )
+    for cells in rows:
+        shown = (cell for cell, (_, least) in zip(cells, columns, strict=True) if width >= least)
+        made.add_row(*map(line, shown))
     return made
-
-
-def _row(table: Table, width: int, columns: list[tuple[str, int]], cells: list[str]) -> None:
-    shown = [cell for cell, (_, least) in zip(cells, columns, strict=True) if width >= least]
-    table.add_row(*map(line, shown))
 
 
 TIERS = [
@@ -123,7 +120,7 @@ TIERS = [
 
 
 def _tiers(status: Any, rates: Rates | None, width: int) -> Table:  # noqa: ANN401
-    made = _table(width, TIERS, left=("state", "tier", "full"))
+    rows = []
     for name, tier in status["tiers"].items():
         capacity, used = tier["capacity_bytes"], tier["used_bytes"]
         share = used / capacity if capacity else 0.0
@@ -139,8 +136,8 @@ def _tiers(status: Any, rates: Rates | None, width: int) -> Table:  # noqa: ANN4
             _rate(rates.hits.get(name, 0.0) if rates else None),
             f"{tier['state']}{why}",
         ]
-        _row(made, width, TIERS, cells)
-    return made
+        rows.append(cells)
+    return _table(width, TIERS, rows, left=("state", "tier", "full"))
 
 
 def _rate(found: float | None) -> str:
@@ -198,7 +195,7 @@ def _namespaces(
     key, highest = _sorting(view.sort, now)
     found = sorted(status["namespaces"], key=key, reverse=highest != view.reverse)
     first = min(view.first, max(0, len(found) - rows))
-    made = _table(width, NAMESPACES, left=("namespace",))
+    shown = []
     for one in found[first : first + rows]:
         opens, lately = opens_of(one), now.get(one["name"])
         ratios = one["hit_ratio_at"]
@@ -212,11 +209,12 @@ def _namespaces(
             str(int(opens.misses)),
             *(_percent(ratios.get(at)) for at in TIMES),
         ]
-        _row(made, width, NAMESPACES, cells)
-    shown = len(found[first : first + rows])
-    if shown == len(found):
+        shown.append(cells)
+    made = _table(width, NAMESPACES, shown, left=("namespace",))
+    if len(shown) == len(found):
         return [made]
-    return [made, Text(f"namespaces {first + 1} to {first + shown} of {len(found)}", style="dim")]
+    left_out = f"namespaces {first + 1} to {first + len(shown)} of {len(found)}"
+    return [made, Text(left_out, style="dim")]
 
 
 def _percent(ratio: float | None) -> str:
@@ -245,14 +243,11 @@ def _objects(found: dict[str, Any], view: View, width: int, rows: int) -> list[R
         return [Text(line(found["problem"]).plain, style="dim", no_wrap=True, overflow="ellipsis")]
     if found.get("order") != view.order or not found["objects"]:
         return [Text(f"no {view.order} objects yet", style="dim")]
-    made = _table(width, OBJECTS, left=("object", "tiers"))
-    for one in found["objects"][:rows]:
-        cells = [
-            one["path"],
-            human(one["size"]),
-            str(one["opens"]),
-            "+".join(one["tiers"]),
+    shown = [
+        [
+            *(one["path"], human(one["size"]), str(one["opens"]), "+".join(one["tiers"])),
             "yes" if one["dirty"] else "",
         ]
-        _row(made, width, OBJECTS, cells)
-    return [made]
+        for one in found["objects"][:rows]
+    ]
+    return [_table(width, OBJECTS, shown, left=("object", "tiers"))]

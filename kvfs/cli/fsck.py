@@ -69,25 +69,22 @@ def command(
     is; 8: the check could not be made; 2: wrong usage.
     """
     live = is_mount(target)
+    how = {"repair": repair, "hashes": hashes}
+    if bucket:  # a daemon of an older version does not know it
+        how["bucket"] = True
     shown = _Report(target, quiet=as_json)
     try:
         with shown.bar:
             if live:
                 if options:
                     raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
-                _ask_daemon(target, shown.take, repair=repair, hashes=hashes, bucket=bucket)
+                _ask_daemon(target, shown.take, how)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
                 # What its layers would log is among the findings.
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
-                fsck.run(
-                    *(target, shown.take),
-                    repair=repair,
-                    hashes=hashes,
-                    bucket=bucket,
-                    options=",".join(options),
-                )
+                fsck.run(target, shown.take, options=",".join(options), **how)
     except InUseError as error:
         raise Failed(
             f"{target} is in use ({error.holder}): check it where it is mounted, "
@@ -107,16 +104,8 @@ def _mountpoint(holder: str) -> str:
     return holder.partition("mounted on ")[2] or "MOUNTPOINT"
 
 
-def _ask_daemon(
-    mountpoint: Path,
-    take: Callable[[Answer], None],
-    *,
-    repair: bool,
-    hashes: bool,
-    bucket: bool,
-) -> None:
-    asked = {"bucket": True} if bucket else {}  # a daemon of an older version does not know it
-    request(mountpoint, "check", repair=repair, hashes=hashes, **asked)
+def _ask_daemon(mountpoint: Path, take: Callable[[Answer], None], how: dict[str, bool]) -> None:
+    request(mountpoint, "check", **how)
     for answer in polled(lambda: request(mountpoint, "checked")):
         take(answer)
         if answer["failed"]:

@@ -1,5 +1,6 @@
 """`kvfs match`: how much of a prompt a namespace has, where that is, and what comes next."""
 
+import bisect
 import json
 import os
 from collections.abc import Sequence
@@ -155,12 +156,8 @@ def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.Answer | N
             shards = () if spec.shards == ("",) else spec.shards
             os.pwrite(descriptor, matching.pack_request(parent, part, shards), 0)
             found = matching.unpack_answer(os.pread(descriptor, matching.answer_size(len(part)), 0))
-            total = matching.Answer(
-                total.blocks + found.blocks,
-                total.ram + found.ram,
-                total.nvme + found.nvme,
-                total.bucket + found.bucket,
-            )
+            blocks, ram, nvme, bucket = map(sum, zip(total[:4], found[:4], strict=True))
+            total = matching.Answer(blocks, ram, nvme, bucket)
             if found.blocks < len(part):
                 break
     except (OSError, ValueError) as error:
@@ -179,14 +176,7 @@ def _bisect(directory: Path, spec: _Spec, keys: list[bytes]) -> int:
             os.path.isfile(directory / prefix.path(parent, keys[at], s)) for s in spec.shards
         )
 
-    low, high = 0, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if there(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect.bisect_left(range(len(keys)), True, key=lambda at: not there(at))  # noqa: FBT003
 
 
 def _continuations(directory: Path, parent: bytes) -> int:

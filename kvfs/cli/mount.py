@@ -52,10 +52,7 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
         _become_keeper(config)
     _start(config)
     if fresh:  # a slip of the pen looks like this
-        click.echo(
-            f"kvfs: nvme={fresh} did not exist: it was made, and is empty",
-            err=True,
-        )
+        click.echo(f"kvfs: nvme={fresh} did not exist: it was made, and is empty", err=True)
     click.echo(_what_is_on(mountpoint))
 
 
@@ -146,7 +143,8 @@ def _what_is_on(mountpoint: Path) -> str:
     parts += [
         f"{name} {_size(name, tier)}at {tier['path']}" for name, tier in status["tiers"].items()
     ]
-    return printable(f"{mountpoint}: {', '.join(parts)}; log {log_of(status, mountpoint)}")
+    log = status["options"].get("log") or runtime.log_path(mountpoint)
+    return printable(f"{mountpoint}: {', '.join(parts)}; log {log}")
 
 
 def _size(name: str, tier: dict[str, Any]) -> str:
@@ -154,8 +152,3 @@ def _size(name: str, tier: dict[str, Any]) -> str:
     if name != "s3":
         return f"{human(tier['capacity_bytes'])} "
     return f"({tier['state']}: {tier['why']}) " if tier["state"] != "healthy" else ""
-
-
-def log_of(status: dict[str, dict[str, str]], mountpoint: Path) -> str:
-    """Return where this mount logs."""
-    return status["options"].get("log") or str(runtime.log_path(mountpoint))

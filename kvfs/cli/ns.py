@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,13 +87,6 @@ def _for(meaning: str) -> Callable[[Command], Command]:
     return click.option("--for", "connector", type=click.Choice(profiles.NAMES), help=meaning)
 
 
-settings_argument = click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
-
-
-def _texts(settings: tuple[str, ...], before: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {**(before or {}), **assignments(settings, "setting")}
-
-
 def _describe_settings() -> str:
     described = (
         f"  {row.name:<14} {row.unit}; default {row.default}\n{'':17}{row.meaning}"
@@ -113,11 +106,12 @@ def command() -> None:
 
 @command.command()
 @namespace_argument
-@settings_argument
+@click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
 @_for("Give it the life that this connector needs, and print what to paste into its engine.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
     """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
-    texts = _texts(settings, profiles.settings(connector) if connector else None)
+    before = profiles.settings(connector) if connector else {}
+    texts = {**before, **assignments(settings, "setting")}
     wanted = Settings.parse(texts)
     if connector is not None:  # all that can be wrong with it, before anything is made
         configuration(namespace, connector, wanted)
@@ -141,7 +135,7 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
     A greater version makes everything in it vanish at once; space follows in the background.
     """
-    texts = _texts(settings)
+    texts = assignments(settings, "setting")
     answer = namespace.ask("ns_set", settings=texts)
     if "compression" in texts:
         _say_note(namespace, answer)
@@ -161,7 +155,9 @@ def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
     """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
     found = namespace.ask("ns_show")
     if connector is not None:
-        _show_for(namespace, connector, found)
+        expect_own(namespace, found)
+        click.echo(configuration(namespace, connector, Settings.parse(found["settings"])))
+        say_misfits(namespace, connector, found["settings"])
         return
     give(found, partial(_show, namespace), as_json=as_json)
 
@@ -199,13 +195,6 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
 def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
     """How much of a quota that is, if there is one."""
     return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
-
-
-def _show_for(namespace: Named, connector: str, found: dict[str, Any]) -> None:
-    """Print the engine's configuration, and warn where the settings are not what it needs."""
-    expect_own(namespace, found)
-    click.echo(configuration(namespace, connector, Settings.parse(found["settings"])))
-    say_misfits(namespace, connector, found["settings"])
 
 
 def expect_own(namespace: Named, found: dict[str, Any]) -> None:

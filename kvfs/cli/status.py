@@ -81,24 +81,14 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     yield "not in s3 yet", waits
     if bucket.get("in_conflict"):  # a daemon of before has none
         yield "only here", f"{bucket['in_conflict']} objects, whose names others have in s3"
-    done = (
-        "uploads",
-        "downloads",
-        "headers",
-        "copies",
-        "deletes",
-        "spilled",
-        "conflicts",
-        "failures",
-    )
-    yield "s3", ", ".join(f"{bucket[name]} {name}" for name in done)
-    shared = ("lookups", "absent_cached", "found", "imported", "stale", "refused")
-    yield (
-        "names of others",
-        ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in shared),
-    )
-    ahead = ("prefetched", "prefetch_used", "prefetch_wasted", "warmed")
-    yield "ahead", ", ".join(f"{bucket[name]} {name.replace('_', ' ')}" for name in ahead)
+    counters = {
+        "s3": "uploads downloads headers copies deletes spilled conflicts failures",
+        "names of others": "lookups absent_cached found imported stale refused",
+        "ahead": "prefetched prefetch_used prefetch_wasted warmed",
+    }
+    for what, names in counters.items():
+        counted = (f"{bucket[name]} {name.replace('_', ' ')}" for name in names.split())
+        yield what, ", ".join(counted)
 
 
 def _compression(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:

@@ -47,7 +47,7 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
                 request(mountpoint, "discard_ram", on=False)
             raise
         patience = NOW_S if now else EXIT_S
-        if keeper is not None and not lazy and not _ended(keeper, patience):
+        if keeper is not None and not lazy and not select.select([keeper], [], [], patience)[0]:
             raise KvfsError(
                 f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: it "
                 "waits for a disk or a bucket, see the log"
@@ -137,8 +137,3 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
                 f"; in use by {users.of_mount(mountpoint)}{cure}; or detach it: kvfs umount --lazy"
             )
         raise KvfsError(message) from None
-
-
-def _ended(pidfd: int, patience: float) -> bool:
-    ready, _, _ = select.select([pidfd], [], [], patience)
-    return bool(ready)

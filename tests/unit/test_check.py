@@ -1004,7 +1004,7 @@ def test_a_check_runs_while_somebody_asks_for_it(
 
             await checks.start(repair=False, hashes=False)
             with trio.fail_after(60):
-                while not checks._ended:  # noqa: ASYNC110 (nobody may ask)
+                while checks._jobs.alive:  # noqa: ASYNC110 (nobody may ask)
                     await trio.sleep(POLL)
             assert "nobody has asked" in (await checks.look())["failed"]
             await checks.start(repair=True, hashes=False)

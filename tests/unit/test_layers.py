@@ -22,7 +22,8 @@ LAYERS = (
     ("kvfs.fuse",),
     # The floors of the core. Rooms of one floor do not know each other.
     ("kvfs.core.dispatcher",),
-    ("kvfs.core.jobs", "kvfs.core.check"),
+    ("kvfs.core.check",),
+    ("kvfs.core.jobs",),
     ("kvfs.core.bucket.node",),
     ("kvfs.core.bucket.upload", "kvfs.core.bucket.download"),
     ("kvfs.core.bucket.listing", "kvfs.core.admin", "kvfs.core.lending"),

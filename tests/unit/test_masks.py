@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.cli.masks import Masks, scrub
+from kvfs.cli.bundle import Masks, scrub
 
 MASKS = Masks(["alice", "a.b"], ["/mnt/kv", "/data/kvfs", "s3://b/p/"])
 

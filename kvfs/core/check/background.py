@@ -1,17 +1,20 @@
-"""A check beside a mount: started by one request, looked at by others.
+"""A check beside a mount: a job, started by one request and looked at by others.
 
-Contract: one at a time. Findings wait for who asks, so many at most, and the check waits with them;
-it ends when nobody has asked for a while. Whatever happens to it, the mount goes on.
+Contract: one at a time, without a number. Findings wait for who asks, so many at most, and the
+check waits with them; it ends when nobody has asked for a while. Whatever happens to it, the mount
+goes on.
 """
 
 import logging
-import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
 
 from kvfs.core.check.check import check
 from kvfs.core.check.survey import Finding, Survey
+from kvfs.core.jobs.job import Job, Jobs
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.movement.movers import Movers
@@ -23,6 +26,46 @@ FINDINGS_MAX = 1000  # in one answer
 PATIENCE = 10.0  # s that a check goes on after somebody last asked for it
 
 
+class _Check(Job):
+    """`findings` are those of which nobody has asked yet."""
+
+    def __init__(self, survey: Callable[[Callable[[Finding], Awaitable[None]]], Survey]) -> None:
+        """survey: of all that there is, that tells its findings so."""
+        super().__init__(())
+        self.survey = survey(self.tell)
+        self.findings: list[Finding] = []
+        self.failed = ""
+        self.room = trio.Event()
+        self.scope = trio.CancelScope()
+
+    async def tell(self, finding: Finding) -> None:
+        if finding.state == "repaired":
+            log.warning(
+                "check: inode %d %s: %s; repaired: %s",
+                *(finding.ino, finding.path, finding.what, finding.cure),
+            )
+        while len(self.findings) >= FINDINGS_MAX:
+            self.room = trio.Event()
+            await self.room.wait()
+        self.findings.append(finding)
+
+    async def run(self) -> None:
+        try:
+            await check(self.survey)
+        except (KvfsError, OSError) as error:
+            self.failed = str(error)
+            log.error("check: it cannot go on: %s", error)
+        except Exception as error:
+            self.failed = f"{error!r}; the daemon's log has more"
+            log.exception("check: a defect of kvfs")
+
+    def describe(self) -> dict[str, Any]:
+        """Also what was found since somebody last asked."""
+        found, self.findings = self.findings, []
+        self.room.set()
+        return self.survey.answer(found, ended=self.over, failed=self.failed)
+
+
 class Background:
     """Run `run()` as long as the mount lives."""
 
@@ -31,51 +74,21 @@ class Background:
     ) -> None:
         self._ledger = ledger
         self._movers = movers
-        self._jobs = jobs
+        self._busy = jobs
         self._remote = remote
-        self._wanted = trio.Event()
-        self._survey: Survey | None = None
-        self._findings: list[Finding] = []
-        self._room = trio.Event()
-        self._scope = trio.CancelScope()
-        self._ended = True
-        self._failed = ""
+        self._jobs = Jobs[_Check](kept=1)
+        self._last: _Check | None = None
 
     async def run(self) -> None:
         while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
-            assert self._survey is not None
-            with trio.CancelScope(deadline=trio.current_time() + PATIENCE) as self._scope:
-                await self._check(self._survey)
-            if self._scope.cancelled_caught:
-                self._failed = f"nobody has asked for the check in {PATIENCE:.0f} s"
-                log.warning("check: %s", self._failed)
-            self._ended = True
-
-    async def _check(self, survey: Survey) -> None:
-        try:
-            await check(survey)
-        except (KvfsError, OSError) as error:
-            self._failed = str(error)
-            log.error("check: it cannot go on: %s", error)
-        except Exception as error:
-            self._failed = f"{error!r}; the daemon's log has more"
-            log.exception("check: a defect of kvfs")
-
-    async def _tell(self, finding: Finding) -> None:
-        if finding.state == "repaired":
-            log.warning(
-                "check: inode %d %s: %s; repaired: %s",
-                finding.ino,
-                finding.path,
-                finding.what,
-                finding.cure,
-            )
-        while len(self._findings) >= FINDINGS_MAX:
-            self._room = trio.Event()
-            await self._room.wait()
-        self._findings.append(finding)
+            job = await self._jobs.next()
+            job.scope.deadline = trio.current_time() + PATIENCE
+            with job.scope:
+                await job.run()
+            if job.scope.cancelled_caught:
+                job.failed = f"nobody has asked for the check in {PATIENCE:.0f} s"
+                log.warning("check: %s", job.failed)
+            self._jobs.end(job)
 
     # What clients ask
 
@@ -83,33 +96,28 @@ class Background:
         """Begin a check. Raises ControlError if there is one, ConfigError if there is no bucket."""
         if bucket and self._remote is None:
             raise ConfigError("--bucket: this mount has no bucket; mount it with s3=")
-        if not self._ended:
+        if self._jobs.alive:
             raise ControlError(
                 "a check is running already: wait for it, or end its command and wait "
                 f"{PATIENCE:.0f} s"
             )
-        self._survey = Survey(
-            self._ledger,
-            self._movers,
-            self._jobs,
-            self._tell,
+        survey = partial(
+            Survey,
+            *(self._ledger, self._movers, self._busy),
             repair=repair,
             hashes=hashes,
             live=True,
             remote=self._remote if bucket else None,
         )
-        self._findings, self._failed, self._ended = [], "", False
-        self._scope = trio.CancelScope(deadline=math.inf)
-        self._wanted.set()
+        self._last = _Check(survey)
+        self._jobs.begin(self._last)
         return {}
 
     async def look(self) -> dict[str, Any]:
         """How far it is, and what was found since somebody last asked."""
-        if self._survey is None:
+        if self._last is None:
             raise ControlError(
                 "no check was started since this daemon began, which took over: begin it again"
             )
-        self._scope.deadline = trio.current_time() + PATIENCE
-        found, self._findings = self._findings, []
-        self._room.set()
-        return self._survey.answer(found, ended=self._ended, failed=self._failed)
+        self._last.scope.deadline = trio.current_time() + PATIENCE
+        return self._last.describe()

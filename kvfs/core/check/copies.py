@@ -188,12 +188,10 @@ class Copies:
         if not stat.S_ISREG(found.st_mode):
             return Verdict("damaged", "it is no regular file", "lose")
         packed = inode.packed if tier is self.ledger.tiers.nvme else None
-        size, blocks = (
-            (inode.size, inode.blocks) if packed is None else (packed.size, packed.blocks)
-        )
+        form = inode if packed is None else packed
         plain = packed is not None and found.st_size == inode.size
-        if found.st_size != size and not plain:
-            what = f"it has {found.st_size} bytes, expected {size}"
+        if found.st_size != form.size and not plain:
+            what = f"it has {found.st_size} bytes, expected {form.size}"
             return Verdict("damaged", what, "lose")
         if isinstance(hashed, Verdict):
             return hashed
@@ -213,8 +211,8 @@ class Copies:
             return Verdict("unproven", what, "lose")
         if plain:
             return Verdict("unpacked", "it was decompressed, and the record lacks that", "plain")
-        if found.st_blocks * 512 > blocks * 512 + SLACK:
-            what = f"it takes {found.st_blocks} blocks, accounted are {blocks}"
+        if found.st_blocks * 512 > form.blocks * 512 + SLACK:
+            what = f"it takes {found.st_blocks} blocks, accounted are {form.blocks}"
             return Verdict("blocks", what, "recount")
         return None
 
@@ -290,7 +288,7 @@ class Copies:
         names = survey.path(inode)
         if survey.repair and verdict.remedy == "restamp" and there is not None:
             times = (there.st_atime_ns, inode.backing_mtime_ns)
-            await survey.io(partial(_set_times, path, times))
+            await survey.io(partial(os.utime, path, ns=times))
         if verdict.kind == "damaged" and not survey.repair and (now := self._fit(ino, version)):
             self.ledger.records.distrust(now, tier)
         survey.report(verdict.kind, ino, names, what, cure, mend)
@@ -333,7 +331,3 @@ def _stat(path: str) -> Stat:
 
 def _there(tier: Tier) -> bool:
     return tier.present() and os.path.isdir(f"{tier.root}/objects")
-
-
-def _set_times(path: str, times: tuple[int, int]) -> None:
-    os.utime(path, ns=times)

@@ -56,20 +56,16 @@ class Files:
             survey.report("folder", 0, folder, what, "make it", nothing)
             return
         for name in names:
-            if self._meaning(tier, folder, name) is not None:
-                await self._suspect(tier, folder, name)
+            ino, version = _parse(name)
+            moves = ino and (ino in survey.jobs or ino in self.ledger.table.busy)
+            if not moves and self._wrong(tier, folder, name, ino, version) is not None:
+                await self._suspect(tier, folder, name, ino, version)
             await survey.step(0)
-
-    def _meaning(self, tier: Tier, folder: str, name: str) -> tuple[str, str] | None:
-        """(kind, what is wrong), or None if it is as it should be, or about to be."""
-        ino, version = _parse(name)
-        if ino and (ino in self.survey.jobs or ino in self.ledger.table.busy):
-            return None
-        return self._wrong(tier, folder, name, ino, version)
 
     def _wrong(
         self, tier: Tier, folder: str, name: str, ino: int, version: int
     ) -> tuple[str, str] | None:
+        """(kind, what is wrong), or None if it is as it should be, or about to be."""
         if name.endswith(PART) and ino:
             return "part", "a copy that was never finished"
         if not ino:
@@ -90,9 +86,8 @@ class Files:
         where = "other content" if holds else "no copy in this tier"
         return "leftover", f"inode {ino} has {where}"
 
-    async def _suspect(self, tier: Tier, folder: str, name: str) -> None:
+    async def _suspect(self, tier: Tier, folder: str, name: str, ino: int, version: int) -> None:
         survey = self.survey
-        ino, version = _parse(name)
         path = folder + name
         async with survey.hold(ino) if ino else nullcontext():
             wrong = self._wrong(tier, folder, name, ino, version)

@@ -134,20 +134,15 @@ class Inodes:
         if survey.in_use(ino) or survey.to_be_recovered(ino) or survey.dropped(ino):
             return
         if survey.marked(ino) or (inode.is_file and not inode.sealed):
-
-            def forget() -> None:
-                with self.catalog.batch() as batch:
-                    self.ledger.removals.forget(inode, batch, accounted=False)
-
+            removals = self.ledger.removals
+            forget = partial(survey.change, partial(removals.forget, inode, accounted=False))
             what = "it was unlinked or never sealed, and nobody has it open"
             survey.said.add((ino, "marked"))
             survey.report("nameless", ino, "(no name)", what, "remove it", forget)
         else:
-            what, mend = (
-                "no directory has an entry for it",
-                partial(self.names.to_lost_found, inode),
-            )
-            survey.report("nameless", ino, "(no name)", what, f"it becomes /lost+found/{ino}", mend)
+            what, cure = "no directory has an entry for it", f"it becomes /lost+found/{ino}"
+            mend = partial(self.names.to_lost_found, inode)
+            survey.report("nameless", ino, "(no name)", what, cure, mend)
 
     def _check_unsealed(self, inode: Inode) -> None:
         survey, ino = self.survey, inode.ino
@@ -206,9 +201,7 @@ class Inodes:
         ((parent, cookie),) = inode.links
         entry = self.catalog.dentry(parent, cookie)
         if entry is not None:
-            with self.catalog.batch() as batch:
-                batch.unlink(parent, entry)
-            self.ledger.gone(parent, entry.name, inode.ino)
+            self.survey.remove(parent, entry)
         self.names.to_lost_found(inode)
 
     # What hangs on inodes
@@ -268,9 +261,6 @@ class Inodes:
             self._wrong_fact("suspect", found, "two numbers of sessions", f"1 {self._session}")
 
     def _wrong_fact(self, name: str, found: str | None, expected: str, value: str) -> None:
-        def mend() -> None:
-            with self.catalog.batch() as batch:
-                batch.set_fact(name, value)
-
         what = f"the fact {name} is {found!r}, expected {expected}"
+        mend = partial(self.survey.change, lambda batch: batch.set_fact(name, value))
         self.survey.report("fact", 0, "", what, f"set it to {value!r}", mend)

@@ -92,10 +92,6 @@ class Names:
             if found is not None:
                 yield found[1]
 
-    def _lists(self, ino: int, parent: int, cookie: int) -> bool:
-        inode = self.survey.inode(ino)
-        return inode is not None and (parent, cookie) in inode.links
-
     def valid_links(self, inode: Inode) -> tuple[tuple[int, int], ...]:
         """The links that lead to an entry which leads back; each once, of a directory the first."""
         found = [
@@ -167,11 +163,7 @@ class Names:
             return True
         path = survey.entry_path(parent, entry.name)
 
-        def remove() -> None:
-            with self.catalog.batch() as batch:
-                batch.unlink(parent, entry)
-            survey.ledger.gone(parent, entry.name, entry.ino)
-
+        remove = partial(survey.remove, parent, entry)
         if inode is None:
             if next(self._entries(entry.ino), None):
                 self._report_rebuilt(entry.ino, (link,))
@@ -184,8 +176,8 @@ class Names:
             survey.report("name", entry.ino, path, what, "remove the entry", remove)
             return False
         self._to_be_adopted(inode, parent)
-        cure = "make it its name"
-        survey.report("name", entry.ino, path, what, cure, lambda: self._adopt(inode, link))
+        adopt = partial(self._adopt, inode, link)
+        survey.report("name", entry.ino, path, what, "make it its name", adopt)
         return True
 
     def _unwanted(self, inode: Inode) -> bool:
@@ -210,16 +202,14 @@ class Names:
             other is not None
             and other.cookie != entry.cookie
             and self._entry(parent, other.cookie) == other
-            and self._lists(other.ino, parent, other.cookie)
+            and (inode := survey.inode(other.ino)) is not None
+            and (parent, other.cookie) in inode.links
         ):
             self._misplaced(parent, entry, f"inode {other.ino} has the same name")
             return
         survey.said.add((parent, entry.name))
 
-        def mend() -> None:
-            with self.catalog.batch() as batch:
-                batch.link(parent, entry)
-
+        mend = partial(survey.change, lambda batch: batch.link(parent, entry))
         what = "it is listed, but cannot be looked up"
         if other is not None:
             what = f"it is listed as inode {entry.ino}, but looked up as {other.ino}"
@@ -251,15 +241,13 @@ class Names:
         )
 
         def restore() -> None:
-            with self.catalog.batch() as batch:
-                batch.link(parent, entry)
+            survey.change(lambda batch: batch.link(parent, entry))
             assert inode is not None  # else there would be nothing to keep
             if link not in inode.links:
                 self._adopt(inode, link)
 
         def remove() -> None:
-            with self.catalog.batch() as batch:
-                batch.erase(keys.NAMES, key)
+            survey.erase(keys.NAMES, key)
             survey.ledger.gone(parent, entry.name, entry.ino)
 
         path = survey.entry_path(parent, entry.name)

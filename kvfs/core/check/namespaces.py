@@ -209,13 +209,9 @@ class Namespaces:
         try:
             Settings.from_json(value.decode(errors="replace"))
         except ConfigError as error:
-            cure, mend = "give it the default settings", partial(self._set_default, inode.ino)
-            survey.report_inode("settings", inode, str(error), cure, mend)
+            mend = partial(survey.change, partial(self.namespaces.set, inode.ino, Settings()))
+            survey.report_inode("settings", inode, str(error), "give it the default settings", mend)
         return ""
-
-    def _set_default(self, ino: int) -> None:
-        with self.catalog.batch() as batch:
-            self.namespaces.set(ino, Settings(), batch)
 
     def _check_dropped(self, inode: Inode | None, value: bytes) -> str:
         if inode is None or not inode.is_dir or inode.ino == ROOT_INO:
@@ -225,13 +221,10 @@ class Namespaces:
             self.survey.report_inode("mark", inode, what, cure, partial(self._take_name, inode))
         elif audit.dropped(value) is None:
             what = "it was dropped, and the name that it had makes no sense"
-            cure, mend = "forget the name: it stays dropped", partial(self._forget_name, inode.ino)
+            forget = partial(self.namespaces.forget_name, inode.ino)
+            cure, mend = "forget the name: it stays dropped", partial(self.survey.change, forget)
             self.survey.report("mark", inode.ino, "", what, cure, mend)
         return ""
-
-    def _forget_name(self, ino: int) -> None:
-        with self.catalog.batch() as batch:
-            self.namespaces.forget_name(ino, batch)
 
     def _take_name(self, inode: Inode) -> None:
         ((parent, cookie),) = inode.links

@@ -17,7 +17,7 @@ from functools import partial
 
 import trio
 
-from kvfs.catalog import Inode, Stored, audit, keys
+from kvfs.catalog import Batch, Inode, Stored, audit, keys
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.check.survey import Survey
 from kvfs.errors import TierError
@@ -87,15 +87,12 @@ class Marks:
                 fits = fits and inode.sealed and bool(inode.links)
             if not fits and not self.survey.in_use(ino) and not self.survey.to_be_recovered(ino):
                 what = "the bucket has, or is to get, what is no file any more"
-                self._report(ino, inode, what, partial(self._gone, ino))
+                gone = partial(self.ledger.dirty.gone, ino)
+                self._report(ino, inode, what, partial(self.survey.change, gone))
 
     def _report(self, ino: int, inode: Inode | None, what: str, mend: "partial[None]") -> None:
         path = "" if inode is None else self.survey.path(inode)
         self.survey.report("bucket", ino, path, what, "remove the mark", mend)
-
-    def _gone(self, ino: int) -> None:
-        with self.catalog.batch() as batch:
-            self.ledger.dirty.gone(ino, batch)
 
 
 class Listed:
@@ -243,7 +240,9 @@ class Listed:
             self._lost(inode, "altered", f"{why} ({stored.key})", ours=True)
         elif head.etag != stored.etag:
             what = f"the bucket has it with ETag {head.etag}, expected {stored.etag}"
-            mend = partial(self._take_etag, inode, stored._replace(etag=head.etag))
+            there = keys.stored_value(stored._replace(etag=head.etag))
+            take = partial(Batch.mark, kind=keys.STORED, ino=inode.ino, value=there)
+            mend = partial(self.survey.change, take)
             self.survey.report_inode("altered", inode, what, "take the ETag that it has", mend)
 
     def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
@@ -261,10 +260,6 @@ class Listed:
             drop = partial(ledger.removals.drop, inode, "lost", stored=ours)
             mend = partial(ledger.removals.let_go, inode) if others else drop
             report("drop it with its names", mend)
-
-    def _take_etag(self, inode: Inode, stored: Stored) -> None:
-        with self.catalog.batch() as batch:
-            batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
 
     def _end_deletes(self) -> None:
         """What was to be deleted and is not there."""

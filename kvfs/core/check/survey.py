@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import trio
 
-from kvfs.catalog import ROOT_INO, Inode, audit, keys
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import Movers
 from kvfs.movement.remote import Remote
@@ -99,12 +99,7 @@ class Survey:
         self._pending.append(Finding(kind, ino, path, what, cure, state))
 
     def report_inode(
-        self,
-        kind: str,
-        inode: Inode,
-        what: str,
-        cure: str,
-        mend: Callable[[], object] | None,
+        self, kind: str, inode: Inode, what: str, cure: str, mend: Callable[[], object] | None
     ) -> None:
         """The same of something that is there, by one of its names."""
         self.report(kind, inode.ino, self.path(inode), what, cure, mend)
@@ -213,14 +208,20 @@ class Survey:
 
     # Repairs that many parts have
 
-    def erase(self, kind: bytes, key: bytes) -> None:
+    def change(self, change: Callable[[Batch], None]) -> None:
         with self.catalog.batch() as batch:
-            batch.erase(kind, key)
+            change(batch)
 
-    def put(self, *inodes: Inode) -> None:
-        with self.catalog.batch() as batch:
-            for inode in inodes:
-                batch.put(inode)
+    def erase(self, kind: bytes, key: bytes) -> None:
+        self.change(lambda batch: batch.erase(kind, key))
+
+    def put(self, inode: Inode) -> None:
+        self.change(lambda batch: batch.put(inode))
+
+    def remove(self, parent: int, entry: Dentry) -> None:
+        """The name; the inode's links are the caller's."""
+        self.change(lambda batch: batch.unlink(parent, entry))
+        self.ledger.gone(parent, entry.name, entry.ino)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:

@@ -127,7 +127,7 @@ class Scrub:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.movers = movers
-        self.told: Callable[..., None] = _nobody
+        self.told: Callable[..., None] = lambda *_, **__: None
         self.counters = {tier.name: Counter[str]() for tier in self.ledger.tiers.local}
         self.cpu_seconds = 0.0
         self._period = period
@@ -436,7 +436,3 @@ def _facts(one: Pass) -> dict[str, Any]:
         "unread": one.unread,
         "without_digest": one.without_digest,
     }
-
-
-def _nobody(_kind: str, **_facts: object) -> None:
-    """No one wants to know."""

@@ -23,7 +23,9 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.namespaces.blocks import Blocks
 from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
 from kvfs.fairness.portions import Portions
@@ -54,6 +56,14 @@ class Who(NamedTuple):
 NOBODY = Who(-1, -1)  # what others may
 
 
+def of_blocks(namespaces: Namespaces, ino: int) -> tuple[Namespace, Blocks]:
+    """The namespace of a directory whose paths are prefixes. Raises StaleError for another."""
+    space = namespaces.own(ino)
+    if space is None or space.blocks is None:
+        raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+    return space, space.blocks
+
+
 class Leases:
     """`opened(held, began)` counts opens for reading that were begun at a time of the clock."""
 
@@ -82,9 +92,7 @@ class Leases:
         Their numbers follow each other. The descriptors are the objects' own, to be handed over
         before anything is awaited. Raises StaleError if the directory is no namespace of blocks.
         """
-        space = self.ledger.namespaces.own(ino)
-        if space is None or space.blocks is None:
-            raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+        space, _ = of_blocks(self.ledger.namespaces, ino)
         began, first, found = time.perf_counter(), self._next, list[OpenObject]()
         if self.ledger.namespaces.limited:
             return first, []

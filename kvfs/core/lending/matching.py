@@ -17,10 +17,10 @@ from struct import iter_unpack
 import trio
 
 from kvfs import matching
+from kvfs.core.lending.leases import of_blocks
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
 from kvfs.core.namespaces.namespace import Namespace
-from kvfs.errors import StaleError
 from kvfs.layouts.prefix import NUMBER_MAX, file_number
 from kvfs.matching import Answer, Request
 from kvfs.prefix import KEY_BYTES
@@ -45,11 +45,8 @@ class Matching:
 
     async def answer(self, ino: int, request: Request) -> Answer:
         """What is cached of it in the namespace of this directory."""
-        space = self.namespaces.own(ino)
-        if space is None or space.blocks is None:
-            raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
-        question = _Question(self, space, space.blocks, request)
-        return await question.answer()
+        space, blocks = of_blocks(self.namespaces, ino)
+        return await _Question(self, space, blocks, request).answer()
 
 
 class _Question:

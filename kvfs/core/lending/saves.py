@@ -20,7 +20,7 @@ from itertools import pairwise
 import trio
 
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.lending.leases import LEASES_MAX, Who
+from kvfs.core.lending.leases import LEASES_MAX, Who, of_blocks
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.objects.objects import Objects
@@ -61,9 +61,7 @@ class Saves:
         Leases follow each other, descriptors are the caller's to close. Raises StaleError if the
         directory is no namespace of blocks.
         """
-        space = self.ledger.namespaces.own(ino)
-        if space is None or space.blocks is None:
-            raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+        space, _ = of_blocks(self.ledger.namespaces, ino)
         first, found = self._numbers(len(request.keys)), list[int]()
         if not self._lends(space):
             return first, found
