@@ -773,8 +773,8 @@ def world(tmp: Path, **options: object) -> Iterator[World]:
 
 @contextmanager
 def few_folders() -> Iterator[None]:
-    """Tiers made meanwhile have 4 directories: making and listing 256 takes half of most tests."""
-    with patch("kvfs.tiers.tier.FANOUT", 4), patch("kvfs.tiers.ram.FANOUT", 4):
+    """Tiers made meanwhile have 8 directories: making and listing 256 takes half of most tests."""
+    with patch("kvfs.tiers.tier.FANOUT", 8), patch("kvfs.tiers.ram.FANOUT", 8):
         yield
 
 
