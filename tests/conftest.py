@@ -57,12 +57,25 @@ def _file(item: pytest.Item) -> str:
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
     """`mount(options, name="kv")` mounts kvfs below tmp_path; `{tmp}` in options is tmp_path."""
+    with _mounts(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """The same for all tests of a file, which leave each other's files alone."""
+    with _mounts(tmp_path_factory.mktemp("module")) as make:
+        yield make
+
+
+@contextmanager
+def _mounts(folder: Path) -> Iterator[Mount]:
     mounted: list[Mounted] = []
 
     def make(options: str, name: str = "kv") -> Mounted:
-        path = tmp_path / name
+        path = folder / name
         path.mkdir()
-        one = Mounted(path, options.replace("{tmp}", str(tmp_path)), tmp_path / f"{name}.log")
+        one = Mounted(path, options.replace("{tmp}", str(folder)), folder / f"{name}.log")
         mounted.append(one)
         one.mount()
         return one

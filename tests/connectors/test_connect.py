@@ -12,9 +12,9 @@ from tests.harness import KVFS, Mounted
 QUOTA = "quota_hard=500G"
 
 
-@pytest.fixture
-def mounted(mount: Mount) -> Mounted:
-    return mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+@pytest.fixture(scope="module")
+def mounted(module_mount: Mount) -> Mounted:
+    return module_mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
 
 
 def kvfs(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def test_each_way_alone_can_be_pasted(mounted: Mounted, engine: str) -> None:
 
 
 def test_both_ways_with_what_each_gives(mounted: Mounted) -> None:
-    place = mounted.path / "cache"
+    place = mounted.path / "both"
     files = kvfs("ns", "create", place, "--for", "sglang-file", QUOTA).stdout
     both = kvfs("connect", "sglang", place)
     native = kvfs("connect", "sglang", place, "--native")
@@ -52,22 +52,22 @@ def test_both_ways_with_what_each_gives(mounted: Mounted) -> None:
         row = next(line for line in both.stdout.splitlines() if line.strip().startswith(what))
         assert by_files in row
         assert natively in row
-    said = "namespace cache has prefix=off, sglang-native needs prefix=on"
+    said = "namespace both has prefix=off, sglang-native needs prefix=on"
     assert said in native.stderr
     assert said in both.stderr
     assert "sglang-file needs" not in both.stderr
 
 
 def test_files_do_not_fit_a_namespace_of_prefixes(mounted: Mounted) -> None:
-    place = mounted.path / "cache"
+    place = mounted.path / "prefixes"
     kvfs("ns", "create", place, "prefix=on", "eviction=never")
     said = kvfs("connect", "lmcache", place, "--file").stderr
-    assert "namespace cache has prefix=on, lmcache-fs needs prefix=off" in said
-    assert "namespace cache has eviction=never, lmcache-fs needs eviction=adaptive" in said
+    assert "namespace prefixes has prefix=on, lmcache-fs needs prefix=off" in said
+    assert "namespace prefixes has eviction=never, lmcache-fs needs eviction=adaptive" in said
 
 
 def test_json_has_all_of_it(mounted: Mounted) -> None:
-    place = mounted.path / "cache"
+    place = mounted.path / "whole"
     kvfs("ns", "create", place, "--for", "lmcache-fs")
     found = json.loads(kvfs("connect", "lmcache", place, "--json").stdout)
     assert (found["engine"], found["namespace"]) == ("lmcache", str(place))
@@ -97,7 +97,7 @@ def test_a_name_will_do(mounted: Mounted) -> None:
 
 
 def test_what_is_refused(mounted: Mounted) -> None:
-    place = mounted.path / "cache"
+    place = mounted.path / "bare"
     place.mkdir()
     bad = kvfs("connect", "vlm", place, code=2)
     engines = "vllm, lmcache, sglang, vua, llamacpp, transformers"

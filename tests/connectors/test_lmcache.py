@@ -13,8 +13,8 @@ pytestmark = pytest.mark.clients
 
 MiB = 1 << 20
 CHUNK = 32 * MiB  # 256 tokens of Llama-3.1-8B
-CHUNKS = 12
-RAM = 256 * MiB
+CHUNKS = 6
+RAM = 128 * MiB
 DRIVER = "run_lmcache.py"
 ARGUMENTS = ("--chunks", str(CHUNKS))
 

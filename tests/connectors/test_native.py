@@ -27,9 +27,9 @@ def tight(mount: Mount) -> Mounted:
     return mount("ram=128M,nvme={tmp}/nvme,nvme_size=512M")
 
 
-def create(mounted: Mounted, engine: str, config: Path, *settings: str) -> Path:
+def create(mounted: Mounted, engine: str, config: Path, *settings: str, name: str = "") -> Path:
     """Make a namespace for an engine, and its configuration as a file."""
-    place = mounted.path / engine
+    place = mounted.path / (name or engine)
     made = [*KVFS, "ns", "create", str(place), "--for", f"{engine}-native", *settings]
     subprocess.run(made, check=True, capture_output=True)
     shown = [*KVFS, "connect", engine, str(place), "--native"]
@@ -110,34 +110,46 @@ def test_two_writers_of_the_same_chunks(tight: Mounted, client: Client, tmp_path
 class SGLang:
     """Runs of the driver in one namespace."""
 
-    def __init__(self, mounted: Mounted, client: Client, config: Path, *settings: str) -> None:
-        self.place = create(mounted, "sglang", config, *settings)
+    def __init__(
+        self,
+        mounted: Mounted,
+        client: Client,
+        config: Path,
+        *settings: str,
+        name: str = "sglang",
+    ) -> None:
+        self.place = create(mounted, "sglang", config, *settings, name=name)
         self.run = partial(client, SGLANG, self.place, "--config", str(config))
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        ("--layout", "page_first"),
-        ("--layout", "layer_first"),
-        ("--layout", "page_first_direct"),
-        ("--layout", "page_head"),
-        ("--layout", "page_first", "--mla"),
-        ("--layout", "layer_first", "--mla"),
-        ("--layout", "page_first_direct", "--mla", "--dtype", "float8_e4m3fn"),
-    ],
-    ids=" ".join,
+POOLS = (
+    ("--layout", "page_first"),
+    ("--layout", "layer_first"),
+    ("--layout", "page_first_direct"),
+    ("--layout", "page_head"),
+    ("--layout", "page_first", "--mla"),
+    ("--layout", "layer_first", "--mla"),
+    ("--layout", "page_first_direct", "--mla", "--dtype", "float8_e4m3fn"),
 )
+
+
+@pytest.mark.timeout(600)  # fourteen runs
 def test_sglang_is_found_by_other_processes_and_after_a_remount(
-    tight: Mounted, client: Client, tmp_path: Path, pool: tuple[str, ...]
+    tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
     """More pages than the controller asks for at once, in every layout of its host memory."""
-    sglang = SGLang(tight, client, tmp_path / "sglang.sh")
-    written = sglang.run(*pool, "--keep")
-    assert written["stats"]["blocks_saved"] == written["found"] == 300
-    assert {path.stat().st_size for path in files_below(sglang.place)} == {written["page_bytes"]}
+    caches = [
+        (pool, SGLang(tight, client, tmp_path / f"{at}.sh", name=f"sglang{at}"))
+        for at, pool in enumerate(POOLS)
+    ]
+    for pool, sglang in caches:
+        written = sglang.run(*pool, "--keep")
+        assert written["stats"]["blocks_saved"] == written["found"] == 300, pool
+        sizes = {path.stat().st_size for path in files_below(sglang.place)}
+        assert sizes == {written["page_bytes"]}, pool
     tight.remount()
-    assert sglang.run(*pool, "--reader")["found"] == 300  # and cleared
+    for pool, sglang in caches:
+        assert sglang.run(*pool, "--reader")["found"] == 300, pool  # and cleared
 
 
 def test_sglangs_older_interface(tight: Mounted, client: Client, tmp_path: Path) -> None:

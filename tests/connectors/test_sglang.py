@@ -10,8 +10,8 @@ pytestmark = pytest.mark.clients
 
 MiB = 1 << 20
 PAGE = 8 * MiB  # 64 tokens of Llama-3.1-8B
-PAGES = 48
-RAM = 256 * MiB
+PAGES = 24
+RAM = 128 * MiB
 DRIVER = "run_sglang_hicache.py"
 ARGUMENTS = ("--pages", str(PAGES))
 

@@ -315,12 +315,12 @@ def test_not_compared(kv: Mounted) -> None:
         os.open(kv.path / "a.kv", os.O_RDONLY)
 
 
-def test_unmounted(either: Mounted) -> None:
+def test_unmounted(kv: Mounted) -> None:
     """
     An unmount writes back what only RAM holds before it ends. The next mount has the same names,
     inode numbers, attributes, links and bytes.
     """
-    root = either.path
+    root = kv.path
     os.makedirs(root / "d" / "e")
     for number in range(5):
         (root / "d" / str(number)).write_bytes(os.urandom(M))
@@ -342,7 +342,7 @@ def test_unmounted(either: Mounted) -> None:
         return found
 
     before = everything()
-    either.remount()
+    kv.remount()
     assert everything() == before
     assert os.getxattr(root / "d" / "2", "user.x") == b"y"
     last = max(os.lstat(root / "d" / str(number)).st_ino for number in range(5))
@@ -350,22 +350,22 @@ def test_unmounted(either: Mounted) -> None:
     assert os.stat(root / "fresh").st_ino > last
 
 
-def test_numbers(either: Mounted) -> None:
+def test_numbers(kv: Mounted) -> None:
     """
     An inode number is used once. Neither unlinking nor mounting again, nor the death of the daemon,
     makes kvfs give it out a second time, as long as its NVMe directory stays.
     """
     seen = []
-    either.expect_log("did not end properly")
-    for restart in (either.umount, either.kill):
+    kv.expect_log("did not end properly")
+    for restart in (kv.umount, kv.kill):
         for number in range(3):
-            (either.path / f"{number}").touch()
-            seen.append(os.stat(either.path / f"{number}").st_ino)
-            os.unlink(either.path / f"{number}")
+            (kv.path / f"{number}").touch()
+            seen.append(os.stat(kv.path / f"{number}").st_ino)
+            os.unlink(kv.path / f"{number}")
         restart()
-        either.mount()
-    (either.path / "last").touch()
-    seen.append(os.stat(either.path / "last").st_ino)
+        kv.mount()
+    (kv.path / "last").touch()
+    seen.append(os.stat(kv.path / "last").st_ino)
     assert seen == sorted(set(seen))
 
 
@@ -397,20 +397,20 @@ def test_holes(either: Mounted) -> None:
     assert done.returncode == 0
 
 
-def test_unmounted_now(either: Mounted) -> None:
+def test_unmounted_now(kv: Mounted) -> None:
     """
     `kvfs umount --now` does not write back: names whose bytes only RAM held are gone afterwards, as
     after a power loss, and nothing else is. It ends within 5 s, whatever movers do: they are
     killed. A daemon that waits for a disk for longer is killed, too, and then all is as after the
     death of keeper and daemon.
     """
-    (either.path / "a.kv").write_bytes(b"kept" * M)
-    write_back(either)
-    (either.path / "b.kv").write_bytes(b"small, and only in RAM")
-    either.umount("--now")
-    either.mount()
-    assert os.listdir(either.path) == ["a.kv"]
-    assert (either.path / "a.kv").read_bytes() == b"kept" * M
+    (kv.path / "a.kv").write_bytes(b"kept" * M)
+    write_back(kv)
+    (kv.path / "b.kv").write_bytes(b"small, and only in RAM")
+    kv.umount("--now")
+    kv.mount()
+    assert os.listdir(kv.path) == ["a.kv"]
+    assert (kv.path / "a.kv").read_bytes() == b"kept" * M
 
 
 def test_all_dies(either: Mounted) -> None:
@@ -584,7 +584,7 @@ def test_ram_only(mount: Mount) -> None:
     assert os.listdir(kv.path) == []
 
 
-def test_scrubbed(either: Mounted) -> None:
+def test_scrubbed(kv: Mounted) -> None:
     """
     A scrubber reads every sealed copy that has a digest once in each period of `scrub`, which is 7
     days: copies in RAM, on NVMe, and compressed ones there. A copy with other bytes than its digest
@@ -599,25 +599,25 @@ def test_scrubbed(either: Mounted) -> None:
     when it is first copied. It does not read the bucket: an object from there is verified when it
     comes.
     """
-    assert either.status()["options"]["scrub"] == "7d"
-    (either.path / "a.kv").write_bytes(b"teaches the size")
-    (either.path / "b.kv").write_bytes(b"right" * M)
-    write_back(either)
-    (either.path / "c.kv").write_bytes(b"in RAM only" * M)
-    either.idle()  # its RELEASE comes after close(2): until then it is being written
+    assert kv.status()["options"]["scrub"] == "7d"
+    (kv.path / "a.kv").write_bytes(b"teaches the size")
+    (kv.path / "b.kv").write_bytes(b"right" * M)
+    write_back(kv)
+    (kv.path / "c.kv").write_bytes(b"in RAM only" * M)
+    kv.idle()  # its RELEASE comes after close(2): until then it is being written
     content = {"b.kv": b"right" * M}
-    either.expect_log("quarantined")
+    kv.expect_log("quarantined")
 
     def scrub() -> dict[str, Any]:
-        found: dict[str, Any] = either.status()["scrub"]
+        found: dict[str, Any] = kv.status()["scrub"]
         return found
 
     def a_pass() -> dict[str, Any]:
         """One that begins after now, or several."""
         now = time.time()
-        request(either.path, "set", scrub="1s")
+        request(kv.path, "set", scrub="1s")
         wait_for(lambda: (scrub()["last"] or {"began": 0})["began"] > now, "a pass ends")
-        request(either.path, "set", scrub="off")
+        request(kv.path, "set", scrub="off")
         wait_for(lambda: scrub()["pass"] is None, "no other one runs")
         found: dict[str, Any] = scrub()["last"]
         return found
@@ -625,8 +625,8 @@ def test_scrubbed(either: Mounted) -> None:
     found = a_pass()
     assert (found["objects"], found["rotten"], found["without_digest"]) == (3, 0, 1)
     assert scrub()["progress"] == 1.0
-    tiers = {name: Path(tier["path"]) for name, tier in either.status()["tiers"].items()}
-    inode = os.stat(either.path / "b.kv").st_ino
+    tiers = {name: Path(tier["path"]) for name, tier in kv.status()["tiers"].items()}
+    inode = os.stat(kv.path / "b.kv").st_ino
     for left, name in enumerate(("nvme", "ram")[::-1]):
         bad = next(tiers[name].glob(f"objects/*/{inode:x}.*"))
         times = bad.stat()
@@ -635,10 +635,10 @@ def test_scrubbed(either: Mounted) -> None:
         os.utime(bad, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it
         a_pass()
         assert scrub()["tiers"][name]["rotten"] == 1, name
-        either.idle()
+        kv.idle()
         assert [path.name for path in (tiers[name] / "quarantine").iterdir()] == [bad.name]
         if not left:
-            assert (either.path / "b.kv").read_bytes() == content["b.kv"]
+            assert (kv.path / "b.kv").read_bytes() == content["b.kv"]
         else:
-            assert not (either.path / "b.kv").exists()
+            assert not (kv.path / "b.kv").exists()
     assert a_pass()["rotten"] == 0

@@ -461,13 +461,13 @@ def foreign_files(w: Small) -> None:
 @damage("misplaced")
 def file_in_the_wrong_folder(w: Small) -> None:
     path = w.file(w.nvme, w.b)
-    path.rename(Path(w.nvme.folders[(w.b.ino + 1) % 4], path.name))
+    path.rename(Path(w.nvme.folders[(w.b.ino + 1) % 8], path.name))
 
 
 @damage("leftover")
 def second_file_in_the_wrong_folder(w: Small) -> None:
     path = w.file(w.nvme, w.b)
-    Path(w.nvme.folders[(w.b.ino + 1) % 4], path.name).write_bytes(b"x")
+    Path(w.nvme.folders[(w.b.ino + 1) % 8], path.name).write_bytes(b"x")
 
 
 @damage("folder")

@@ -492,7 +492,7 @@ def test_a_catalog_of_format_1_is_read_and_becomes_one_of_format_2(tmp_path: Pat
         assert (await look(made, hashes=True))[0] == []
         made.check_accounts()
 
-    with world(tmp_path) as made:
+    with world(tmp_path, folders=256) as made:  # as that kvfs had
         trio.run(case, made)
 
 

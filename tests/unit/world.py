@@ -759,8 +759,8 @@ class World:
 
 
 @contextmanager
-def world(tmp: Path, **options: object) -> Iterator[World]:
-    with few_folders():
+def world(tmp: Path, *, folders: int = 8, **options: object) -> Iterator[World]:
+    with few_folders(folders):
         made = World(tmp, **options)  # type: ignore[arg-type]
         before = open_files()
         try:
@@ -771,9 +771,9 @@ def world(tmp: Path, **options: object) -> Iterator[World]:
 
 
 @contextmanager
-def few_folders() -> Iterator[None]:
-    """Tiers made meanwhile have 4 directories: making and listing 256 takes half of most tests."""
-    with patch("kvfs.tiers.tier.FANOUT", 4), patch("kvfs.tiers.ram.FANOUT", 4):
+def few_folders(number: int = 8) -> Iterator[None]:
+    """Tiers made meanwhile have so many: making and listing 256 takes half of most tests."""
+    with patch("kvfs.tiers.tier.FANOUT", number), patch("kvfs.tiers.ram.FANOUT", number):
         yield
 
 

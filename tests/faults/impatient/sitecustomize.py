@@ -3,6 +3,7 @@
 A test of an hour would be none; an option that nobody else needs would be one more to explain.
 """
 
+from kvfs.daemon import bucket
 from kvfs.movement import movers
 from kvfs.tiers import calls
 
@@ -10,3 +11,4 @@ calls.DEADLINE = 1.0
 calls.SYNC_DEADLINE = calls.PROBE_DEADLINE = 2.0
 calls.PROBE_PERIOD = 0.2
 movers.PATIENCE = 5.0
+bucket.PATIENCE = 3.0
