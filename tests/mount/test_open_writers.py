@@ -459,6 +459,26 @@ def test_mappings_of_what_is_gone_count(mount: Mount, tier: str, *, unlink: bool
     wait_for(lambda: fits(bob / "another"), "they do not count any more")
 
 
+@pytest.mark.parametrize("opened_first", [False, True], ids=["sealed", "written"])
+def test_pages_of_gaps_that_are_mapped_count(mount: Mount, *, opened_first: bool) -> None:
+    """Memory takes room for a page of a gap that somebody reads in a mapping, and keeps it."""
+    kv = mount("ram=64M")
+    path = kv.path / "gap.bin"
+    with ExitStack() as stack:
+        with path.open("wb") as stream:
+            stream.truncate(16 * M)
+            if opened_first:
+                file = stack.enter_context(opened(path, os.O_RDONLY))
+        if not opened_first:
+            kv.idle()
+            file = stack.enter_context(opened(path, os.O_RDONLY))
+        mapped = stack.enter_context(mmap.mmap(file, 0, prot=mmap.PROT_READ))
+        assert not any(mapped[at] for at in range(0, 16 * M, 4096))
+        wait_for(lambda: counts(kv) >= taken(kv, "ram"), "all that it takes counts")
+        assert (taken(kv, "ram") > 0) == opened_first
+    assert path.read_bytes() == bytes(16 * M)
+
+
 def fits(path: Path) -> bool:
     """Whether a quota of 8 MiB has room for a file of 6."""
     try:

@@ -94,6 +94,44 @@ def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
+@pytest.mark.parametrize("lacking", ["quota", "room"])
+def test_a_file_whose_close_was_answered_is_not_cut_off(tmp_path: Path, lacking: str) -> None:
+    """Between FLUSH and RELEASE: its writer was told that all is well."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="8M" if lacking == "quota" else "0", eviction="never")
+        held, other = await made.create(b"a"), await made.create(b"b")
+        os.pwrite(held.fd, b"x" * 6 * M, 0)
+        made.objects.sealing.flush(held, writable=True)
+        os.pwrite(other.fd, b"y" * 5 * M, 0)
+        made.objects.sealing.bounds.look()
+        assert other.doom is not None
+        assert held.doom is None
+        await made.objects.sealing.release(held, writable=True)
+        with pytest.raises((QuotaError, NoSpaceError)):
+            await made.close(other, writable=True)
+        assert made.find(b"a").size == 6 * M
+
+    with world(tmp_path, ram=0, nvme=8 * M) as made:
+        trio.run(case, made)
+
+
+def test_a_file_is_cut_off_when_its_writer_goes_on_after_a_close(tmp_path: Path) -> None:
+    """By another descriptor of it: a close of one of two says nothing of the other."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="8M")
+        held = await made.create(b"a", b"x" * 6 * M)
+        made.objects.sealing.flush(held, writable=True)
+        os.pwrite(held.fd, b"y" * 3 * M, 6 * M)
+        made.objects.sealing.bounds.look()
+        assert held.doom is not None
+        await made.objects.sealing.release(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_what_is_too_large_at_its_close_goes_though_it_is_read(
     tmp_path: Path, *, read: bool

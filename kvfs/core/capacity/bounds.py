@@ -14,8 +14,8 @@ as users cannot be asked for them, and tmpfs may have none; the immutable flag, 
 writers on ext4 only; a tmpfs for each namespace, from which nothing sealed could be moved; having
 the daemon serve all files, at a tenth of the speed.
 
-Invariant: of what is cut off nothing is `staged`; what it has all the same is `leaving`. When its
-last writer has gone it is empty, whoever reads it still.
+Invariants: what is `just_closed` is not cut off. Of what is cut off nothing is `staged`; what it
+has all the same is `leaving`. When its last writer has gone it is empty, whoever reads it still.
 Not for choosing what goes (`Room`, `Victims`), nor for handles (`Objects`).
 """
 
@@ -104,13 +104,14 @@ class Bounds:
         self.ledger.table.weigh(held, taken)
         if taken > held.reserved:
             held.reserve(taken + held.ahead)
-        if (why := _too_much(held, taken)) is not None:  # also where its quota became less
+        why = _too_much(held, taken)  # also where its quota became less
+        if why is not None and not held.just_closed:
             self._end(held, why)
 
     def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
         """What grows goes, the largest first, when the rest may not."""
         while not self.quota.follow(space):
-            growing = [held for held in written if held.grows]
+            growing = [held for held in written if held.grows and not held.just_closed]
             if not growing:
                 break
             self._end(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))

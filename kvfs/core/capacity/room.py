@@ -244,7 +244,7 @@ class Room:
         while self._left(ram) < least:
             if self.victims.evict(ram_clean, ram, "uncopy"):
                 continue
-            if largest is not None and largest.reserved > ram.capacity:
+            if largest and largest.reserved > ram.capacity and not largest.just_closed:
                 return largest
             found = self._give(ram)
             if found is not True:
@@ -283,7 +283,9 @@ class Room:
             return True
         writers: dict[Namespace, list[OpenObject]] = {}
         for held in self.ledger.table.staging.values():
-            if held.tier is tier and held.staged and held.doom is None and held.space is not None:
+            if held.tier is not tier or not held.staged or held.doom is not None:
+                continue
+            if held.space is not None and not held.just_closed:
                 writers.setdefault(held.space, []).append(held)
         growing = {space for space, files in writers.items() if any(held.grows for held in files)}
         spaces = self.victims.by_urgency()

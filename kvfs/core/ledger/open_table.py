@@ -7,6 +7,7 @@ across which await. All else is synchronous. Not for what sealed objects take (`
 """
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kvfs.errors import KvfsError
 from kvfs.tiers import Reservation, Tier
 
 AHEAD_MAX = 256 << 20  # bytes set aside beyond what a file has
+CLOSED_FOR = 1.0  # s after its close in which a file is released, if no other descriptor has it
 CLOSING, CLOSING_MAX = 0.002, 10  # s between looks at what is just closed: twice as many as its own
 
 
@@ -47,6 +49,7 @@ class OpenObject:
     leaving: int = 0  # bytes that it has all the same, as long as its writer writes on
     # Size, time of change and blocks that the catalog has.
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
+    closed_at: float = -CLOSED_FOR  # monotonic s: a writer was told that its close went well
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
@@ -72,6 +75,17 @@ class OpenObject:
             self.reservation.resize(size)
         elif size:
             self.reservation = Reservation(self.tier, size)
+
+    @property
+    def just_closed(self) -> bool:
+        """Whether its writer was told a moment ago that all is well, and has added nothing since.
+
+        Until its release it may not be lost. What is not released soon has another descriptor.
+        """
+        if self.fd < 0 or time.monotonic() - self.closed_at > CLOSED_FOR:
+            return False
+        found = os.fstat(self.fd)
+        return (found.st_size, found.st_mtime_ns) == self.sealed_as[:2]
 
     @property
     def refused(self) -> bool:

@@ -60,7 +60,8 @@ class BackingFiles:
     def open_at_once(self, inode: Inode, *, lend: bool = False) -> int:
         """For reading, with nothing to be waited for: in RAM as it was sealed, or -1.
 
-        lend: for those who must not be able to write; -1 also where RAM cannot say so.
+        lend: for those who must not be able to write; -1 also where RAM cannot say so, or would
+        take room for gaps that they map.
         """
         ram = self.ledger.tiers.ram
         if ram is None or inode.ram_epoch != ram.epoch:
@@ -72,7 +73,7 @@ class BackingFiles:
                 fd = ram.open(inode.ino, inode.version, writable=False)
         except KvfsError:
             return -1  # the other way finds out what that means
-        if not self.untouched(inode, ram, fd):
+        if not self.untouched(inode, ram, fd) or (lend and _has_gaps(fd)):
             os.close(fd)
             return -1
         return fd
@@ -88,10 +89,20 @@ class BackingFiles:
         )
 
     def register(self, held: OpenObject) -> int:
-        """A backing id for its file; 0 if the daemon must serve it."""
-        backing_id = self.backings.register(held.fd)
+        """A backing id for its file; 0 if the daemon must serve it.
+
+        It serves readers of a file in memory that has gaps: who reads a page of a gap in a mapping
+        makes memory take room for it (shmem_fault, mm/shmem.c), and nobody would count that.
+        """
+        served = not held.writable and self.has_gaps(held)
+        backing_id = 0 if served else self.backings.register(held.fd)
         self.ledger.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
+
+    @staticmethod
+    def has_gaps(held: OpenObject) -> bool:
+        """Whether it is a file in memory that has not got a page for each byte."""
+        return not held.tier.slow and _has_gaps(held.fd)
 
     def measure(self, held: OpenObject) -> None:
         """Bring the record of an object that is being written up to what its file says now."""
@@ -118,6 +129,11 @@ class BackingFiles:
         if error.errno == errno.EFBIG:
             return TooLargeError(what)
         return held.tier.failed(verb, held.inode.ino, error)
+
+
+def _has_gaps(fd: int) -> bool:
+    found = os.fstat(fd)
+    return found.st_blocks * 512 < found.st_size
 
 
 def _truncate(fd: int, size: int) -> None:

@@ -81,7 +81,10 @@ class Sealing:
             raise error
         if held.publish is not None and held.inode.size:
             self.publishing.publish(held)
-        if not held.inode.links or not self._seal(held):
+        if not held.inode.links:
+            return False
+        held.closed_at = time.monotonic()
+        if not self._seal(held):
             return False
         self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
         return True
@@ -129,8 +132,16 @@ class Sealing:
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
         """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
-        left = writable and held.backing_id > 0 and await self.mappings.outlives(held)
+        left = (
+            writable
+            and held.backing_id > 0
+            and (self._may_fill(held) or await self.mappings.outlives(held))
+        )
         await self._release(held, writable=writable, left=left)
+
+    def _may_fill(self, held: OpenObject) -> bool:
+        """Whether readers of it take room by what they map: see `BackingFiles.register`."""
+        return held.writers == 1 and held.readers > 0 and self.files.has_gaps(held)
 
     async def _release(self, held: OpenObject, *, writable: bool, left: bool) -> None:
         """left: somebody has it mapped, or open in another way: he stays a writer."""
