@@ -1,7 +1,7 @@
 #!/bin/bash
-# The whole gate: lint, format, types, then every test, by one worker more than there are processors,
-# because tests wait for disks, stores and daemons (four at most: each has daemons and stores of its
-# own). Installs what that needs. Arguments go to pytest: scripts/test.sh -k umount tests/unit
+# The whole gate: lint, format, types, then every test, on as many processors as there are (four at
+# most: each has daemons and stores of its own). Installs what that needs. Arguments go to pytest:
+# scripts/test.sh -k umount tests/unit
 #
 # scripts/test.sh --fast [ARGUMENT...] is for while one works: lint, types, tests/unit, and
 # tests/semantics on one kind of mount. It needs no engines.
@@ -31,7 +31,7 @@ $bin/mypy
 again=(-raR --reruns 1 --only-rerun "not within [0-9]+ s: ")
 if [ -z "${COVERAGE:-}" ]; then
     # tests/conftest.py says which files begin.
-    exec $bin/python -m pytest --numprocesses "$(($(nproc) + 1))" --maxprocesses 4 --dist loadfile \
+    exec $bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
         --no-loadscope-reorder "${again[@]}" "${fast[@]}" "$@"
 fi
 $bin/coverage erase
