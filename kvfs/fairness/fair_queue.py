@@ -226,7 +226,7 @@ class Shares:
     is there again. A large object is let in when its first piece of 16 MiB is charged, and delays
     other namespaces by no more than a piece at a time, but its own namespace by the rest. Without a
     rate nobody waits, and weights mean nothing. The limits of one namespace are passed before:
-    `kvfs.core.namespaces.limits`.
+    `kvfs.core.namespaces.namespace`.
     `total.rate` is the bandwidth in bytes/s, 0 for no limit; it may change at any time. A task in
     the nursery charges while somebody waits.
     """

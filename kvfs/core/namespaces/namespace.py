@@ -34,7 +34,7 @@ class Limits:
     Bytes do not pass the daemon, so an object is charged whole: read when it is opened, written
     when it is closed, and there its reader or writer waits, never in the middle of a file. Not at
     the create: the kernel holds the directory until that is answered, against everybody. Not for
-    what namespaces compete for together (`kvfs.fairness.shares`).
+    what namespaces compete for together (`kvfs.fairness.fair_queue`).
     """
 
     def __init__(self, settings: Settings) -> None:
