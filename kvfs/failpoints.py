@@ -28,7 +28,7 @@ VARIABLE = "KVFS_FAILPOINTS"
 # Every point from which an error can come.
 _BEFORE = (
     *("catalog.commit", "tiers.create", "tiers.open", "tiers.rename", "tiers.unlink"),
-    *("tiers.quarantine", "objects.truncate", "bounds.cut"),
+    *("tiers.quarantine", "objects.truncate"),
     *("movement.copy", "movement.copy.piece", "movement.copy.written"),
     *("movement.pack", "movement.pack.written", "movement.unpack", "movement.unpack.written"),
     *("movement.read", "movement.upload", "movement.download", "movement.download.written"),

@@ -28,7 +28,6 @@ from operator import attrgetter
 
 import trio
 
-from kvfs import failpoints
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.ledger import Ledger
@@ -208,8 +207,6 @@ def _no_room(tier: Tier, taken: int) -> NoSpaceError:
 def _cut(fd: int) -> None:
     """Raises OSError."""
     try:
-        if failpoints.active:
-            failpoints.reach("bounds.cut")
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)

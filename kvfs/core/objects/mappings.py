@@ -98,10 +98,14 @@ class Mappings:
                 await self._any.wait()
             await trio.sleep(period)
             period = min(2 * period, PERIOD_MAX)
-            await self.end(lambda held: self._alone(held) and not self.shared(held))
+            await self.look()
+
+    async def look(self) -> None:
+        """One look at what was mapped."""
+        await self.end(lambda held: self._alone(held) and not self.shared(held))
 
     async def end(self, gone: Callable[[OpenObject], bool]) -> None:
-        """One look at what was mapped."""
+        """End the writing of objects of which the mapping is gone."""
         for held in [held for held in self.ledger.table.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False
