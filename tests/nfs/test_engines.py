@@ -7,13 +7,13 @@ import pytest
 
 from scripts.libnfs import Client as Nfs
 from tests.conftest import Mount
-from tests.connectors.conftest import Client, client
+from tests.connectors.conftest import Client, client, forks
 from tests.harness import Mounted
 from tests.nfs.conftest import Exported
 
 pytestmark = pytest.mark.clients
 
-__all__ = ["client"]  # the fixture
+__all__ = ["client", "forks"]  # the fixtures
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 
 from scripts.s3_server import Server
-from tests.connectors.conftest import Client, client  # noqa: F401 (a fixture)
+from tests.connectors.conftest import Client, client, forks  # noqa: F401 (fixtures)
 from tests.harness import KVFS, Mounted, wait_for
 from tests.s3.rig import narrow, send_away
 from tests.s3.test_mounted import (  # noqa: F401 (of which `made` is a fixture)

@@ -53,16 +53,19 @@ class Backlog:
             found += len(lacking)
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
-            bucket = self.ledger.tiers.bucket
-            while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
-                with trio.move_on_after(PAUSE):
-                    await self.dirty.changed.wait()
+            await self._wait_for_room()
         if not behind.is_set():  # else a namespace came to take it meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
                 batch.set_fact(TOLD_APART, "1")
         if found:
             log.info("%d objects were sealed before they were to be in the bucket", found)
+
+    async def _wait_for_room(self) -> None:
+        bucket = self.ledger.tiers.bucket
+        while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
+            with trio.move_on_after(PAUSE):
+                await self.dirty.changed.wait()
 
     def _lacks(self, ino: int) -> bool:
         inode = self.transfers.fit(ino)
