@@ -116,6 +116,24 @@ def test_a_file_whose_close_was_answered_is_not_cut_off(tmp_path: Path, lacking:
         trio.run(case, made)
 
 
+def test_nobody_gives_for_a_file_that_is_just_closed(tmp_path: Path) -> None:
+    """Who has most beyond its share gives when that is released: those who have less do not."""
+
+    async def case(made: World) -> None:
+        alice, bob = made.namespace("alice"), made.namespace("bob")
+        small = await made.create(b"a", b"a" * M, alice.ino)
+        await made.close(small, writable=True)
+        large = await made.create(b"b", b"b" * 8 * M, bob.ino)
+        made.objects.sealing.flush(large, writable=True)
+        made.objects.sealing.bounds.look()
+        assert large.doom is None
+        assert made.ledger.table.inode(small.inode.ino) is not None
+        await made.objects.sealing.release(large, writable=True)
+
+    with world(tmp_path, ram=0, nvme=8 * M) as made:
+        trio.run(case, made)
+
+
 def test_a_file_is_cut_off_when_its_writer_goes_on_after_a_close(tmp_path: Path) -> None:
     """By another descriptor of it: a close of one of two says nothing of the other."""
 

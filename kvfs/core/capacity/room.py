@@ -283,9 +283,7 @@ class Room:
             return True
         writers: dict[Namespace, list[OpenObject]] = {}
         for held in self.ledger.table.staging.values():
-            if held.tier is not tier or not held.staged or held.doom is not None:
-                continue
-            if held.space is not None and not held.just_closed:
+            if held.tier is tier and held.staged and held.doom is None and held.space is not None:
                 writers.setdefault(held.space, []).append(held)
         growing = {space for space, files in writers.items() if any(held.grows for held in files)}
         spaces = self.victims.by_urgency()
@@ -301,7 +299,10 @@ class Room:
                         return True
             written = writers.get(space, [])
             if written and (space.staged > space.bytes or any(held.grows for held in written)):
-                return max(written, key=lambda held: (held.grows, held.staged))
+                open_yet = [held for held in written if not held.just_closed]
+                if not open_yet:  # nobody else gives for what may go when it is released
+                    return None
+                return max(open_yet, key=lambda held: (held.grows, held.staged))
             if space.unlinked > space.bytes and not growing - {space}:
                 break
         return None
