@@ -116,6 +116,28 @@ def test_a_file_whose_close_was_answered_is_not_cut_off(tmp_path: Path, lacking:
         trio.run(case, made)
 
 
+@pytest.mark.parametrize("lacking", ["quota", "room"])
+def test_a_close_is_told_of_what_came_since_the_last_look(tmp_path: Path, lacking: str) -> None:
+    """Or a file could stay that was written and closed between two looks: of a namespace that
+    loses nothing for good."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="8M" if lacking == "quota" else "0", eviction="never")
+        kept = await made.create(b"a", b"x" * 6 * M)
+        await made.close(kept, writable=True)
+        made.expect(b"b", M)
+        held = await made.create(b"b")
+        os.pwrite(held.fd, b"y" * 3 * M, 0)
+        with pytest.raises((QuotaError, NoSpaceError)):
+            await made.close(held, writable=True)
+        assert made.find(b"a").size == 6 * M
+        with pytest.raises(NotFoundError):
+            made.find(b"b")
+
+    with world(tmp_path, ram=0, nvme=8 * M) as made:
+        trio.run(case, made)
+
+
 def test_nobody_gives_for_a_file_that_is_just_closed(tmp_path: Path) -> None:
     """Who has most beyond its share gives when that is released: those who have less do not."""
 
@@ -123,12 +145,15 @@ def test_nobody_gives_for_a_file_that_is_just_closed(tmp_path: Path) -> None:
         alice, bob = made.namespace("alice"), made.namespace("bob")
         small = await made.create(b"a", b"a" * M, alice.ino)
         await made.close(small, writable=True)
-        large = await made.create(b"b", b"b" * 8 * M, bob.ino)
+        large = await made.create(b"b", b"b" * 7 * M, bob.ino)
         made.objects.sealing.flush(large, writable=True)
+        other = await made.create(b"c", b"c" * M, alice.ino)
         made.objects.sealing.bounds.look()
         assert large.doom is None
+        assert other.doom is None
         assert made.ledger.table.inode(small.inode.ino) is not None
         await made.objects.sealing.release(large, writable=True)
+        await made.close(other, writable=True)
 
     with world(tmp_path, ram=0, nvme=8 * M) as made:
         trio.run(case, made)

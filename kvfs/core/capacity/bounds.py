@@ -92,6 +92,20 @@ class Bounds:
             while (found := self.room.make_room(tier)) is not None:
                 self._end(found, _no_room(tier, found.staged))
 
+    def look_at_end(self, held: OpenObject) -> None:
+        """The last look at a file whose writer closes it, or it stays beyond a limit.
+
+        Its bytes of less than a `PERIOD` had been seen by nobody, and once its close is answered
+        they may not go. Raises CatalogError; if it is cut off, its `doom`.
+        """
+        self._see(held)
+        if held.doom is None and held.space is not None:
+            self._keep_quota(held.space, [held])
+        while held.doom is None and (found := self.room.make_room(held.tier)) is not None:
+            self._end(found, _no_room(found.tier, found.staged))
+        if held.doom is not None:
+            raise held.doom
+
     def _see(self, held: OpenObject) -> None:
         if held.fd < 0:  # its file could not be opened again
             return

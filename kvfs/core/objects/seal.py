@@ -79,6 +79,8 @@ class Sealing:
         if (error := self._too_large(held)) is not None:
             log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
             raise error
+        if held.taken > held.staged and not held.just_closed:
+            self.bounds.look_at_end(held)
         if held.publish is not None and held.inode.size:
             self.publishing.publish(held)
         if not held.inode.links:
