@@ -106,6 +106,26 @@ def test_nothing_is_lost_that_was_not_to_be(mount: Mount) -> None:
     assert kv.counter("dropped_evicted") == 1
 
 
+def test_a_full_nvme_tier_loses_nothing(mount: Mount) -> None:
+    """Files whose copy does not fit there stay in RAM, and no other file makes room for them."""
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    space = kv.path / "n"
+    space.mkdir()
+    (space / "learn").write_bytes(b"l" * MIB)
+    for number in range(140):
+        (space / f"{number}").write_bytes(b"%d" % number * MIB)
+    kv.idle()
+    files = set(space.iterdir())
+    planned = json.loads(run("evict", space, "--dry-run", "--json").stdout)
+    done = run("evict", space, "--json")
+    found = json.loads(done.stdout)
+    assert set(space.iterdir()) == files
+    assert done.returncode == 1
+    assert "nvme has no room for it" in found["why"]
+    assert kv.counter("dropped_evicted") == 141 - len(files)
+    assert (planned["evicted"], planned["why"]) == (found["evicted"], found["why"])
+
+
 def test_what_is_unlinked_meanwhile_is_gone(kv: Mounted) -> None:
     """Copies to nvme are under way when their files go."""
     files = filled(kv, "n", 64)

@@ -24,6 +24,8 @@ from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
 
+NO_ROOM = "nvme has no room for it"
+
 
 class Evict:
     """`jobs` are inodes that movers work on."""
@@ -51,6 +53,7 @@ class Evict:
         self._check()
         self.counts = Counter(dict.fromkeys(("evicted", "dropped", "already", "refused"), 0))
         self.freed = 0  # bytes in local tiers
+        self._planned = 0  # bytes on NVMe of copies that a dry run would make
         self.why = Reasons()
 
     def _default(self, *, drop: bool) -> str:
@@ -149,7 +152,11 @@ class Evict:
         elif ledger.namespaces.of(inode).takes(nvme):
             if not self.dry:
                 return partial(self._copy, inode.ino)
-            self._done("evicted", inode, [ram])
+            self._planned += nvme.cost(inode.blocks)
+            if bucket is None and self._planned > nvme.free:
+                self._refuse(NO_ROOM)
+            else:
+                self._done("evicted", inode, [ram])
         elif inode.in_bucket and bucket is not None and not bucket.health.down:
             self._done("evicted", inode, [ram], partial(ledger.removals.evict, inode))
         else:
@@ -175,9 +182,10 @@ class Evict:
             await trio.sleep(PERIOD)
         inode = self.transfers.fit(ino)
         if inode is not None and not inode.on_nvme and ram in self.ledger.tiers.holders(inode):
-            room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
+            with self.room.victims.keeping_names():  # no other object is lost for it
+                room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
             if room is None:
-                self._refuse("nvme has no room for it")
+                self._refuse(NO_ROOM)
                 return
             self._jobs.add(ino)
             try:
