@@ -572,7 +572,7 @@ class World:
         local = len(set().union(*found.values()))
         assert ledger.accounts.spilled == spilled
         assert ledger.accounts.objects == local + spilled + len(ledger.table.staging)
-        if ledger.tiers.bucket is not None:
+        if ledger.tiers.bucket.mounted:
             assert [ledger.tiers.bucket.used, ledger.tiers.bucket.objects] == stored
             self.check_dirty()
 

@@ -126,6 +126,6 @@ class Ranking:
                 *(tier.name for tier in ledger.tiers.holders(inode)),
                 *(["s3"] if inode.in_bucket else []),
             ],
-            "dirty": ledger.tiers.bucket is not None and inode.ino in ledger.dirty,
+            "dirty": inode.ino in ledger.dirty,
             "opens": namespaces.hot.opens(inode.ino),
         }

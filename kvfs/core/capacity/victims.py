@@ -220,7 +220,7 @@ class Victims:
             return False
         if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
             return False
-        if ledger.tiers.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
+        if self._lose_dirty or (tier and twin and twins == "uncopy"):
             return True
         return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 

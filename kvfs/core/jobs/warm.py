@@ -245,7 +245,7 @@ class Warm(Jobs[_Order]):
     async def _to_ram(self, inode: Inode) -> None:
         """From NVMe, if RAM takes it and has room."""
         ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
-        if ram is None or nvme is None or inode.ino in self._busy:
+        if inode.ino in self._busy:
             return
         cost = ram.cost(inode.blocks)
         namespace = ledger.namespaces.of(inode)

@@ -134,8 +134,7 @@ class Removals:
         delete: and so does what the bucket has of it elsewhere, which is ours.
         """
         self._drop(inode, "stale", stored=delete)
-        if self.tiers.bucket is not None:
-            self.tiers.bucket.counters["stale"] += 1
+        self.tiers.bucket.counters["stale"] += 1
 
     def evict(self, inode: Inode) -> None:
         """Its room is needed: what the bucket has as well stays there, with its names."""
@@ -149,8 +148,7 @@ class Removals:
                 batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
             batch.put(inode)
             batch.then(partial(self.accounts.held_otherwise, before, inode))
-        if self.tiers.bucket is not None:
-            self.tiers.bucket.counters["spilled"] += 1
+        self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
 
     def _away(self, inode: Inode, *, quarantine: bool = False, why: str = "") -> Away:

@@ -51,7 +51,7 @@ class Settlement:
         """Read one object through, and record its digest."""
         (inode,) = inodes
         ino, version, nvme = inode.ino, inode.version, self.ledger.tiers.nvme
-        if nvme is None or not inode.on_nvme or inode.packed is not None:
+        if not inode.on_nvme or inode.packed is not None:
             return
         try:
             found = await self.movers.read_through(
@@ -87,7 +87,7 @@ class Settlement:
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         current = ledger.table.inode(ino)
-        if nvme is None or current is None or not current.on_nvme:
+        if current is None or not current.on_nvme:
             return
         held = ledger.table.open.get(ino)
         if held is not None:  # if it is being written, the file gets its next version's name

@@ -31,7 +31,7 @@ class Trouble:
     @property
     def down(self) -> bool:
         """While NVMe is down nothing is moved or unlinked: all of that needs it."""
-        return self.ledger.tiers.nvme is not None and self.ledger.tiers.nvme.health.down
+        return self.ledger.tiers.nvme.health.down
 
     @property
     def pausing(self) -> bool:
@@ -61,7 +61,7 @@ class Trouble:
         """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
         nvme = self.ledger.tiers.nvme
         code = error.errno if isinstance(error, OSError) else None
-        if nvme is None or code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
+        if code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
             return
         if code is not None or isinstance(error, MoverOverdueError):
             kind = "no answer" if code is None else errno.errorcode.get(code, str(code))

@@ -64,7 +64,7 @@ class BackingFiles:
         take room for gaps that they map.
         """
         ram = self.ledger.tiers.ram
-        if ram is None or inode.ram_epoch != ram.epoch:
+        if inode.ram_epoch != ram.epoch:
             return -1
         try:
             if lend:

@@ -196,7 +196,7 @@ class Spill:
             inode = ledger.table.inode(ino)
             if inode is None or inode.on_nvme or inode.in_bucket or not ledger.tiers.holders(inode):
                 continue
-            if nvme is None or not ledger.namespaces.of(inode).takes(nvme):
+            if not ledger.namespaces.of(inode).takes(nvme):
                 size, count = size + inode.size, count + 1
         return size, count
 
