@@ -11,7 +11,7 @@ import logging
 
 import trio
 
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.dirty import Dirty
 from kvfs.errors import NoSpaceError
 
 log = logging.getLogger(__name__)
@@ -23,9 +23,9 @@ _NEVER = (-1, 0.0)
 class Backpressure:
     """Deadlines are of trio's clock."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.bucket = ledger.tiers.bucket
-        self.dirty = ledger.dirty
+    def __init__(self, dirty: Dirty) -> None:
+        self.bucket = dirty.bucket
+        self.dirty = dirty
         self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
         self._said: set[str] = set()
 

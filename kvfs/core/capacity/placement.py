@@ -33,7 +33,7 @@ class Placement:
         self.ram = room.ram
         self.room = room
         self.quota = quota
-        self.backpressure = Backpressure(room.ledger)
+        self.backpressure = Backpressure(room.ledger.dirty)
         self.sizes = ExpectedSizes()
         self._said: set[str] = set()
 

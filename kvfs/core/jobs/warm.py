@@ -175,7 +175,7 @@ class Warm(Jobs[_Order]):
 
     async def _list(self, job: _Order) -> None:
         """All files below, in reading order. Raises CatalogError."""
-        files = chain.from_iterable(below(self.ledger, root) for root in job.roots)
+        files = chain.from_iterable(below(self.ledger.table, root) for root in job.roots)
         for count, inode in enumerate(files):
             if inode is not None:
                 if job.files >= FILES_MOST:

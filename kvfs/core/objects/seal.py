@@ -48,7 +48,7 @@ class Sealing:
         self.publishing = publishing
         self.incoming = incoming
         self.settle = settle
-        self.mappings = Mappings(ledger, files.backings, partial(self._close, writable=True))
+        self.mappings = Mappings(ledger.table, files.backings, partial(self._close, writable=True))
         self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
