@@ -321,11 +321,11 @@ class Dirty:
     # Whose turn it is
 
     def _hurrying(self) -> bool:
-        return time.monotonic() < self._hurry_until
+        return trio.current_time() < self._hurry_until
 
     def hurry(self, seconds: float) -> None:
         """Nothing waits for its time, for so long: somebody waits for the uploads."""
-        until = time.monotonic() + seconds
+        until = trio.current_time() + seconds
         fresh = until > self._hurry_until and not self._hurrying()
         self._hurry_until = max(self._hurry_until, until)
         if not fresh:

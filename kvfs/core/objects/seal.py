@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import trio
+
 from kvfs.catalog import Batch, Inode
 from kvfs.core.capacity.bounds import Bounds
 from kvfs.core.capacity.placement import Placement
@@ -85,7 +87,7 @@ class Sealing:
             self.publishing.publish(held)
         if not held.inode.links:
             return False
-        held.closed_at = time.monotonic()
+        held.closed_at = trio.current_time()
         if not self._seal(held):
             return False
         self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
