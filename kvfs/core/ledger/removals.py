@@ -141,8 +141,8 @@ class Removals:
         if not inode.in_bucket:
             self.drop(inode, "evicted")
             return
-        before = inode.copy()
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
             for tier in self.tiers.holders(before):
                 self.tiers.set_holder(inode, tier, holds=False)
                 batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
@@ -212,7 +212,7 @@ class Removals:
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Its copies leave the accounts at once, its record goes when it is closed."""
-        before, held = inode.copy(), self.table.open[inode.ino]
+        before, held = batch.change(inode), self.table.open[inode.ino]
         self.trash.read.add(inode.ino)
         inode.links, inode.in_bucket = (), False
         for tier in self.tiers.holders(before):
@@ -263,16 +263,13 @@ class Removals:
         Raises CatalogError, and has changed nothing then.
         """
         inode = held.inode
-        links, found = inode.links, bool(inode.links or held.publish)
-        try:
-            with self.catalog.batch() as batch:
-                names = self._unlink_all(inode, batch)
-                inode.links = ()
-                batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
-                self.orphans.unlinked_open(inode, batch)
-        except BaseException:
-            inode.links = links
-            raise
+        found = bool(inode.links or held.publish)
+        with self.catalog.batch() as batch:
+            batch.change(inode)
+            names = self._unlink_all(inode, batch)
+            inode.links = ()
+            batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
+            self.orphans.unlinked_open(inode, batch)
         held.publish = None
         if found:
             self._count(inode, "too_large")

@@ -74,8 +74,9 @@ class Settlement:
         elif current is not None and (current.digest or found.mtime_ns == current.backing_mtime_ns):
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")
-            current.digest = found.digest
             with self.ledger.catalog.batch() as batch:
+                batch.change(current)
+                current.digest = found.digest
                 batch.put(current)
             self.ledger.counters["settled"] += 1
             self.ledger.verified.note(ino)

@@ -202,7 +202,7 @@ class Creation:
         keep: but the one in `tier`, which has become the new version.
         """
         ledger = self.ledger
-        before = inode.copy()
+        before = batch.change(inode)
         batch.then(partial(ledger.accounts.dismiss, before))
         for holder in ledger.tiers.holders(inode):
             ledger.tiers.set_holder(inode, holder, holds=False)

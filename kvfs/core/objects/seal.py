@@ -110,9 +110,9 @@ class Sealing:
                     batch.put(inode)
                 held.sealed_as = found
             return False
-        again, inode.sealed = inode.sealed, True
-        inode.session = self.ledger.session
         with self.catalog.batch() as batch:
+            again = batch.change(inode).sealed
+            inode.sealed, inode.session = True, self.ledger.session
             if again:  # by a writer who was let in while a takeover took the file for mapped
                 self._forget_former(held, batch)
             batch.put(inode)
