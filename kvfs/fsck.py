@@ -162,7 +162,7 @@ def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
         gone=lambda _parent, _name, _ino: None,
     )
     ledger.accounts.first_new = catalog.counter
-    doubts.load(ledger)
+    doubts.load(ledger.records)
     return ledger
 
 

@@ -87,11 +87,6 @@ class Bucket:
         self.errors: Counter[str] = Counter()  # those of `failures`, by the name of their class
         self._wrong: dict[str, str] = {}  # ETags by key; the oldest first
 
-    @property
-    def works(self) -> bool:
-        """Whether it is mounted, and not down."""
-        return self.mounted and not self.health.down
-
     def failed(self, what: str, error: Exception) -> None:
         """A request was answered with a failure that is the store's, or not at all."""
         self.counters["failures"] += 1

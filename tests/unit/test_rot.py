@@ -448,7 +448,7 @@ def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) 
     path = made.catalog.path.with_name("doubted")
     path.write_text(text)
     with pytest.raises(ConfigError, match="expected a list of copies that kvfs fsck has found"):
-        doubts.load(made.ledger)
+        doubts.load(made.ledger.records)
     assert path.read_text() == text
 
 

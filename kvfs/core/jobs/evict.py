@@ -140,6 +140,7 @@ class Evict:
 
     def _leave_ram(self, inode: Inode) -> Errand | None:
         ledger, nvme, ram = self.ledger, self.ledger.tiers.nvme, self.ledger.tiers.ram
+        bucket = ledger.tiers.bucket
         if nvme.health.down:
             self._refuse("nvme is down")
         elif inode.on_nvme:
@@ -148,7 +149,7 @@ class Evict:
             if not self.dry:
                 return partial(self._copy, inode.ino)
             self._done("evicted", inode, [ram])
-        elif inode.in_bucket and ledger.tiers.bucket.works:
+        elif inode.in_bucket and bucket.mounted and not bucket.health.down:
             self._done("evicted", inode, [ram], partial(ledger.removals.evict, inode))
         else:
             self._refuse("its namespace keeps it out of nvme (media=), and nothing else has it")
