@@ -108,7 +108,7 @@ async def _run(
     hashes: bool,
 ) -> None:
     ledger = _ledger(nvme, catalog)
-    if repair and catalog.doubt and ledger.tiers.ram is not None:  # the next mount is to find it
+    if repair and catalog.doubt and ledger.tiers.ram.mounted:  # the next mount is to find it
         with catalog.batch() as batch:
             batch.set_fact("ram_epoch", str(ledger.tiers.ram.epoch))
     findings: list[Finding] = []
@@ -162,7 +162,7 @@ def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
         gone=lambda _parent, _name, _ino: None,
     )
     ledger.accounts.first_new = catalog.counter
-    doubts.load(ledger)
+    doubts.load(ledger.records)
     return ledger
 
 

@@ -106,15 +106,17 @@ class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
     Leaving the block commits, and then does what `then` was given. An exception discards all of
-    it, and each inode that was put is again what the catalog has. Raises CatalogError.
+    it, and each inode that was put is again what the catalog has, each that was to `change` what it
+    was. Raises CatalogError.
     Before it commits, `Catalog.settle` may add what follows from the names in `named`.
     """
 
-    __slots__ = ("_catalog", "_changes", "_put", "_then", "named", "sync")
+    __slots__ = ("_before", "_catalog", "_changes", "_put", "_then", "named", "sync")
 
     def __init__(self, catalog: Records) -> None:
         self._catalog = catalog
         self._changes: Changes = []
+        self._before: list[tuple[Inode, Inode]] = []
         self._put: list[Inode] = []
         self._then: list[Callable[[], None]] = []
         self.named: list[tuple[int, bytes]] = []  # names that were given or taken: directory, name
@@ -123,6 +125,12 @@ class Batch:
     def then(self, consequence: Callable[[], None]) -> None:
         """What is to be done once this is committed, and only then. It reads no disk."""
         self._then.append(consequence)
+
+    def change(self, inode: Inode) -> Inode:
+        """A record is about to change, and is not put yet: what it is now, to which it returns."""
+        before = inode.copy()
+        self._before.append((inode, before))
+        return before
 
     def put(self, inode: Inode) -> None:
         if inode.digest and inode.sparse:
@@ -269,6 +277,8 @@ class Batch:
 
     def _undo(self) -> None:
         """The records in memory must not say what was never committed: some are of open files."""
+        for inode, before in reversed(self._before):
+            inode.take(before)
         for inode in self._put:
             try:
                 stored = self._catalog.inode(inode.ino)

@@ -83,7 +83,7 @@ class Dispatcher:
         self._slots = 2 * movers.workers
         self._tasks: list[Callable[[], Awaitable[None]]] = []  # that run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
-        self.trouble = Trouble(ledger)
+        self.trouble = Trouble(ledger.tiers.nvme, ledger.counters)
         self.requests = Requests(ledger.work.wake)
         transfers = Transfers(ledger, movers, self.trouble)
         self.write_back = WriteBack(transfers)
@@ -115,12 +115,12 @@ class Dispatcher:
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
             self.availability = Availability(remote, self.spill, identity)
-            self.announcement = Announcement(ledger, remote, identity, mountpoint)
+            self.announcement = Announcement(ledger.dirty, remote, identity, mountpoint)
             self._tasks += [self.spill.run, self.availability.watch, remote.warm]
             self._tasks += [Backlog(transfers).run, discovery.warm_up, self.contests.run]
             self._tasks.append(self.announcement.watch)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
-        self.sweeps = Sweeps(ledger)
+        self.sweeps = Sweeps(ledger.table)
         self.scrub = Scrub(transfers, movers, 0)
         self.trash = TrashBin(ledger, self._jobs)
         self.census = Census(ledger, self._jobs, self.settlement.met)

@@ -8,13 +8,17 @@ is that it was given up. When `ended` is set the flight has left, and the next c
 Synchronous, but for the work itself and for waiting. Not for locks: callers do not exclude others.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 import trio
 
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
 from kvfs.tiers.calls import Health
+
+log = logging.getLogger(__name__)
 
 GLANCE = 0.5  # s between two looks whether the tier that an open waits for is down
 
@@ -43,6 +47,22 @@ K = TypeVar("K", bound=Hashable)
 F = TypeVar("F", bound=Flight)
 
 
+def start_task(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Begin a task that outlives its caller. A defect ends the task, and nothing else.
+
+    The task is one of the loop: the synchronous callers have no nursery. pyfuse3's nursery ends
+    with the first failure, and one of a request ends with it. The loop cancels it at its own end.
+    """
+    trio.lowlevel.spawn_system_task(_guarded, what, work)
+
+
+async def _guarded(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except Exception:
+        log.exception("%s failed: a defect of kvfs", what)
+
+
 class SingleFlight(Generic[K, F]):
     """The flights that have not ended, by key."""
 
@@ -63,7 +83,7 @@ class SingleFlight(Generic[K, F]):
 
     def begin(self, key: K, flight: F, work: Callable[[], Awaitable[None]]) -> F:
         """Begin the work of a key that has no flight."""
-        trio.lowlevel.spawn_system_task(self._run, key, self.enter(key, flight), work)
+        start_task(f"the work for {key}", partial(self._run, key, self.enter(key, flight), work))
         return flight
 
     def enter(self, key: K, flight: F) -> F:

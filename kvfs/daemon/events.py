@@ -79,6 +79,6 @@ class Events(logging.Handler):
     @staticmethod
     def _counts(ledger: Ledger) -> dict[str, int]:
         found = {name: ledger.counters[name] for name in SUMMED}
-        if ledger.tiers.bucket is not None:
+        if ledger.tiers.bucket.mounted:
             found["spilled"] = ledger.tiers.bucket.counters["spilled"]
         return found

@@ -138,15 +138,15 @@ def _tiers(mount: Mount, inode: Inode) -> dict[str, dict[str, Any]]:
 def _dirty(
     mount: Mount, inode: Inode, space: Namespace, waits: tuple[int, int] | None
 ) -> dict[str, Any]:
-    ledger = mount.ledger
+    ledger, tiers = mount.ledger, mount.ledger.tiers
     lacks = mount.lifecycle.attribute(inode, b"user.kvfs.dirty") or b"0"
     stays = lacks == b"1" and waits is None and not ledger.dirty.wanted(inode)
-    only_memory = ledger.tiers.holders(inode) == [ledger.tiers.ram] and not inode.in_bucket
+    only_memory = tiers.holders(inode) == [tiers.ram] and not inode.in_bucket
     return {
-        "s3": "no" if ledger.tiers.bucket is None else "holes" if stays else _DIRTY[lacks.decode()],
+        "s3": ("holes" if stays else _DIRTY[lacks.decode()]) if tiers.bucket.mounted else "no",
         "since": waits[0] / SECOND if waits else None,
         "due": waits[1] / SECOND if waits and waits[1] else None,
-        "nvme": only_memory and ledger.tiers.nvme is not None and space.takes(ledger.tiers.nvme),
+        "nvme": only_memory and space.takes(tiers.nvme),
     }
 
 
@@ -234,7 +234,7 @@ def _next(
     first = orders[0]
     where = f"place {first['place']} of {first['of']}" if first["place"] is not None else "late"
     then = {
-        "ram_only": f"copied to {ledger.tiers.nvme.name}" if ledger.tiers.nvme else f"{what} goes",
+        "ram_only": "copied to nvme" if ledger.tiers.nvme.mounted else f"{what} goes",
         "ram_spare": f"{what} goes",
         "ram_clean": "its copy in RAM goes",
     }.get(first["name"], f"{what} goes")

@@ -155,7 +155,7 @@ class Mount:
             objects = Objects(
                 self.ledger,
                 Placement(self.room, quota),
-                BackingFiles(self.ledger, self.backings),
+                BackingFiles(self.ledger.records, self.ledger.counters, self.backings),
                 self.dispatcher.settlement,
                 promote=self.dispatcher.opened,
                 settle=self.dispatcher.settlement.written,

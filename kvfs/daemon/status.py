@@ -76,8 +76,8 @@ def status(mount: Mount) -> dict[str, Any]:
         "uptime_s": round(time.monotonic() - mount.started, 3),
         "passthrough": {"on": mount.backings.on, "why": mount.backings.why},
         "huge_pages": {
-            "on": ram is not None and ram.huge,
-            "why": "no RAM tier" if ram is None else ram.huge_why,
+            "on": ram.huge,
+            "why": ram.huge_why,
         },
         "shown": {one.option: {"on": not one.why, "why": one.why} for one in mount.exporters},
         "tiers": {

@@ -228,7 +228,7 @@ def begin_session(
         suspect=range(low, high + 1),
         gone=gone,
     )
-    doubts.load(ledger)
+    doubts.load(ledger.records)
     with catalog.batch() as batch:
         batch.set_fact("session", str(ledger.session))
         batch.set_fact("suspect", f"{low} {high}")

@@ -234,7 +234,7 @@ class MatchFiles(Kind):
             await self._end(ended)
         else:
             number = leasing.unpack_socket(question)
-            if self.tree.ledger.tiers.ram is None or not self.tree.ledger.tiers.ram.lends:
+            if not self.tree.ledger.tiers.ram.lends:
                 raise UnsupportedError("this mount lends nothing")
             try:
                 peer = handover.socket_of(self.kernel.requester(), number)

@@ -328,7 +328,7 @@ class Operations(pyfuse3.Operations):
             self.virtual.readdir(fh, start_id, token)
             return
         wanted = FIRST_ENTRIES
-        if self.ledger.tiers.bucket is not None:
+        if self.ledger.tiers.bucket.mounted:
             caller.set(self.kernel.requester())
             self.objects.scans.listed(fh)
         while True:

@@ -15,13 +15,13 @@ import os
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvfs import kept, runtime
+from kvfs.clock import REAL
 from kvfs.control import peer
 from kvfs.control.channel import PROTOCOL
 from kvfs.errors import ConfigError, KvfsError
@@ -49,6 +49,7 @@ class Keeper:
 
     def __init__(self, config: dict[str, Any], command: Sequence[str], stderr: int) -> None:
         self.config = config
+        self.clock = REAL
         self.mountpoint = Path(config["mountpoint"])
         self.directory = runtime.runtime_dir(self.mountpoint)
         self.command = tuple(command)
@@ -100,7 +101,7 @@ class Keeper:
                 f"kvfs {loaded['version']} speaks protocol {loaded['protocol']} with its keeper, "
                 f"expected {PROTOCOL}: unmount, and mount with the new version"
             )
-        deadline = time.monotonic() + patience
+        deadline = self.clock.now() + patience
         process.tell(
             "serve",
             config=config,
@@ -115,9 +116,9 @@ class Keeper:
                 self.mountpoint, config["mount_flags"], allow_other=config["allow_other"]
             )
         process.tell("device", descriptor=self.device)
-        ready = process.expect("ready", deadline - time.monotonic())
+        ready = process.expect("ready", deadline - self.clock.now())
         self.takeovers += takeover
-        process.started = process.heard = time.monotonic()
+        process.started = process.heard = self.clock.now()
         self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
 
     def start(self) -> None:
@@ -186,7 +187,7 @@ class Keeper:
 
     def _silent(self, daemon: Process) -> bool:
         """Whether a daemon does not answer any more; it leaves a trace of where it is."""
-        silence = time.monotonic() - daemon.heard
+        silence = self.clock.now() - daemon.heard
         if not self._watchdog or silence < self._watchdog:
             return False
         log.error("the daemon %d has said nothing for %.1f s: replaced", daemon.pid, silence)
@@ -202,9 +203,9 @@ class Keeper:
         if self.standby is not None and self.standby.closed:
             log.warning("the standby daemon %s; a takeover takes longer", self.standby.death())
             if "loaded" not in self.standby.facts:
-                self._standby_after = time.monotonic() + STANDBY_PAUSE
+                self._standby_after = self.clock.now() + STANDBY_PAUSE
             self._end_standby()
-        if self.standby is None and time.monotonic() >= self._standby_after:
+        if self.standby is None and self.clock.now() >= self._standby_after:
             self.standby = self._spawn(self.command, patient=True)
 
     def _end_standby(self) -> None:
@@ -227,7 +228,7 @@ class Keeper:
         config = self._current_config()
         while self._deaths < DEATHS:
             if self._deaths:
-                time.sleep(BACK_OFF * 2 ** (self._deaths - 1))
+                self.clock.sleep(BACK_OFF * 2 ** (self._deaths - 1))
             process = self._successor()
             try:
                 self._serve(process, config, patience=START)
@@ -252,7 +253,7 @@ class Keeper:
         if daemon is None:
             return "no daemon"
         why = f"the daemon {daemon.death()}"
-        short = time.monotonic() - daemon.started < SHORT_LIFE
+        short = self.clock.now() - daemon.started < SHORT_LIFE
         self._deaths = self._deaths + 1 if short else 0
         log.warning("daemon (%d) %s: another one takes over", daemon.pid, daemon.death())
         daemon.end()
@@ -289,9 +290,9 @@ class Keeper:
         """One request, one line of JSON; a client is waited for CLIENT seconds in all."""
         connection, _ = control.accept()
         with connection, suppress(OSError):
-            asked, deadline = b"", time.monotonic() + CLIENT
+            asked, deadline = b"", self.clock.now() + CLIENT
             while not asked.endswith(b"\n") and len(asked) < REQUEST_MAX:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                connection.settimeout(max(0.001, deadline - self.clock.now()))
                 if not (more := connection.recv(REQUEST_MAX)):
                     break
                 asked += more
@@ -341,7 +342,7 @@ class Keeper:
         except Failed:
             candidate.end()
             raise
-        began = time.monotonic()
+        began = self.clock.now()
         self.notify.reloading(f"{self.mountpoint}: upgrading to kvfs {loaded['version']}")
         self._hand_over(old)
         try:
@@ -364,7 +365,7 @@ class Keeper:
         return {
             "from": before["version"],
             "to": loaded["version"],
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(self.clock.now() - began, 3),
         }
 
     def _hand_over(self, old: Process) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvfs.clock import REAL, Clock
 from kvfs.movement import files
 
 PIECE = 4 << 20  # bytes, as `copying.PIECE`
@@ -51,16 +52,16 @@ class Verified(NamedTuple):
     cpu_seconds: float
 
 
-def verify(batch: Batch, rate: float) -> Verified:
+def verify(batch: Batch, rate: float, clock: Clock = REAL) -> Verified:
     """Read each copy of the batch once; rate: bytes a second at most."""
-    begun, spent, read = time.monotonic(), time.process_time(), 0
+    begun, spent, read = clock.now(), time.process_time(), 0
 
     def has_read(count: int) -> None:
         nonlocal read
         read += count
-        ahead = begun + read / rate - time.monotonic()
+        ahead = begun + read / rate - clock.now()
         if ahead > 0:
-            time.sleep(ahead)
+            clock.sleep(ahead)
 
     results: list[str | OSError] = []
     with mmap.mmap(-1, PIECE) as room, memoryview(room) as piece:  # aligned as disks want it

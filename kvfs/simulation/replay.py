@@ -16,11 +16,11 @@ import errno
 import hashlib
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvfs.clock import REAL, Clock
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.simulation.trace import Advance, Hits, Prompt, unheard
 
@@ -114,17 +114,18 @@ def replay(
     *,
     speed: float | None = None,
     advance: Advance = unheard,
+    clock: Clock = REAL,
 ) -> Replayed:
     """Play the requests, at `speed` times the trace's pace or as fast as it goes.
 
     Raises ReplayError.
     """
     hits, stored, refused = Hits(), 0, 0
-    began = time.monotonic()
+    began = clock.now()
     for request in requests:
         if speed is not None:
             due = began + request.timestamp_ms / 1000 / speed
-            time.sleep(max(0.0, due - time.monotonic()))
+            clock.sleep(max(0.0, due - clock.now()))
         parent, found = 0, []
         for key in request.keys:
             path = folder / name(key, parent)
@@ -137,7 +138,7 @@ def replay(
             parent = key
         hits = hits.and_request(request, found)
         advance(1)
-    return Replayed(hits, stored, refused, time.monotonic() - began)
+    return Replayed(hits, stored, refused, clock.now() - began)
 
 
 def _found(path: Path, key: int, size: int) -> bool:

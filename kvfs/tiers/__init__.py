@@ -1,5 +1,6 @@
 """Where bytes are: directories of backing files, one file for each copy of an object."""
 
+from kvfs.tiers.absent import NoBucket, NoNvme, NoRam
 from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import Job, OverdueError, sync_patience
 from kvfs.tiers.nvme import NvmeTier, identity_in
@@ -9,6 +10,9 @@ from kvfs.tiers.tier import Reservation, Tier
 __all__ = [
     "Bucket",
     "Job",
+    "NoBucket",
+    "NoNvme",
+    "NoRam",
     "NvmeTier",
     "OverdueError",
     "RamTier",

@@ -51,6 +51,7 @@ class Bucket:
     """
 
     name = "s3"
+    mounted = True
 
     def __init__(
         self,

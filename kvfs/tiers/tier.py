@@ -47,6 +47,7 @@ class Tier:
 
     name = "tier"
     number = 0  # in the session file
+    mounted = True
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
@@ -67,6 +68,11 @@ class Tier:
     @property
     def free(self) -> int:
         return self.capacity - self.used - self.reserved - self.uncounted
+
+    @property
+    def works(self) -> bool:
+        """Whether it is mounted, and not down."""
+        return self.mounted and not self.health.down
 
     @staticmethod
     def cost(blocks: int) -> int:

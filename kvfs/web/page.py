@@ -9,7 +9,6 @@ bucket. Not for sampling.
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from kvfs.clock import REAL, Clock
 from kvfs.control import request_within
 from kvfs.errors import ControlError, KvfsError
 from kvfs.rates import opens_of
@@ -73,8 +73,9 @@ class Questions:
     refused. So a browser, or a thousand, costs the daemon next to nothing.
     """
 
-    def __init__(self, mountpoint: Path) -> None:
+    def __init__(self, mountpoint: Path, clock: Clock = REAL) -> None:
         self.mountpoint = mountpoint
+        self._clock = clock
         self._rankings = {
             order: Snapshot(
                 partial(ask_daemon, mountpoint, "objects", order=order, count=COUNT), RANKED
@@ -98,12 +99,12 @@ class Questions:
     def _wait_turn(self) -> None:
         """Raises BusyError if that were too long."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock.now()
             turn = max(now, self._next)
             if turn - now > LONGEST:
                 raise BusyError("too many questions at the moment: ask again in a second")
             self._next = turn + 1 / EACH
-        time.sleep(turn - now)
+        self._clock.sleep(turn - now)
 
 
 class Sources(NamedTuple):

@@ -56,7 +56,7 @@ def block(ledger: Ledger, at: int, place: str) -> Inode:
     inode.links = ((NAMESPACE, at + 100),)
     inode.namespace = NAMESPACE
     inode.key, inode.parent_key = key(at), key(at - 1) if at % DEPTH else 0
-    if "ram" in place and ledger.tiers.ram is not None:
+    if "ram" in place:
         inode.ram_epoch = ledger.tiers.ram.epoch
     inode.on_nvme = "nvme" in place
     return inode

@@ -24,7 +24,7 @@ from kvfs.core.check import survey as survey_module
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import ControlError, NotFoundError
 from kvfs.movement.movers import Moved, MoverFailedError, SourceChangedError
-from kvfs.tiers import Tier
+from kvfs.tiers import NoRam, Tier
 from tests.unit.world import World, digest, world
 
 POLL = 0.001  # s: what asks in each turn of the loop leaves the interpreter to no other thread
@@ -825,7 +825,7 @@ def test_memory_that_is_gone_is_noted_and_is_no_damage(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await small(made)
         ledger = made.ledger
-        ledger.tiers.ram, ledger.tiers.local = None, [made.disk]
+        ledger.tiers.ram, ledger.tiers.local = NoRam(), [made.disk]
         found, survey = await look(made, live=False)
         assert found == []
         assert survey.notes["ram_gone"] == 1

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from kvfs.catalog import ROOT_INO
+from kvfs.catalog import ROOT_INO, Inode
 from kvfs.errors import CatalogError, KvfsError, NotFoundError
 from tests.s3.memory import MemoryStore
 from tests.unit.world import MIB, World, world
@@ -208,3 +208,37 @@ def _guarded(stored: World, committed: list[bool]) -> Callable[[int], object]:
         return real(ino)
 
     return guarded
+
+
+# Records of open objects
+
+
+CHANGES: dict[str, Callable[[World, Inode], object]] = {
+    "chmod": lambda made, inode: made.attributes.change(inode.ino, mode=0o600),
+    "rename": lambda made, _: made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0),
+    "unlink": lambda made, _: made.tree.unlink(ROOT_INO, b"a"),
+    "drop": lambda made, inode: made.ledger.removals.drop(inode, "evicted"),
+    "not in the bucket": lambda made, inode: made.ledger.records.take_from_bucket(inode),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_read_that_fails_within_a_change_leaves_the_record_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The catalog answers nothing any more, so that nobody can ask it what the record was."""
+
+    async def case(made: World) -> None:
+        inode = await made.make_file(b"a", BYTES)
+        await made.upload_all()
+        held = await made.objects.open(inode.ino, writable=False)
+        before = held.inode.copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(made.catalog, "mark", refuse)
+            with pytest.raises(CatalogError):
+                CHANGES[change](made, held.inode)
+        assert held.inode == before
+        await made.close(held, writable=False)
+
+    with world(tmp_path, store=MemoryStore()) as made:
+        trio.run(case, made)

@@ -11,6 +11,7 @@ import pytest
 import trio
 from hypothesis import example, given
 
+from kvfs.clock import REAL, Clock
 from kvfs.control import client, server
 from kvfs.control.channel import Channel, Closed
 from kvfs.errors import ConfigError, ControlError
@@ -55,6 +56,9 @@ class Nobody:
     takeovers = 0
 
     _status = Keeper._status
+
+    def __init__(self, clock: Clock = REAL) -> None:
+        self.clock = clock
 
     def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
         """What of it takes what was sent: the process is started, and dies."""
@@ -199,11 +203,10 @@ class Dribbling:
         return b"x"
 
 
-def test_the_keeper_waits_for_no_client_longer_than_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_keeper_waits_for_no_client_longer_than_for_another() -> None:
     """While it waits it hears no daemon: one that says nothing for long would be replaced."""
     control = Dribbling()
-    monkeypatch.setattr("time.monotonic", lambda: control.now)
-    Keeper._converse(cast("Keeper", Nobody()), cast("socket.socket", control))
+    Keeper._converse(
+        cast("Keeper", Nobody(Clock(lambda: control.now))), cast("socket.socket", control)
+    )
     assert control.now <= keeper.CLIENT + 0.001

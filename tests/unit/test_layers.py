@@ -45,7 +45,7 @@ LAYERS = (
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
     (
-        *("kvfs.errors", "kvfs.failpoints", "kvfs.kept", "kvfs.rates", "kvfs.units"),
+        *("kvfs.clock", "kvfs.errors", "kvfs.failpoints", "kvfs.kept", "kvfs.rates", "kvfs.units"),
         *("kvfs.matching", "kvfs.leasing", "kvfs.prefix"),
     ),
 )
@@ -58,6 +58,7 @@ CLI_MAY = (
 )
 KEEPER_MAY = (
     *("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.kept", "kvfs.errors"),
+    "kvfs.clock",
 )
 # A library that is expensive, or could be exchanged, has one home.
 HOMES = {

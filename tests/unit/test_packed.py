@@ -13,7 +13,7 @@ from kvfs import failpoints
 from kvfs.catalog import ROOT_INO, Inode, PackedCopy
 from kvfs.core.check import Finding, check
 from kvfs.core.check.survey import Survey
-from kvfs.core.moves import transfers, unpacking
+from kvfs.core.moves import transfers
 from kvfs.errors import KvfsError, NotFoundError, StaleError
 from kvfs.movement import packing
 from tests.s3.memory import MemoryStore
@@ -306,9 +306,7 @@ def test_opens_of_the_same_one_share_a_decompression(made: World) -> None:
     trio.run(case)
 
 
-def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(
-    made: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         go = trio.Event()
@@ -323,9 +321,7 @@ def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(
         await made.close(made.ledger.table.open[inode.ino], writable=False)
         assert made.disk.counters["decompressed"] == 1
 
-    monkeypatch.setattr(unpacking, "WAIT", 0.01)
-    if made.bucket is not None:
-        made.bucket.wait = 0.01
+    made.ledger.tiers.bucket.wait = 0.01
     trio.run(case)
 
 
@@ -591,7 +587,7 @@ def test_a_disk_that_is_down_is_a_miss_at_once(made: World, when: str) -> None:
         began = trio.current_time()
         with pytest.raises(NotFoundError, match="is on NVMe only, which is down: probe: EIO"):
             await made.read(inode.ino)
-        assert trio.current_time() - began < unpacking.WAIT / 2
+        assert trio.current_time() - began < made.ledger.tiers.bucket.wait / 2
         go.set()
         made.movers.before = _nothing
         made.disk.health.state = "healthy"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvfs.clock import Clock
 from kvfs.errors import ControlError, KvfsError
 from kvfs.rates import Look
 from kvfs.web import history as history_module
@@ -317,9 +318,7 @@ def test_single_objects_are_asked_for_so_often_at_most(
         return {}
 
     monkeypatch.setattr("kvfs.web.page.request_within", request)
-    monkeypatch.setattr("kvfs.web.page.time.sleep", slept.append)
-    monkeypatch.setattr("kvfs.web.page.time.monotonic", lambda: 100.0)
-    questions = Questions(tmp_path)
+    questions = Questions(tmp_path, Clock(lambda: 100.0, slept.append))
     most = int(EACH * LONGEST) + 1
     for name in string.ascii_letters[:most]:
         questions.object(f"{tmp_path}/{name}")

@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvfs import mounts
 from kvfs.cli import main
+from kvfs.clock import Clock
 from kvfs.errors import ConfigError
 from kvfs.layouts import recognise
 from kvfs.simulation import replay as module
@@ -94,18 +93,15 @@ def test_an_error_of_the_file_system_ends_it(tmp_path: Path, trace: Trace) -> No
         replay(trace, tmp_path / "none", SIZE)
 
 
-def test_the_pace_of_the_trace(
-    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pace_of_the_trace(tmp_path: Path, trace: Trace) -> None:
     now, slept = [100.0], list[float]()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(module, "time", clock)
-    played = replay(trace, tmp_path, SIZE, speed=2.0)
+    clock = Clock(lambda: now[0], sleep)
+    played = replay(trace, tmp_path, SIZE, speed=2.0, clock=clock)
     assert slept == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert played.seconds == 2.0
 
@@ -308,9 +304,7 @@ def test_an_interrupted_one_leaves_nothing(
     before = signal.getsignal(signal.SIGTERM)
     # It is ignored where the tests are a job in the background.
     interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Not everybody's sleep: threads of other tests sleep, too.
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: signal.raise_signal(number))
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "_store", lambda *_: signal.raise_signal(number))
     try:
         result = kvfs(file, root, "--speed", "1")
     finally:

@@ -6,7 +6,6 @@ Files rot here as on a disk: a byte is another one, and nothing else tells of it
 import errno
 import os
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -449,7 +448,7 @@ def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) 
     path = made.catalog.path.with_name("doubted")
     path.write_text(text)
     with pytest.raises(ConfigError, match="expected a list of copies that kvfs fsck has found"):
-        doubts.load(made.ledger)
+        doubts.load(made.ledger.records)
     assert path.read_text() == text
 
 
@@ -612,22 +611,22 @@ def test_opens_at_the_same_time_share_one_look(made: World) -> None:
     run(case)
 
 
-def test_it_is_looked_at_again_after_a_while(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_looked_at_again_after_a_while(made: World) -> None:
     async def case() -> None:
         inode = await _on_nvme_after_a_mount(made)
-        for seconds, looks in ((0.0, 1), (DAY - 1, 1), (DAY, 2), (2 * DAY - 1, 2), (2 * DAY, 3)):
-            monkeypatch.setattr("time.monotonic", lambda: began + seconds)  # noqa: B023
+        for seconds, looks in ((0, 1), (DAY - 1, 1), (1, 2), (DAY - 1, 2), (1, 3)):
+            clock.jump(seconds)
             assert await made.read(inode.ino) == BYTES
             assert made.ledger.counters["verified"] == looks, seconds
         rot(made.disk, inode)
         assert await made.read(inode.ino) != BYTES, "within that time it is not"
         made.ledger.verified.after = 60
-        monkeypatch.setattr("time.monotonic", lambda: began + 2 * DAY + 60)
+        clock.jump(60)
         with pytest.raises(GONE):
             await made.read(inode.ino)
 
-    began = float(int(time.monotonic()))  # whole seconds: their differences are exact
-    run(case)
+    clock = MockClock()
+    trio.run(case, clock=clock)
 
 
 def test_with_verify_after_0_no_open_looks(made: World) -> None:
@@ -908,13 +907,16 @@ def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> Non
 
 
 def test_what_was_compared_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case() -> None:
+        noted = verified.Verified()
+        for ino in (1, 2, 3, 1, 4):
+            noted.note(ino)
+        assert [ino for ino in range(6) if not noted.due(ino)] == [1, 3, 4]
+        noted.forget(3)
+        assert noted.due(3)
+
     monkeypatch.setattr(verified, "MOST", 3)
-    noted = verified.Verified()
-    for ino in (1, 2, 3, 1, 4):
-        noted.note(ino)
-    assert [ino for ino in range(6) if not noted.due(ino)] == [1, 3, 4]
-    noted.forget(3)
-    assert noted.due(3)
+    run(case)
 
 
 def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy(

@@ -5,12 +5,12 @@ import errno
 import mmap
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
 import xxhash
 
+from kvfs.clock import Clock
 from kvfs.movement import files
 from kvfs.movement.verifying import BLOCK, PIECE, Batch, Copy, verify
 
@@ -180,17 +180,15 @@ def test_time_of_access_stays(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_atime_ns == 1
 
 
-def test_no_more_than_the_rate_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_rate_is_read(tmp_path: Path) -> None:
     now, slept = [0.0], [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
         slept[0] += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
     copies = [made(tmp_path / str(number), bytes(PIECE)) for number in range(3)]
-    found = verify(Batch(tuple(copies)), PIECE / 2.0)
+    found = verify(Batch(tuple(copies)), PIECE / 2.0, Clock(lambda: now[0], sleep))
     assert found.results == [""] * 3
     assert found.cpu_seconds >= 0
     assert slept[0] == pytest.approx(6.0)

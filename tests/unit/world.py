@@ -285,7 +285,7 @@ class World:
         self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.dispatcher.warm)
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
-        self.files = self.kind(self.ledger, self.backings)
+        self.files = self.kind(self.ledger.records, self.ledger.counters, self.backings)
         self.objects = Objects(
             self.ledger,
             self.placement,
@@ -572,7 +572,7 @@ class World:
         local = len(set().union(*found.values()))
         assert ledger.accounts.spilled == spilled
         assert ledger.accounts.objects == local + spilled + len(ledger.table.staging)
-        if ledger.tiers.bucket is not None:
+        if ledger.tiers.bucket.mounted:
             assert [ledger.tiers.bucket.used, ledger.tiers.bucket.objects] == stored
             self.check_dirty()
 

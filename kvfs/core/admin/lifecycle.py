@@ -189,7 +189,7 @@ class Lifecycle:
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
             bucket = self.ledger.tiers.bucket
-            if bucket is not None and takes(settings, bucket) and not takes(before, bucket):
+            if takes(settings, bucket) and not takes(before, bucket):
                 self.ledger.dirty.look_back(batch)
             batch.answers()
         self.ledger.work.wake()

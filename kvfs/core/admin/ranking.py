@@ -38,7 +38,7 @@ class Ranking:
         self._wanted = trio.Event()
         self._found = trio.Event()
         self._largest: list[tuple[int, int]] = []  # size, inode; the largest first
-        self._at = 0.0  # when that was found; 0: never
+        self._at: float | None = None  # when that was found; None: never
         self._next = 0.0  # when to look again
 
     async def objects(self, order: str = "hot", count: object = 10) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Ranking:
         else:
             await self._look()
             inos = [ino for _, ino in self._largest[:count]]
-            age = time.monotonic() - self._at if self._at else None
+            age = None if self._at is None else trio.current_time() - self._at
         return {
             "order": order,
             "age_s": None if age is None else round(age, 3),
@@ -65,9 +65,9 @@ class Ranking:
 
     async def _look(self) -> None:
         """Have them looked for if it is time to; wait a moment if there are none."""
-        if time.monotonic() >= self._next:
+        if trio.current_time() >= self._next:
             self._wanted.set()
-        if not self._at:
+        if self._at is None:
             with trio.move_on_after(PATIENCE):
                 await self._found.wait()
 
@@ -77,7 +77,7 @@ class Ranking:
             await self._wanted.wait()
             spent = await self._walk()
             self._wanted = trio.Event()
-            self._at = time.monotonic()
+            self._at = trio.current_time()
             self._next = self._at + max(PAUSE, SHARE * spent)
             self._found.set()
 
@@ -126,6 +126,6 @@ class Ranking:
                 *(tier.name for tier in ledger.tiers.holders(inode)),
                 *(["s3"] if inode.in_bucket else []),
             ],
-            "dirty": ledger.tiers.bucket is not None and inode.ino in ledger.dirty,
+            "dirty": inode.ino in ledger.dirty,
             "opens": namespaces.hot.opens(inode.ino),
         }

@@ -25,9 +25,9 @@ def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
         raise InvalidError(f"inode {inode.ino} is no file: files are pinned, and namespaces")
     if ledger.namespaces.places.is_pinned(inode) == on:
         return False
-    before = inode.copy()
-    inode.kept = on or ledger.namespaces.places.keeps(inode)
     with ledger.catalog.batch() as batch:
+        before = batch.change(inode)
+        inode.kept = on or ledger.namespaces.places.keeps(inode)
         if on:
             batch.set_xattr(inode.ino, PIN, b"on")
         else:

@@ -23,7 +23,7 @@ import trio
 from kvfs import runtime
 from kvfs.catalog import ROOT_INO, Catalog, audit, keys
 from kvfs.core.bucket.upload.spill import Spill
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError, TierError
 from kvfs.movement.remote import Remote
@@ -80,8 +80,8 @@ LOOK = 10.0  # s between two looks at what nothing tells of, and after a failure
 class Announcement:
     """`identity` of this node; `mountpoint` for people."""
 
-    def __init__(self, ledger: Ledger, remote: Remote, identity: str, mountpoint: str) -> None:
-        self.ledger = ledger
+    def __init__(self, dirty: Dirty, remote: Remote, identity: str, mountpoint: str) -> None:
+        self.dirty = dirty
         self.remote = remote
         self.bucket = remote.bucket
         self.identity = identity
@@ -92,7 +92,7 @@ class Announcement:
 
     async def watch(self) -> None:
         """Publish, for ever."""
-        namespaces = self.ledger.namespaces
+        namespaces = self.dirty.namespaces
         while True:
             changed = namespaces.changed
             await self.look()
@@ -125,7 +125,7 @@ class Announcement:
 
     def _wanted(self) -> frozenset[Space]:
         """What there is, and what may yet be in use of what there was."""
-        namespaces, dirty = self.ledger.namespaces, self.ledger.dirty
+        namespaces, dirty = self.dirty.namespaces, self.dirty
         has = spaces(namespaces)
         went = (self.published or frozenset()) - has
         if not went:

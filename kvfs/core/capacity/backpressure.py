@@ -11,9 +11,8 @@ import logging
 
 import trio
 
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.dirty import Dirty
 from kvfs.errors import NoSpaceError
-from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +23,20 @@ _NEVER = (-1, 0.0)
 class Backpressure:
     """Deadlines are of trio's clock."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.bucket = ledger.tiers.bucket
-        self.dirty = ledger.dirty
+    def __init__(self, dirty: Dirty) -> None:
+        self.bucket = dirty.bucket
+        self.dirty = dirty
         self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
         self._said: set[str] = set()
 
-    async def until_not_full(self, bucket: Bucket, deadline: float) -> None:
+    async def until_not_full(self, deadline: float) -> None:
         """So much waits for its upload that writers wait, too. Raises NoSpaceError.
 
         While nothing goes up only the first ones wait: all have one bound, as readers of an object.
         """
-        dirty = self.dirty
+        bucket, dirty = self.bucket, self.dirty
         while dirty.full:
-            self._say_full(bucket)
+            self._say_full()
             done = bucket.counters["uploads"] + bucket.counters["copies"]
             if done != self._stalled_at[0]:
                 self._stalled_at = done, trio.current_time()
@@ -50,7 +49,8 @@ class Backpressure:
                 raise NoSpaceError(f"{dirty.bytes} bytes wait for their upload{why}")
         self._stalled_at = _NEVER
 
-    def _say_full(self, bucket: Bucket) -> None:
+    def _say_full(self) -> None:
+        bucket = self.bucket
         what = (
             f"{bucket.place}: {bucket.most} bytes wait for their upload, which is the most: "
             "writers wait for it, too"
@@ -61,15 +61,14 @@ class Backpressure:
 
     def helps(self, deadline: float) -> bool:
         """Whether something may be dropped later that may not now, being dirty."""
-        bucket = self.bucket
-        if bucket is None or bucket.health.down or not len(self.dirty):
+        if self.bucket.health.down or not len(self.dirty):
             return False
         return trio.current_time() < deadline
 
     async def upload(self, deadline: float) -> None:
         """Wait until something was uploaded, or it is too late."""
         bucket, dirty = self.bucket, self.dirty
-        if bucket is None or bucket.health.down:
+        if bucket.health.down:
             return
         with trio.move_on_at(deadline):
             bucket.counters["waits"] += 1

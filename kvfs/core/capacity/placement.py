@@ -33,7 +33,7 @@ class Placement:
         self.ram = room.ram
         self.room = room
         self.quota = quota
-        self.backpressure = Backpressure(room.ledger)
+        self.backpressure = Backpressure(room.ledger.dirty)
         self.sizes = ExpectedSizes()
         self._said: set[str] = set()
 
@@ -69,14 +69,14 @@ class Placement:
         more = max(0, (expected or 0) - replaces)
         if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
             more = 0
-        deadline = trio.current_time() + (ledger.tiers.bucket.wait if ledger.tiers.bucket else 0)
+        deadline = trio.current_time() + ledger.tiers.bucket.wait
         await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
         tiers = [tier for tier in ledger.tiers.local if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
         wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
-        if ledger.tiers.bucket and namespace.takes(ledger.tiers.bucket):
-            await self.backpressure.until_not_full(ledger.tiers.bucket, deadline)
+        if namespace.takes(ledger.tiers.bucket):
+            await self.backpressure.until_not_full(deadline)
         while True:
             last = not self.backpressure.helps(deadline)
             known = expected is not None
@@ -97,10 +97,10 @@ class Placement:
         Half of RAM at most is set aside then: such files are made before they are needed, and what
         is set aside for them is missing to who writes now.
         """
-        ram, bucket = self.ram, self.ledger.tiers.bucket
-        if ram is None or ram.health.down or not namespace.takes(ram):
+        ram = self.ram
+        if ram.health.down or not namespace.takes(ram):
             return None
-        if bucket and namespace.takes(bucket) and self.ledger.dirty.full:
+        if namespace.takes(self.ledger.tiers.bucket) and self.ledger.dirty.full:
             return None
         try:
             if not self.quota.keep(namespace, Tier.cost(0), objects=1, expected=size):
@@ -164,8 +164,7 @@ class Placement:
                 return found
         if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
             return found
-        bucket = ledger.tiers.bucket
-        if bucket is None or not bucket.health.down:
+        if not ledger.tiers.bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
             for tier in order:

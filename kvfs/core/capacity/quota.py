@@ -161,9 +161,10 @@ class Quota:
             return True
         if namespace.whole is not None and namespace.whole_filled:
             return may(namespace.whole, None, "lose")
-        return (nvme is not None and may(namespace.on_nvme, nvme, "lose")) or (
-            ram is not None
-            and (may(namespace.ram_spare, ram, "lose") or may(namespace.ram_only, ram, "lose"))
+        return (
+            may(namespace.on_nvme, nvme, "lose")
+            or may(namespace.ram_spare, ram, "lose")
+            or may(namespace.ram_only, ram, "lose")
         )
 
     def _give_one(self, namespace: Namespace) -> bool:
@@ -174,12 +175,10 @@ class Quota:
             return True
         if namespace.whole is not None and namespace.whole_filled:
             return self.victims.evict_of(namespace, whole, None, "lose")
-        return (nvme is not None and self.victims.evict_of(namespace, on_nvme, nvme, "lose")) or (
-            ram is not None
-            and (
-                self.victims.evict_of(namespace, ram_spare, ram, "lose")
-                or self.victims.evict_of(namespace, ram_only, ram, "lose")
-            )
+        return (
+            self.victims.evict_of(namespace, on_nvme, nvme, "lose")
+            or self.victims.evict_of(namespace, ram_spare, ram, "lose")
+            or self.victims.evict_of(namespace, ram_only, ram, "lose")
         )
 
     def _name(self, namespace: Namespace) -> str:

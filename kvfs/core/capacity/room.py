@@ -117,11 +117,11 @@ class Room:
 
     def _spill_one(self, tier: Tier) -> bool:
         """Give up something that keeps its names."""
-        copies = self.nvme is not None and not self.nvme.health.down
+        copies = self.nvme.works
         if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
             return True
         bucket = self.ledger.tiers.bucket
-        if bucket is None:
+        if not bucket.mounted:
             return False
         among = [space for space in self.ledger.namespaces if space.takes(bucket)]
         with self.victims.keeping_names():
@@ -137,7 +137,7 @@ class Room:
         """What `_reclaim` takes of a tier, and `_drop_from_ram` if that is to be lost, too."""
         if tier is not self.ram:
             return [(on_nvme, "uncopy", None)]
-        if self.nvme is None:
+        if not self.nvme.mounted:
             return [(ram_only, "lose", None)]
         lost: list[tuple[Which, Twins, list[Namespace] | None]] = []
         if lose:
@@ -174,7 +174,7 @@ class Room:
         )
 
     def _look_at(self, tier: Tier) -> None:
-        if isinstance(tier, NvmeTier) and not tier.health.down:
+        if isinstance(tier, NvmeTier) and tier.works:
             stale = time.monotonic() - tier.measured > MEASURED_FOR
             if tier.shortage or stale:
                 self._measure(tier)
@@ -206,8 +206,6 @@ class Room:
     @property
     def headroom(self) -> int:
         """Bytes of RAM that are kept free for files that outgrow their reservation."""
-        if self.ram is None:
-            return 0
         return self.ram.capacity // HEADROOM
 
     def make_room(self, tier: Tier) -> OpenObject | None:
@@ -221,11 +219,9 @@ class Room:
         """
         if tier.health.down:  # its accounts are no guide, and nothing would be won
             return None
-        ram, nvme = self.ram, self.nvme
-        below = nvme is not None and not self._nvme_is_full and not nvme.health.down
-        if ram is not None and tier is ram and below:
-            return self._make_room_above(ram)
-        least = (self.headroom // 2 if tier is ram else 0) - self._idle(tier)
+        if tier is self.ram and self.nvme.works and not self._nvme_is_full:
+            return self._make_room_above(self.ram)
+        least = (self.headroom // 2 if tier is self.ram else 0) - self._idle(tier)
         while tier.free < least:
             found = self._give(tier)
             if found is not True:
@@ -288,8 +284,7 @@ class Room:
         growing = {space for space, files in writers.items() if any(held.grows for held in files)}
         spaces = self.victims.by_urgency()
         spaces += [space for space in writers if space not in spaces]  # their directories are gone
-        bucket = self.ledger.tiers.bucket
-        lost = bucket is not None and bucket.health.down
+        lost = self.ledger.tiers.bucket.health.down
         for space in spaces:
             if self._give_of(space, tier):
                 return True
@@ -311,7 +306,7 @@ class Room:
         """Drop something that a namespace has in the lowest tier, or that is to be lost of RAM."""
         if tier is not self.ram:
             return self.victims.evict_of(space, on_nvme, tier, "uncopy")
-        if self.nvme is not None and self.nvme.health.down:
+        if self.nvme.health.down:
             return self._drop_from_ram([space])
         return self.victims.evict_of(space, ram_spare, tier, "lose") or self.victims.evict_of(
             space, ram_only, tier, "lose"
@@ -323,7 +318,7 @@ class Room:
             return True
         if tier is not self.ram:
             return self.victims.evict(on_nvme, tier, twins)
-        if self.nvme is None:
+        if not self.nvme.mounted:
             return self._drop_from_ram()
         if self.nvme.health.down:  # its copies are no reason to give up the only good one
             return False
@@ -335,8 +330,8 @@ class Room:
 
     def _stuck(self) -> list[Namespace]:
         """Those of which NVMe takes nothing."""
-        nvme, spaces = self.nvme, self.ledger.namespaces
-        homeless = (one for one in spaces if nvme is None or not one.takes(nvme))
+        spaces = self.ledger.namespaces
+        homeless = (one for one in spaces if not one.takes(self.nvme))
         return [*spaces.dropped.values(), *homeless]
 
     def _purge_one(self, tier: Tier) -> bool:
@@ -352,8 +347,7 @@ class Room:
 
         What NVMe has as well keeps its name then, and is back when NVMe is.
         """
-        assert self.ram is not None
-        if self.nvme is None or not self.nvme.health.down:
+        if not self.nvme.health.down:
             return self.victims.evict(ram_only, self.ram, "lose", among)
         for space in self.victims.by_urgency(among):
             twin = self.victims.next_of(space.ram_clean, self.ram)
@@ -367,10 +361,8 @@ class Room:
     @property
     def reclaimable(self) -> int:
         """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
-        if self.ram is None:
-            return 0
         free = max(0, self.ram.free + self._idle(self.ram) - self.headroom)
-        if self.nvme is None or self.nvme.health.down:
+        if not self.nvme.works:
             return free
         return free + sum(
             0

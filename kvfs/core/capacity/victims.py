@@ -19,6 +19,7 @@ Invariants, none of which an await can break, since all of it is synchronous:
 Not for how much is to go, nor from where: `Room`, `Quota`.
 """
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,8 @@ from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from typing import Literal
+
+import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
@@ -100,7 +103,7 @@ class Victims:
     def brought(self, ino: int) -> None:
         """It is fetched ahead: its time of use says nothing of how it is wanted."""
         self._brought.pop(ino, None)
-        self._brought[ino] = time.monotonic()
+        self._brought[ino] = trio.current_time()
         if len(self._brought) > BROUGHT_MAX:
             self._brought.popitem(last=False)
 
@@ -220,7 +223,7 @@ class Victims:
             return False
         if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
             return False
-        if ledger.tiers.bucket is None or self._lose_dirty or (tier and twin and twins == "uncopy"):
+        if self._lose_dirty or (tier and twin and twins == "uncopy"):
             return True
         return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 
@@ -274,10 +277,10 @@ class Victims:
 
     def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether they may go for what nobody waits for."""
-        since, moment = time.time_ns() - LATELY * 10**9, time.monotonic() - LATELY
+        since, moment = time.time_ns() - LATELY * 10**9, trio.current_time() - LATELY
         return all(
             max(inode.atime_ns, inode.ctime_ns) < since
-            and self._brought.get(inode.ino, 0.0) < moment
+            and self._brought.get(inode.ino, -math.inf) < moment
             and (
                 inode.in_bucket
                 or (tier is self.ledger.tiers.ram and twins == "uncopy" and inode.on_nvme)

@@ -55,7 +55,7 @@ class Watch:
                 if not at % MAPPED_AT_ONCE:
                     await trio.lowlevel.checkpoint()
             await ledger.retries.run()
-            if nvme is not None:
+            if nvme.mounted:
                 await self._measure_space(nvme)
             ledger.accounts.note_used(self.spent())
             for namespace in list(ledger.namespaces):
@@ -100,7 +100,7 @@ class Watch:
     async def health(self) -> None:
         """Ask the disk how it is, and say so to those who wait for it to be well again."""
         nvme = self.ledger.tiers.nvme
-        while nvme is not None:
+        while nvme.mounted:
             was = nvme.health.state
             await nvme.calls.probe(nvme.probe)
             if nvme.health.state != was:

@@ -115,8 +115,8 @@ class Copies:
             await self._judge(ino)
             await survey.step(0)
         if suspects and survey.hashes:
-            doubted = doubts.listed(self.ledger)
-            await survey.io(partial(doubts.save, self.ledger, doubted))
+            doubted = doubts.listed(self.ledger.records)
+            await survey.io(partial(doubts.save, self.ledger.records, doubted))
 
     def _note(self, inode: Inode, tier: Tier) -> None:
         notes = self.survey.notes

@@ -59,19 +59,20 @@ class Evict:
     def _default(self, *, drop: bool) -> str:
         if drop:
             return "s3"
-        if self.ledger.tiers.nvme is None and self.ledger.tiers.bucket is None:
+        tiers = self.ledger.tiers
+        if not tiers.nvme.mounted and not tiers.bucket.mounted:
             raise ConfigError("the mount has neither nvme= nor s3=: drop loses what only is here")
-        return "s3" if self.ledger.tiers.nvme is None else "nvme"
+        return "nvme" if tiers.nvme.mounted else "s3"
 
     def _check(self) -> None:
-        ledger = self.ledger
+        tiers = self.ledger.tiers
         if self.to not in {"nvme", "s3"}:
             raise ConfigError(f"to={self.to}: expected nvme or s3")
-        if self.to == "nvme" and (ledger.tiers.nvme is None or ledger.tiers.ram is None):
+        if self.to == "nvme" and not (tiers.nvme.mounted and tiers.ram.mounted):
             raise ConfigError("to=nvme: expected a mount with ram= and nvme=; use s3, or drop")
         if self.to == "nvme" and self.drop:
             raise ConfigError("to=nvme loses nothing: drop goes with to=s3, or alone")
-        if self.to == "s3" and ledger.tiers.bucket is None and not self.drop:
+        if self.to == "s3" and not tiers.bucket.mounted and not self.drop:
             raise ConfigError("to=s3: the mount has no bucket; drop loses what only is here")
 
     def describe(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Evict:
 
     def _leave_all(self, inode: Inode, leaves: list[Tier]) -> None:
         ledger, bucket = self.ledger, self.ledger.tiers.bucket
-        if inode.in_bucket and bucket is not None:
+        if inode.in_bucket and bucket.mounted:
             if bucket.health.down:
                 self._refuse(f"{bucket.place} is down")
             else:
@@ -142,8 +143,6 @@ class Evict:
 
     def _leave_ram(self, inode: Inode) -> Errand | None:
         ledger, nvme, ram = self.ledger, self.ledger.tiers.nvme, self.ledger.tiers.ram
-        assert nvme is not None
-        assert ram is not None
         bucket = ledger.tiers.bucket
         if nvme.health.down:
             self._refuse("nvme is down")
@@ -153,11 +152,11 @@ class Evict:
             if not self.dry:
                 return partial(self._copy, inode.ino)
             self._planned += nvme.cost(inode.blocks)
-            if bucket is None and self._planned > nvme.free:
+            if not bucket.mounted and self._planned > nvme.free:
                 self._refuse(NO_ROOM)
             else:
                 self._done("evicted", inode, [ram])
-        elif inode.in_bucket and bucket is not None and not bucket.health.down:
+        elif inode.in_bucket and bucket.mounted and not bucket.health.down:
             self._done("evicted", inode, [ram], partial(ledger.removals.evict, inode))
         else:
             self._refuse("its namespace keeps it out of nvme (media=), and nothing else has it")
@@ -176,8 +175,6 @@ class Evict:
     async def _copy(self, ino: int) -> None:
         """To NVMe, and then RAM is left."""
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
-        assert ram is not None
-        assert nvme is not None
         while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; nothing tells of its end)
             await trio.sleep(PERIOD)
         inode = self.transfers.fit(ino)
@@ -203,7 +200,7 @@ class Evict:
         ram, inode = self.ledger.tiers.ram, self.transfers.fit(ino)
         if self._is_gone(ino):
             self.counts["already"] += 1
-        elif ram is None or inode is None or ram not in self.ledger.tiers.holders(inode):
+        elif inode is None or ram not in self.ledger.tiers.holders(inode):
             self._refuse("it was written or moved meanwhile")
         elif why := self._stays(inode):
             self._refuse(why)

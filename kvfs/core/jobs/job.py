@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenTable
 
 STEP = 128  # entries that are read at once, in about 1 ms
 REASONS_MOST = 16  # different ones that are remembered
@@ -96,24 +96,24 @@ class Jobs(Generic[AnyJob]):
             self._jobs.popitem(last=False)
 
 
-def below(ledger: Ledger, root: int) -> Iterator[Inode | None]:
+def below(table: OpenTable, root: int) -> Iterator[Inode | None]:
     """Files below, or itself; None for what is none. It goes on where names come and go.
 
     Raises CatalogError.
     """
-    first = ledger.table.inode(root)
+    first = table.inode(root)
     if first is None or not first.is_dir:
         yield first if first is not None and first.is_file else None
         return
     left = [(root, 0)]
     while left:
         directory, cookie = left.pop()
-        entries = ledger.catalog.entries_after(directory, cookie, STEP)
+        entries = table.catalog.entries_after(directory, cookie, STEP)
         if entries:
             left.append((directory, entries[-1].cookie))
         deeper = []
         for entry in entries:
-            inode = ledger.table.inode(entry.ino)
+            inode = table.inode(entry.ino)
             if inode is not None and inode.is_dir:
                 deeper.append((inode.ino, 0))
             yield inode if inode is not None and inode.is_file else None

@@ -14,7 +14,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.jobs.job import Job, Jobs, below
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenTable
 from kvfs.errors import KvfsError, NoSpaceError
 
 AT_ONCE = 32  # errands; beyond what the movers do at a time they only wait
@@ -48,9 +48,9 @@ class _Sweep(Job):
 class Sweeps(Jobs[_Sweep]):
     """Of one mount."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, table: OpenTable) -> None:
         super().__init__(KEPT)
-        self.ledger = ledger
+        self.table = table
 
     def start(self, roots: Sequence[int], visitor: Visitor) -> int:
         """The number of a new job. Raises NoSpaceError."""
@@ -78,7 +78,7 @@ class Sweeps(Jobs[_Sweep]):
     ) -> None:
         began = time.perf_counter()
         try:
-            for inode in below(self.ledger, root):
+            for inode in below(self.table, root):
                 if job.cancelled:
                     job.problem = "it was cancelled"
                     return

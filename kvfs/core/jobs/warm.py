@@ -175,7 +175,7 @@ class Warm(Jobs[_Order]):
 
     async def _list(self, job: _Order) -> None:
         """All files below, in reading order. Raises CatalogError."""
-        files = chain.from_iterable(below(self.ledger, root) for root in job.roots)
+        files = chain.from_iterable(below(self.ledger.table, root) for root in job.roots)
         for count, inode in enumerate(files):
             if inode is not None:
                 if job.files >= FILES_MOST:
@@ -245,7 +245,7 @@ class Warm(Jobs[_Order]):
     async def _to_ram(self, inode: Inode) -> None:
         """From NVMe, if RAM takes it and has room."""
         ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
-        if ram is None or nvme is None or inode.ino in self._busy:
+        if inode.ino in self._busy:
             return
         cost = ram.cost(inode.blocks)
         namespace = ledger.namespaces.of(inode)

@@ -77,10 +77,10 @@ class Accounts:
         namespace, ram = self.namespaces.of(inode), self.tiers.ram
         if namespace.spare:
             namespace.take_back(inode)
-        in_ram = ram is not None and inode.ram_epoch == ram.epoch
+        in_ram = inode.ram_epoch == ram.epoch
         if namespace.whole is not None and not inode.kept and (in_ram or inode.on_nvme):
             namespace.whole.touch(inode)
-        if inode.on_nvme and self.tiers.nvme is not None:
+        if inode.on_nvme and self.tiers.nvme.mounted:
             (namespace.nvme_kept if inode.kept else namespace.on_nvme).touch(inode)
             if in_ram:
                 namespace.ram_clean.touch(inode)
@@ -133,8 +133,8 @@ class Accounts:
         if len(holders) > 1:
             self.clean_bytes += sign * Tier.cost(inode.blocks)
             self.clean_objects += sign
-        bucket = self.tiers.bucket if inode.in_bucket else None
-        if bucket is not None:
+        bucket = self.tiers.bucket
+        if inode.in_bucket:
             bucket.used += sign * inode.size
             bucket.objects += sign
         if inode.in_bucket and not holders:
@@ -208,9 +208,9 @@ class Accounts:
 
     def estimate(self) -> None:
         """Say what the tiers hold before that is counted. Call with reservations made."""
-        if self.tiers.ram is not None:
+        if self.tiers.ram.mounted:
             self.tiers.ram.estimate()
-        if self.tiers.nvme is not None:
+        if self.tiers.nvme.mounted:
             noted = self.catalog.fact(NVME_USED)
             self.tiers.nvme.uncounted = self.tiers.nvme.capacity if noted is None else int(noted)
 
@@ -224,7 +224,7 @@ class Accounts:
 
         A change of its own would hold up the daemon where the disk takes no writes.
         """
-        if self.tiers.nvme is None or not self.census_done.is_set():
+        if not self.tiers.nvme.mounted or not self.census_done.is_set():
             return
         self.catalog.carried[NVME_USED] = str(self.tiers.nvme.used + self.tiers.nvme.reserved)
         self.catalog.carried[NVME_WRITTEN] = f"{spent[0]} {spent[1]}"

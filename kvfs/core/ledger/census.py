@@ -71,10 +71,10 @@ class Census:
             ledger.accounts.end_census_step()
             await trio.lowlevel.checkpoint()
         ledger.counters["inodes_unreadable"] = len(ledger.catalog.unreadable)
-        if ledger.tiers.nvme is not None and ledger.tiers.nvme.grows:
+        if ledger.tiers.nvme.grows:
             ledger.tiers.nvme.configured += ledger.tiers.nvme.used
         ledger.accounts.end_census()
-        if ledger.tiers.bucket is None and ledger.accounts.spilled:
+        if not ledger.tiers.bucket.mounted and ledger.accounts.spilled:
             log.warning(
                 "%d objects are in %s only, which this mount is without: they are ENOENT when they "
                 "are opened; mount with s3=",

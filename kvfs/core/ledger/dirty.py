@@ -49,12 +49,12 @@ class _Entry(NamedTuple):
 class Dirty:
     """`bytes` are those that are to go up."""
 
-    def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket | None) -> None:
+    def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket) -> None:
         self.catalog = catalog
         self.namespaces = namespaces
         self.bucket = bucket
-        self.on = bucket is not None or catalog.fact(FACT) is not None
-        self.loaded = bucket is None
+        self.on = bucket.mounted or catalog.fact(FACT) is not None
+        self.loaded = not bucket.mounted
         self.bytes = 0
         self.changed = trio.Event()  # something came or went; a new one each time
         self._entries: dict[int, _Entry] = {}
@@ -62,7 +62,7 @@ class Dirty:
         self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
         self._ages: list[tuple[int, int]] = []  # a heap of when what was sealed; some in vain
         self._hurry_until = 0.0
-        self.superseded = Superseded(catalog, None if bucket is None else self.wake)
+        self.superseded = Superseded(catalog, self.wake if bucket.mounted else None)
         self.contested = Contested(catalog)
         self.behind = trio.Event()  # what was sealed before is to be looked for
         self._said_sparse = False
@@ -93,7 +93,7 @@ class Dirty:
     @property
     def full(self) -> bool:
         """Whether writers are to wait."""
-        return self.bucket is not None and self.bytes >= self.bucket.most
+        return self.bytes >= self.bucket.most
 
     def wake(self) -> None:
         """Who waits for a change looks again."""
@@ -121,7 +121,7 @@ class Dirty:
     def key(self, inode: Inode) -> str | None:
         """The key that it is to have; None if it is to be in no bucket."""
         name = self.namespaces.bucket_name(inode)
-        if self.bucket is None or name is None or not self.wanted(inode):
+        if name is None or not self.wanted(inode):
             return None
         return self.bucket.keys.of(name)
 
@@ -146,7 +146,7 @@ class Dirty:
         What its connector is about to rename waits for that.
         """
         namespaces = self.namespaces
-        if self.bucket is None or not namespaces.of(inode).takes(self.bucket):
+        if not namespaces.of(inode).takes(self.bucket):
             return False
         if name is None:
             if (found := self.catalog.first_name(inode)) is None:
@@ -273,7 +273,7 @@ class Dirty:
     def _mark(self, inode: Inode, sealed_ns: int, batch: Batch) -> None:
         self.contested.leave(inode.ino, batch)
         batch.mark(keys.UNSTORED, inode.ino, keys.U64.pack(sealed_ns))
-        if self.bucket is not None:
+        if self.bucket.mounted:
             value = batch.marked(keys.STORED, inode.ino)
             batch.then(partial(self._add, inode, sealed_ns, value))
 
@@ -292,7 +292,7 @@ class Dirty:
         heapq.heappush(self._ages, (sealed_ns, inode.ino))
         self.bytes += size
         through = self.namespaces.of(inode).settings.write == "through"
-        delay = 0.0 if through or self._hurrying() or self.bucket is None else self.bucket.delay
+        delay = 0.0 if through or self._hurrying() else self.bucket.delay
         self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
         self.wake()
 
@@ -321,11 +321,11 @@ class Dirty:
     # Whose turn it is
 
     def _hurrying(self) -> bool:
-        return time.monotonic() < self._hurry_until
+        return trio.current_time() < self._hurry_until
 
     def hurry(self, seconds: float) -> None:
         """Nothing waits for its time, for so long: somebody waits for the uploads."""
-        until = time.monotonic() + seconds
+        until = trio.current_time() + seconds
         fresh = until > self._hurry_until and not self._hurrying()
         self._hurry_until = max(self._hurry_until, until)
         if not fresh:
@@ -333,13 +333,10 @@ class Dirty:
         now = time.time_ns()
         waiting = {ino: due for ino, due in self._due.items() if due > now}
         for ino in waiting:
-            if self._due[ino] <= self._entries[ino].sealed_ns + self._longest():
+            if self._due[ino] <= self._entries[ino].sealed_ns + int(self.bucket.delay * SECOND):
                 self.put_back(ino, now)
         if waiting:
             self.wake()
-
-    def _longest(self) -> int:
-        return 0 if self.bucket is None else int(self.bucket.delay * SECOND)
 
     def put_back(self, ino: int, due_ns: int) -> None:
         """Look at it again, not before that time."""
@@ -372,7 +369,7 @@ class Dirty:
 
     async def load(self) -> None:
         """Find again what waits for its upload or its deletion. Raises CatalogError."""
-        if self.bucket is None or self.loaded:
+        if self.loaded:
             return
         for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
             if self.catalog.mark(keys.DELETED, number) is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfs import kept
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.records import Records
 from kvfs.errors import CatalogError
 
 MOST = 10_000  # copies; `kept` reads 1 MiB
@@ -19,9 +19,9 @@ _EXPECTED = "a list of copies that kvfs fsck has found wrong"
 _CURE = "remove it, mount, and run kvfs fsck --hashes once more"
 
 
-def load(ledger: Ledger) -> None:
+def load(records: Records) -> None:
     """Raises ConfigError."""
-    path = _path(ledger)
+    path = _path(records)
     table = kept.read_table(path, _EXPECTED, _CURE)
     if table is None:
         return
@@ -29,26 +29,26 @@ def load(ledger: Ledger) -> None:
     if not isinstance(copies, list) or not all(map(_is_copy, copies)):
         raise kept.wrong(path, json.dumps(table), _EXPECTED, _CURE)
     for ino, version, tier in copies:
-        ledger.verified.doubt(ino, version, tier)
+        records.verified.doubt(ino, version, tier)
 
 
-def listed(ledger: Ledger) -> list[tuple[int, int, str]]:
+def listed(records: Records) -> list[tuple[int, int, str]]:
     """What `save` is to write."""
-    doubted = sorted(ledger.verified.doubted)
-    return [copy for copy in doubted if _is_there(ledger, *copy)][:MOST]
+    doubted = sorted(records.verified.doubted)
+    return [copy for copy in doubted if _is_there(records, *copy)][:MOST]
 
 
-def save(ledger: Ledger, copies: list[tuple[int, int, str]]) -> None:
+def save(records: Records, copies: list[tuple[int, int, str]]) -> None:
     """Raises OSError."""
-    path = _path(ledger)
+    path = _path(records)
     if copies:
         kept.write(path, json.dumps({"copies": copies}))
     else:
         path.unlink(missing_ok=True)
 
 
-def _path(ledger: Ledger) -> Path:
-    return ledger.catalog.path.with_name("doubted")
+def _path(records: Records) -> Path:
+    return records.catalog.path.with_name("doubted")
 
 
 def _is_copy(found: Any) -> bool:  # noqa: ANN401 (JSON)
@@ -57,11 +57,11 @@ def _is_copy(found: Any) -> bool:  # noqa: ANN401 (JSON)
     return all(0 <= number < 1 << 64 for number in found[:2])
 
 
-def _is_there(ledger: Ledger, ino: int, version: int, tier: str) -> bool:
+def _is_there(records: Records, ino: int, version: int, tier: str) -> bool:
     try:
-        inode = ledger.table.inode(ino)
+        inode = records.table.inode(ino)
     except CatalogError:  # it may be there
         return True
     if inode is None or inode.version != version:
         return False
-    return tier in {holder.name for holder in ledger.tiers.holders(inode)}
+    return tier in {holder.name for holder in records.tiers.holders(inode)}

@@ -6,8 +6,8 @@ it is cut off. An inode's lock is the only lock of the core; `core/objects` says
 across which await. All else is synchronous. Not for what sealed objects take (`accounts`).
 """
 
+import math
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class OpenObject:
     leaving: int = 0  # bytes that it has all the same, as long as its writer writes on
     # Size, time of change and blocks that the catalog has.
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
-    closed_at: float = -CLOSED_FOR  # monotonic s: a writer was told that its close went well
+    closed_at: float = -math.inf  # trio's s: a writer was told that its close went well
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
@@ -82,7 +82,7 @@ class OpenObject:
 
         Until its release it may not be lost. What is not released soon has another descriptor.
         """
-        if self.fd < 0 or time.monotonic() - self.closed_at > CLOSED_FOR:
+        if self.fd < 0 or trio.current_time() - self.closed_at > CLOSED_FOR:
             return False
         found = os.fstat(self.fd)
         return (found.st_size, found.st_mtime_ns) == self.sealed_as[:2]

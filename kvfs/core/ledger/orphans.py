@@ -36,7 +36,7 @@ class Orphans:
 
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
         """The last name of what somebody has open is gone; its record stays until it is closed."""
-        before = inode.copy()
+        before = batch.change(inode)
         self.dirty.gone(inode.ino, batch)
         inode.in_bucket = False
         batch.put(inode)
@@ -47,7 +47,7 @@ class Orphans:
 
     def keep(self, inode: Inode, batch: Batch) -> None:
         """The last name of what nobody has open is gone; keep its fastest copy a while."""
-        before = inode.copy()
+        before = batch.change(inode)
         for tier in self.tiers.holders(inode)[1:]:
             self.tiers.set_holder(inode, tier, holds=False)
         self.dirty.gone(inode.ino, batch)

@@ -60,14 +60,14 @@ class Records:
 
         packed: it is this one, on NVMe. A plain one takes the place of a packed one.
         """
-        before = inode.copy()
-        self.tiers.set_holder(inode, tier, holds=True)
-        inode.digest = digest
-        if packed is None:
-            inode.blocks = max(inode.blocks, blocks)
-        else:
-            inode.packed = packed
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
+            self.tiers.set_holder(inode, tier, holds=True)
+            inode.digest = digest
+            if packed is None:
+                inode.blocks = max(inode.blocks, blocks)
+            else:
+                inode.packed = packed
             batch.put(inode)
             batch.then(partial(self.accounts.held_otherwise, before, inode))
         if tier is self.tiers.nvme:
@@ -75,9 +75,9 @@ class Records:
 
     def add_stored(self, inode: Inode, stored: Stored, digest: bytes, *, clean: bool) -> None:
         """The bucket has it; `clean`: as it is called now."""
-        before = inode.copy()
-        inode.digest = digest
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
+            inode.digest = digest
             self.dirty.uploaded(inode, stored, batch, clean=clean)
             batch.put(inode)
             batch.then(partial(self.accounts.held_otherwise, before, inode))
@@ -89,9 +89,9 @@ class Records:
 
         dirty: it is to be there again; contested: when no other node has its name any more.
         """
-        before = inode.copy()
-        inode.in_bucket = False
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
+            inode.in_bucket = False
             self.dirty.gone(inode.ino, batch, delete=delete)
             if dirty:
                 self.dirty.lacking(inode, batch)
@@ -108,11 +108,11 @@ class Records:
         self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
     ) -> None:
         """One copy goes, another one stays, if only in the bucket."""
-        before = inode.copy()
-        self.tiers.set_holder(inode, tier, holds=False)
         space = self.accounts.namespaces.of(inode)
         away = partial(self.trash.throw_away, space=space, keep=quarantine, why=why)
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
+            self.tiers.set_holder(inode, tier, holds=False)
             batch.put(inode)
             batch.then(partial(away, tier, inode.ino, inode.version))
             batch.then(partial(self.accounts.held_otherwise, before, inode))

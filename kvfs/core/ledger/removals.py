@@ -134,23 +134,21 @@ class Removals:
         delete: and so does what the bucket has of it elsewhere, which is ours.
         """
         self._drop(inode, "stale", stored=delete)
-        if self.tiers.bucket is not None:
-            self.tiers.bucket.counters["stale"] += 1
+        self.tiers.bucket.counters["stale"] += 1
 
     def evict(self, inode: Inode) -> None:
         """Its room is needed: what the bucket has as well stays there, with its names."""
         if not inode.in_bucket:
             self.drop(inode, "evicted")
             return
-        before = inode.copy()
         with self.catalog.batch() as batch:
+            before = batch.change(inode)
             for tier in self.tiers.holders(before):
                 self.tiers.set_holder(inode, tier, holds=False)
                 batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
             batch.put(inode)
             batch.then(partial(self.accounts.held_otherwise, before, inode))
-        if self.tiers.bucket is not None:
-            self.tiers.bucket.counters["spilled"] += 1
+        self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
 
     def _away(self, inode: Inode, *, quarantine: bool = False, why: str = "") -> Away:
@@ -214,7 +212,7 @@ class Removals:
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Its copies leave the accounts at once, its record goes when it is closed."""
-        before, held = inode.copy(), self.table.open[inode.ino]
+        before, held = batch.change(inode), self.table.open[inode.ino]
         self.trash.read.add(inode.ino)
         inode.links, inode.in_bucket = (), False
         for tier in self.tiers.holders(before):
@@ -265,16 +263,13 @@ class Removals:
         Raises CatalogError, and has changed nothing then.
         """
         inode = held.inode
-        links, found = inode.links, bool(inode.links or held.publish)
-        try:
-            with self.catalog.batch() as batch:
-                names = self._unlink_all(inode, batch)
-                inode.links = ()
-                batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
-                self.orphans.unlinked_open(inode, batch)
-        except BaseException:
-            inode.links = links
-            raise
+        found = bool(inode.links or held.publish)
+        with self.catalog.batch() as batch:
+            batch.change(inode)
+            names = self._unlink_all(inode, batch)
+            inode.links = ()
+            batch.mark(keys.UNPUBLISHED, inode.ino, NOWHERE + why)
+            self.orphans.unlinked_open(inode, batch)
         held.publish = None
         if found:
             self._count(inode, "too_large")

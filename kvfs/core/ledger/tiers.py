@@ -5,32 +5,32 @@ Contract: synchronous and without state of its own: an inode's record says which
 """
 
 from kvfs.catalog import Inode
-from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier
+from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, RamTier, Tier
 
 
 class Tiers:
-    """RAM, NVMe and the bucket; each may be None, but one of the first two is there."""
+    """RAM, NVMe and the bucket. One of the first two is mounted."""
 
     def __init__(
         self, ram: RamTier | None, nvme: NvmeTier | None, bucket: Bucket | None = None
     ) -> None:
-        self.ram = ram
-        self.nvme = nvme
-        self.bucket = bucket
+        self.ram = ram or NoRam()
+        self.nvme = nvme or NoNvme()
+        self.bucket = bucket or NoBucket()
         self.local: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
 
     @property
     def media(self) -> list[str]:
         """The names of the tiers that are mounted, the bucket's among them."""
-        lower = [] if self.bucket is None else [self.bucket.name]
+        lower = [self.bucket.name] if self.bucket.mounted else []
         return [*(tier.name for tier in self.local), *lower]
 
     def holders(self, inode: Inode) -> list[Tier]:
         """The tiers that hold a copy, fastest first."""
         found: list[Tier] = []
-        if self.ram is not None and inode.ram_epoch == self.ram.epoch:
+        if inode.ram_epoch == self.ram.epoch:
             found.append(self.ram)
-        if self.nvme is not None and inode.on_nvme:
+        if inode.on_nvme and self.nvme.mounted:
             found.append(self.nvme)
         return found
 
@@ -50,7 +50,7 @@ class Tiers:
 
     def set_holder(self, inode: Inode, tier: Tier, *, holds: bool) -> None:
         """A copy that NVMe gets is no packed one, unless that is said afterwards."""
-        if self.ram is not None and tier is self.ram:
+        if tier is self.ram:
             inode.ram_epoch = self.ram.epoch if holds else 0
         else:
             inode.on_nvme = holds

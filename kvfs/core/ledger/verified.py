@@ -9,8 +9,9 @@ compares such a copy first, in whatever tier.
 Not for comparing (`copies`), nor for packed copies, which are always compared.
 """
 
-import time
 from collections import OrderedDict
+
+import trio
 
 DAY = 86400.0  # s
 MOST = 65536  # objects; 13 MB
@@ -27,7 +28,7 @@ class Verified:
     def note(self, ino: int) -> None:
         """Its copy on NVMe has its digest now."""
         self._at.pop(ino, None)
-        self._at[ino] = time.monotonic()
+        self._at[ino] = trio.current_time()
         if len(self._at) > MOST:
             self._at.popitem(last=False)
 
@@ -48,4 +49,4 @@ class Verified:
         if not self.after:
             return False
         at = self._at.get(ino)
-        return at is None or time.monotonic() - at >= self.after
+        return at is None or trio.current_time() - at >= self.after

@@ -83,7 +83,7 @@ class Saves:
     def _lends(self, space: Namespace) -> bool:
         ledger = self.ledger
         return (
-            ledger.tiers.bucket is None
+            not ledger.tiers.bucket.mounted
             and not ledger.namespaces.limited
             and space.settings.publish != "close"
         )

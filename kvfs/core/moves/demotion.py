@@ -55,7 +55,7 @@ class Demotion:
 
     def next(self) -> list[int]:
         """What is to be copied to NVMe next: what goes first of who has most, or at once."""
-        if self.ledger.tiers.ram is None or self.trouble.pausing:
+        if self.trouble.pausing:
             return []
         spaces = self.room.victims.by_urgency(demotable(self.ledger))
         # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
@@ -88,8 +88,6 @@ class Demotion:
     def _behind(self) -> bool:
         """Whether more of RAM must be on NVMe than is, or is on its way there."""
         ledger = self.ledger
-        if ledger.tiers.ram is None or ledger.tiers.nvme is None:
-            return False
         wanted = ledger.tiers.ram.capacity * self.reclaimable // 100
         return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
 
@@ -98,8 +96,6 @@ class Demotion:
     async def move(self, inodes: list[Inode]) -> None:
         """Copy those that are worth it and have room on NVMe."""
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
-        if ram is None or nvme is None:
-            return
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
             return

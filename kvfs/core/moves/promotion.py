@@ -39,7 +39,7 @@ class Promotion:
     def opened(self, inode: Inode) -> None:
         """An object was opened for reading: promote it when it is read again and again."""
         ledger = self.ledger
-        if not self.after or ledger.tiers.ram is None or inode.ram_epoch == ledger.tiers.ram.epoch:
+        if not self.after or inode.ram_epoch == ledger.tiers.ram.epoch:
             return
         if not ledger.namespaces.of(inode).takes(ledger.tiers.ram):
             return
@@ -59,7 +59,7 @@ class Promotion:
         """Copy one object, if only NVMe holds it and RAM has room."""
         ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
         (inode,) = inodes
-        if ram is None or nvme is None or ledger.tiers.holders(inode) != [nvme]:
+        if ledger.tiers.holders(inode) != [nvme]:
             return
         room = self.room.reserve(ram, ram.cost(inode.blocks))
         if room is None:

@@ -51,7 +51,7 @@ class Settlement:
         """Read one object through, and record its digest."""
         (inode,) = inodes
         ino, version, nvme = inode.ino, inode.version, self.ledger.tiers.nvme
-        if nvme is None or not inode.on_nvme or inode.packed is not None:
+        if not inode.on_nvme or inode.packed is not None:
             return
         try:
             found = await self.movers.read_through(
@@ -74,8 +74,9 @@ class Settlement:
         elif current is not None and (current.digest or found.mtime_ns == current.backing_mtime_ns):
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")
-            current.digest = found.digest
             with self.ledger.catalog.batch() as batch:
+                batch.change(current)
+                current.digest = found.digest
                 batch.put(current)
             self.ledger.counters["settled"] += 1
             self.ledger.verified.note(ino)
@@ -87,7 +88,7 @@ class Settlement:
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         current = ledger.table.inode(ino)
-        if nvme is None or current is None or not current.on_nvme:
+        if current is None or not current.on_nvme:
             return
         held = ledger.table.open.get(ino)
         if held is not None:  # if it is being written, the file gets its next version's name

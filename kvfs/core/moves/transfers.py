@@ -133,7 +133,7 @@ class Transfers:
     def packs(self, inode: Inode) -> bool:
         """Whether its copy on NVMe is to be compressed: then it has to fit RAM to be opened."""
         ram, space = self.ledger.tiers.ram, self.ledger.namespaces.of(inode)
-        if space.settings.compression != "nvme" or ram is None or not space.takes(ram):
+        if space.settings.compression != "nvme" or not space.takes(ram):
             return False
         if inode.size < PACKED_LEAST or inode.sparse or inode.mostly_holes:
             return False
@@ -166,7 +166,7 @@ class Transfers:
     ) -> Repacked:
         source, destination, size, sparse = path
         nvme = self.ledger.tiers.nvme
-        if nvme is None or target is not nvme or not self.packs(inode):
+        if target is not nvme or not self.packs(inode):
             moved = await self.movers.copy(
                 *(source, destination, size),
                 sync=target.slow,

@@ -32,14 +32,14 @@ class TrashBin:
     async def empty(self) -> None:
         """Remove what was thrown away."""
         trash, nvme = self.ledger.trash.files, self.ledger.tiers.nvme
-        while trash and nvme is not None and not nvme.health.down:
+        while trash and nvme.works:
             batch = trash[:AT_ONCE]
             self._undeleted += await self._remove(batch, nvme)
             del trash[: len(batch)]
-        if (closing := self.ledger.trash.closing) and nvme is not None and not nvme.health.down:
+        if (closing := self.ledger.trash.closing) and nvme.works:
             self.ledger.trash.closing = []
             await nvme.calls.wait(partial(_close_all, closing))
-        if self._undeleted and nvme is not None and nvme.health.state == "healthy":
+        if self._undeleted and nvme.health.state == "healthy":
             again, self._undeleted = self._undeleted, []
             batch = [one for one in again if not self._in_use(one)]
             await self._remove(batch, nvme)

@@ -7,11 +7,12 @@ copies says when it went well again. Not for deciding whether a failure matters.
 import errno
 import logging
 import time
+from collections import Counter
 
 import trio
 
-from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import MoverOverdueError
+from kvfs.tiers import NvmeTier
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +22,9 @@ PAUSE = 1.0  # s without demotions after one failed
 class Trouble:
     """`failures` in a row, of demotions and other jobs; `reason` of the last one."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, nvme: NvmeTier, counters: Counter[str]) -> None:
+        self.nvme = nvme
+        self.counters = counters
         self.failures = 0
         self.reason = ""
         self._quiet_until = 0.0
@@ -31,7 +33,7 @@ class Trouble:
     @property
     def down(self) -> bool:
         """While NVMe is down nothing is moved or unlinked: all of that needs it."""
-        return self.ledger.tiers.nvme is not None and self.ledger.tiers.nvme.health.down
+        return self.nvme.health.down
 
     @property
     def pausing(self) -> bool:
@@ -39,7 +41,7 @@ class Trouble:
         return trio.current_time() < self._quiet_until
 
     def failed(self, what: str, ino: int, error: Exception) -> None:
-        self.ledger.counters["job_failures"] += 1
+        self.counters["job_failures"] += 1
         self._tell_health(what, error)
         kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
         self.pause(f"{what} of inode {ino} failed, nothing is changed: {error}", kind)
@@ -59,10 +61,9 @@ class Trouble:
 
     def _tell_health(self, what: str, error: Exception) -> None:
         """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
-        nvme = self.ledger.tiers.nvme
         code = error.errno if isinstance(error, OSError) else None
-        if nvme is None or code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
+        if code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
             return
         if code is not None or isinstance(error, MoverOverdueError):
             kind = "no answer" if code is None else errno.errorcode.get(code, str(code))
-            nvme.health.failed(time.monotonic(), f"{what}: {kind}")
+            self.nvme.health.failed(time.monotonic(), f"{what}: {kind}")

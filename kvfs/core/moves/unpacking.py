@@ -36,8 +36,6 @@ from kvfs.tiers import Job, Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-WAIT = 30.0  # s that an open waits, where there is no bucket whose `s3_wait` says so
-
 
 class Unpacking:
     """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
@@ -60,14 +58,14 @@ class Unpacking:
         Raises NotFoundError (a miss), StaleError if it has changed meanwhile.
         """
         ino, nvme, bucket = inode.ino, self.ledger.tiers.nvme, self.ledger.tiers.bucket
-        if nvme is None or nvme.health.down:
-            why = "is not mounted" if nvme is None else f"is down: {nvme.health.why}"
+        if not nvme.works:
+            why = f"is down: {nvme.health.why}" if nvme.mounted else "is not mounted"
             raise NotFoundError(f"inode {ino} is on NVMe only, which {why}")
         running = self._running.get(ino)
         if running is None:
             work = partial(self._run, ino, inode.version)
             running = self._running.begin(ino, Flight(), work)
-        patience = WAIT if bucket is None else bucket.wait
+        patience = bucket.wait
         await wait_while_up(running.ended, trio.current_time() + patience, nvme.health)
         if not running.ended.is_set() and nvme.health.down:
             raise NotFoundError(f"inode {ino} is on NVMe only, which is down: {nvme.health.why}")
@@ -127,10 +125,10 @@ class Unpacking:
         """As what comes from a bucket: in RAM, if it may be there and fits. Raises NoSpaceError."""
         ledger = self.ledger
         ram, nvme, namespace = ledger.tiers.ram, ledger.tiers.nvme, ledger.namespaces.of(inode)
-        fits = ram is not None and namespace.takes(ram) and cost <= ram.capacity // 2
-        if ram is not None and fits and (room := self.room.reserve(ram, cost)) is not None:
+        fits = namespace.takes(ram) and cost <= ram.capacity // 2
+        if fits and (room := self.room.reserve(ram, cost)) is not None:
             return room
-        if nvme is not None and (room := self.room.reserve(nvme, cost)) is not None:
+        if (room := self.room.reserve(nvme, cost)) is not None:
             return room
         raise NoSpaceError(f"no tier has room for {cost} bytes")
 
@@ -141,7 +139,6 @@ class Unpacking:
         it should be is given up.
         """
         ledger, nvme, packed = self.ledger, self.ledger.tiers.nvme, inode.packed
-        assert nvme is not None
         assert packed is not None
         ino, version, digest = inode.ino, inode.version, inode.digest
         await self.transfers.wait_for_trash(target, ino, version)
@@ -176,7 +173,6 @@ class Unpacking:
             inode.version,
             self.ledger.tiers.nvme,
         )
-        assert nvme is not None
         if failpoints.active:
             failpoints.reach("dispatcher.unpacked")
         if found.in_place:

@@ -41,7 +41,7 @@ class WriteBack:
     def stuck(self) -> str:
         """Why NVMe takes no more of it; "" as long as it may."""
         nvme, trouble = self.ledger.tiers.nvme, self.trouble
-        if nvme is not None and nvme.health.down:
+        if nvme.health.down:
             return nvme.health.why
         return trouble.reason if trouble.failures >= GIVE_UP else ""
 
@@ -49,8 +49,6 @@ class WriteBack:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
         ledger = self.ledger
         ram = ledger.tiers.ram
-        if ram is None or ledger.tiers.nvme is None:
-            return 0, 0
         spaces = demotable(ledger)
         size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
         count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
@@ -93,4 +91,4 @@ def _only_in_ram(space: Namespace) -> Iterator[int]:
 def demotable(ledger: Ledger) -> list[Namespace]:
     """Those whose objects may be on NVMe."""
     nvme = ledger.tiers.nvme
-    return [space for space in ledger.namespaces if nvme and space.takes(nvme)]
+    return [space for space in ledger.namespaces if space.takes(nvme)]

@@ -39,22 +39,23 @@ class Attributes:
         mtime_ns: int | None = None,
     ) -> Inode:
         inode = self.tree.inode(ino)
-        if mode is not None:
-            inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
-        elif not stat.S_ISDIR(inode.mode) and (uid is not None or gid is not None):
-            inode.mode &= ~stat.S_ISUID  # a new owner has not granted them
-            if inode.mode & stat.S_IXGRP:
-                inode.mode &= ~stat.S_ISGID
-        if uid is not None:
-            inode.uid = uid
-        if gid is not None:
-            inode.gid = gid
-        if atime_ns is not None:
-            inode.atime_ns = atime_ns
-        if mtime_ns is not None:
-            inode.mtime_ns = mtime_ns
-        inode.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:
+            batch.change(inode)
+            if mode is not None:
+                inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
+            elif not stat.S_ISDIR(inode.mode) and (uid is not None or gid is not None):
+                inode.mode &= ~stat.S_ISUID  # a new owner has not granted them
+                if inode.mode & stat.S_IXGRP:
+                    inode.mode &= ~stat.S_ISGID
+            if uid is not None:
+                inode.uid = uid
+            if gid is not None:
+                inode.gid = gid
+            if atime_ns is not None:
+                inode.atime_ns = atime_ns
+            if mtime_ns is not None:
+                inode.mtime_ns = mtime_ns
+            inode.ctime_ns = self.tree.now()
             self.tree.ledger.dirty.attributes(inode, batch)
             batch.put(inode)
         return inode

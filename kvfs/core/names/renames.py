@@ -211,7 +211,7 @@ class Renames:
 
         A name that was there before keeps its cookie, so that a listing shows it once.
         """
-        before = inode.copy()
+        before = batch.change(inode)
         old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
         inode.links = tuple(new if link == old else link for link in inode.links)
         inode.ctime_ns = self.tree.now()

@@ -308,7 +308,7 @@ class Tree:
     def remove_name(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         """One name of a file less; with the last one it goes, at once or when it is closed."""
         batch.unlink(parent, entry)
-        first = inode.links[0]
+        first = batch.change(inode).links[0]
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         inode.ctime_ns = self.now()
         if inode.links:

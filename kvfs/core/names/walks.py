@@ -126,6 +126,7 @@ class Walks:
 
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
         batch.unlink(parent, entry)
+        batch.change(inode)
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         if inode.links:
             self._account_to_other(inode, batch)
@@ -231,7 +232,7 @@ class Walks:
                 self.namespaces.end_account_anew(top, batch)
 
     def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
-        before = inode.copy()
+        before = batch.change(inode)
         self.namespaces.places.place(inode, directory, name, batch)
         self.ledger.dirty.moved(inode, batch)
         if inode == before:

@@ -325,7 +325,7 @@ class Namespace:
 
 def takes(settings: Settings, tier: Tier | Bucket) -> bool:
     """Whether objects of a namespace that is told this may be there."""
-    return not settings.media or tier.name in settings.media
+    return tier.mounted and (not settings.media or tier.name in settings.media)
 
 
 def _use_step(settings: Settings) -> int:

@@ -305,9 +305,7 @@ class Namespaces:
 
     # Accounts
 
-    def count(
-        self, inode: Inode, costs: Mapping[str, int], bucket: Bucket | None, sign: int
-    ) -> None:
+    def count(self, inode: Inode, costs: Mapping[str, int], bucket: Bucket, sign: int) -> None:
         """A sealed object comes (1) or goes (-1). What no tier has is in no quota.
 
         costs: bytes of its copies by tier. A quota counts it as if none was packed.
@@ -315,7 +313,7 @@ class Namespaces:
         found = self.of(inode)
         if found.blocks is not None:
             found.blocks.count(inode, [*costs, "s3"] if inode.in_bucket else costs, sign)
-        if bucket is not None:
+        if inode.in_bucket and bucket.mounted:
             found.held[bucket.name] += sign * inode.size
             found.held_objects[bucket.name] += sign
         if not costs:

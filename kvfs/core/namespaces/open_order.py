@@ -8,9 +8,10 @@ may be of another prompt, and a chain of everything would make the newest go fir
 no harm but to the order of eviction. Keys are those of policies. About 200 bytes a remembered pair.
 """
 
-import time
 from collections import OrderedDict
 from contextvars import ContextVar
+
+import trio
 
 PAUSE = 1.0  # s between two opens of one batch at most; no measurement behind it
 PROCESSES = 1024
@@ -28,9 +29,10 @@ class OpenOrder:
 
     def follows(self, key: int) -> int:
         """The calling process opens this one; the key that it follows for sure, or 0."""
-        process, now = caller.get(), time.monotonic()
+        process = caller.get()
         if not process:
             return 0
+        now = trio.current_time()
         last, when = self._last.pop(process, (0, 0.0))
         self._last[process] = key, now
         if len(self._last) > PROCESSES:

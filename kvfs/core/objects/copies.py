@@ -276,9 +276,10 @@ class Copies:
         if found.st_size == inode.size and inode.digest:
             if await self.verifier.matches(tier, inode):
                 if (current := self._current(inode)) is not None:
-                    current.session = self.ledger.session
-                    current.backing_mtime_ns = found.st_mtime_ns
                     with self.catalog.batch() as batch:
+                        batch.change(current)
+                        current.session = self.ledger.session
+                        current.backing_mtime_ns = found.st_mtime_ns
                         batch.put(current)
                 self.ledger.verified.end_doubt(inode.ino, inode.version, tier.name)
                 if tier.slow:

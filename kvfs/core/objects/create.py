@@ -150,7 +150,7 @@ class Creation:
         if directory is None:
             raise StaleError(f"directory {parent} is gone")
         namespace = self.ledger.namespaces.of(directory)
-        if ram is None or room.tier is ram or not namespace.takes(ram):
+        if room.tier is ram or not namespace.takes(ram):
             return None
         least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
         return self.room.begin(ram, least, namespace)
@@ -202,7 +202,7 @@ class Creation:
         keep: but the one in `tier`, which has become the new version.
         """
         ledger = self.ledger
-        before = inode.copy()
+        before = batch.change(inode)
         batch.then(partial(ledger.accounts.dismiss, before))
         for holder in ledger.tiers.holders(inode):
             ledger.tiers.set_holder(inode, holder, holds=False)

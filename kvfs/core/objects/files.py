@@ -7,14 +7,15 @@ has (`copies`, `create`).
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
 from kvfs import failpoints
 from kvfs.catalog import Inode
-from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.ledger.records import Records
 from kvfs.errors import KvfsError, NoSpaceError, TooLargeError
 from kvfs.tiers import Job, Tier
 
@@ -36,8 +37,9 @@ class Backings(Protocol):
 class BackingFiles:
     """`backings` is the kernel's face: it registers files for passthrough."""
 
-    def __init__(self, ledger: Ledger, backings: Backings) -> None:
-        self.ledger = ledger
+    def __init__(self, records: Records, counters: Counter[str], backings: Backings) -> None:
+        self.records = records
+        self.counters = counters
         self.backings = backings
 
     @staticmethod
@@ -63,8 +65,8 @@ class BackingFiles:
         lend: for those who must not be able to write; -1 also where RAM cannot say so, or would
         take room for gaps that they map.
         """
-        ram = self.ledger.tiers.ram
-        if ram is None or inode.ram_epoch != ram.epoch:
+        ram = self.records.tiers.ram
+        if inode.ram_epoch != ram.epoch:
             return -1
         try:
             if lend:
@@ -84,8 +86,8 @@ class BackingFiles:
         return (
             found.st_size == inode.size
             and found.st_mtime_ns == inode.backing_mtime_ns
-            and (inode.session not in self.ledger.suspect or tier is self.ledger.tiers.ram)
-            and (inode.ino, inode.version, tier.name) not in self.ledger.verified.doubted
+            and (inode.session not in self.records.suspect or tier is self.records.tiers.ram)
+            and (inode.ino, inode.version, tier.name) not in self.records.verified.doubted
         )
 
     def register(self, held: OpenObject) -> int:
@@ -96,7 +98,7 @@ class BackingFiles:
         """
         served = not held.writable and self.has_gaps(held)
         backing_id = 0 if served else self.backings.register(held.fd)
-        self.ledger.counters["opens_passthrough" if backing_id else "opens_served"] += 1
+        self.counters["opens_passthrough" if backing_id else "opens_served"] += 1
         return backing_id
 
     @staticmethod

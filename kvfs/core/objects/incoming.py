@@ -46,7 +46,7 @@ class Incoming:
 
     def opened(self, held: OpenObject) -> None:
         """Count an open for which its bytes come."""
-        where = self.ledger.tiers.bucket or held.tier
+        where = self.ledger.tiers.bucket
         where.hits += 1
         self.ledger.namespaces.read(held.inode, where)
 
@@ -91,8 +91,7 @@ class Incoming:
                 await self._go_on(held)
             if held.stream is None:
                 return held.fd
-            patience = 0.0 if self.ledger.tiers.bucket is None else self.ledger.tiers.bucket.wait
-            await held.stream.bytes_here(start, length, patience)
+            await held.stream.bytes_here(start, length, self.ledger.tiers.bucket.wait)
         except TierError as error:
             log.error("a read fails: %s", error)
             raise

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.ledger.open_table import OpenObject, OpenTable
 from kvfs.core.objects.files import Backings
 from kvfs.errors import CatalogError
 
@@ -30,11 +29,11 @@ class Mappings:
 
     def __init__(
         self,
-        ledger: Ledger,
+        table: OpenTable,
         backings: Backings,
         close: Callable[[OpenObject], Awaitable[None]],
     ) -> None:
-        self.ledger = ledger
+        self.table = table
         self.backings = backings
         self._close = close
         self._any = trio.Event()  # set while there may be an object that is mapped only
@@ -44,7 +43,7 @@ class Mappings:
         held.mapped = True
         self._any.set()
         try:
-            with self.ledger.catalog.batch() as batch:
+            with self.table.catalog.batch() as batch:
                 batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
         except CatalogError as error:
             log.error("a next daemon will not see inode %d mapped: %s", held.inode.ino, error)
@@ -93,7 +92,7 @@ class Mappings:
         """
         period = PERIOD
         while True:
-            if not any(held.mapped for held in self.ledger.table.staging.values()):
+            if not any(held.mapped for held in self.table.staging.values()):
                 self._any, period = trio.Event(), PERIOD
                 await self._any.wait()
             await trio.sleep(period)
@@ -106,7 +105,7 @@ class Mappings:
 
     async def end(self, gone: Callable[[OpenObject], bool]) -> None:
         """End the writing of objects of which the mapping is gone."""
-        for held in [held for held in self.ledger.table.staging.values() if held.mapped]:
+        for held in [held for held in self.table.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False
                 held.sealed_as = (-1, -1, -1)  # the catalog has it as unfinished

@@ -154,7 +154,6 @@ class Objects:
             if ledger.namespaces.mortal and ledger.removals.expire(inode):
                 os.close(fd)
                 return None
-            assert ledger.tiers.ram is not None
             held = self._opened(inode, ledger.tiers.ram, fd, writable=False)
         held.readers += 1
         return held
@@ -165,7 +164,7 @@ class Objects:
         Of what `ledger` knows by this record, in RAM as it was sealed; else None.
         """
         ledger, ram = self.ledger, self.ledger.tiers.ram
-        if ram is None or inode.ino in ledger.table.busy:
+        if inode.ino in ledger.table.busy:
             return None
         held = ledger.table.open.get(inode.ino)
         if held is not None and (held.tier is not ram or held.direct or held.writers or held.lost):
@@ -231,7 +230,7 @@ class Objects:
         if not held.writable and inode.links:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
-            if where is not ledger.tiers.ram or ledger.tiers.bucket is not None:
+            if where is not ledger.tiers.ram or ledger.tiers.bucket.mounted:
                 self.promote(inode)  # or what follows it in its prompt
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import trio
+
 from kvfs.catalog import Batch, Inode
 from kvfs.core.capacity.bounds import Bounds
 from kvfs.core.capacity.placement import Placement
@@ -48,7 +50,7 @@ class Sealing:
         self.publishing = publishing
         self.incoming = incoming
         self.settle = settle
-        self.mappings = Mappings(ledger, files.backings, partial(self._close, writable=True))
+        self.mappings = Mappings(ledger.table, files.backings, partial(self._close, writable=True))
         self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
@@ -85,7 +87,7 @@ class Sealing:
             self.publishing.publish(held)
         if not held.inode.links:
             return False
-        held.closed_at = time.monotonic()
+        held.closed_at = trio.current_time()
         if not self._seal(held):
             return False
         self.ledger.latencies.seal[held.tier.name].observe(time.perf_counter() - began)
@@ -108,9 +110,9 @@ class Sealing:
                     batch.put(inode)
                 held.sealed_as = found
             return False
-        again, inode.sealed = inode.sealed, True
-        inode.session = self.ledger.session
         with self.catalog.batch() as batch:
+            again = batch.change(inode).sealed
+            inode.sealed, inode.session = True, self.ledger.session
             if again:  # by a writer who was let in while a takeover took the file for mapped
                 self._forget_former(held, batch)
             batch.put(inode)

@@ -123,7 +123,7 @@ class Downloads:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
-        self.backpressure = Backpressure(self.ledger)
+        self.backpressure = Backpressure(self.ledger.dirty)
         self.remote = remote
         self.bucket = remote.bucket
         self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here

@@ -11,10 +11,12 @@ Not for asking: `discovery`; nor for directories: `folders`.
 """
 
 import logging
+import math
 import stat
-import time
 from collections.abc import Collection, Iterable
 from functools import partial
+
+import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.bucket.listing.folders import Folders, Place, Verdict
@@ -50,7 +52,7 @@ class Adoption:
         self.dirty = tree.ledger.dirty
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
-        self._said_at = -SAID_FOR
+        self._said_at = -math.inf
         self.folders = Folders(tree, bucket)
 
     # What to ask
@@ -145,14 +147,14 @@ class Adoption:
         with self.catalog.batch() as batch:
             self.dirty.lacking(inode, batch)
         bucket.counters["conflicts_ended"] += 1
-        said = time.monotonic() < self._said_at + SAID_FOR
+        said = trio.current_time() < self._said_at + SAID_FOR
         log.log(
             logging.DEBUG if said else logging.INFO,
             "inode %d is to go up: no other object has its name in %s any more "
             "(said once a minute)",
             *(ino, bucket.place),
         )
-        self._said_at = self._said_at if said else time.monotonic()
+        self._said_at = self._said_at if said else trio.current_time()
         return "absent"
 
     def compare(self, ino: int, entry: Entry) -> Verdict:

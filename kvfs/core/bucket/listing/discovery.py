@@ -21,7 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.adoption import Adoption, is_bare
 from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.openers import Openers
-from kvfs.core.flights import Flight, SingleFlight
+from kvfs.core.flights import Flight, SingleFlight, start_task
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import looking
 from kvfs.movement.looking import Answer, Ask
@@ -240,7 +240,7 @@ class Discovery:
         self._waiting.append(look)
         if self._calls < LOOKS:
             self._calls += 1
-            trio.lowlevel.spawn_system_task(self._work)
+            start_task("a look-up", self._work)
 
     async def _work(self) -> None:
         try:

@@ -10,6 +10,7 @@ Not for what becomes of a name (`core/bucket/listing/adoption.py`).
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import trio
@@ -18,6 +19,7 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.listing.adoption import is_bare
 from kvfs.core.bucket.listing.folders import Place
 from kvfs.core.bucket.listing.presence import STEP, Presence, some
+from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement import looking
@@ -69,7 +71,7 @@ class Importing:
         self._new = self._known = 0
         self._refused, self._missing = Counter(), []
         raw = [path.encode("utf-8", "surrogateescape").strip(b"/") for path in paths] or [b""]
-        trio.lowlevel.spawn_system_task(self._run, raw)
+        start_task("an import", partial(self._run, raw))
         return {}
 
     async def look(self) -> dict[str, Any]:

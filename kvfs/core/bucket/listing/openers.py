@@ -9,8 +9,11 @@ ask (one run by hand beside other work, 2 CPUs). `missed` raises nothing. Not fo
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import trio
+
+from kvfs.core.flights import start_task
 
 PAUSE = 0.1  # s; an open follows within tens of microseconds, unless the machine is busy
 REMEMBERED = 4096  # threads
@@ -42,7 +45,7 @@ class Openers:
             self._threads.popitem(last=False)
         if expected and (thread, ino) not in self._expected:
             self._expected.add((thread, ino))
-            trio.lowlevel.spawn_system_task(self._wait, thread, ino)
+            start_task("a look-up ahead", partial(self._wait, thread, ino))
         return expected
 
     def opened(self, thread: int, ino: int) -> None:

@@ -63,7 +63,7 @@ class Backlog:
 
     async def _wait_for_room(self) -> None:
         bucket = self.ledger.tiers.bucket
-        while bucket is not None and self.dirty.bytes > bucket.most // SHARE:
+        while self.dirty.bytes > bucket.most // SHARE:
             with trio.move_on_after(PAUSE):
                 await self.dirty.changed.wait()
 

@@ -14,7 +14,7 @@ import trio
 
 from kvfs import failpoints
 from kvfs.core.bucket.upload.backoff import Backoff
-from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.dirty import Dirty
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import uploading
 from kvfs.movement.remote import Remote
@@ -33,16 +33,15 @@ class Deletion:
 
     def __init__(
         self,
-        ledger: Ledger,
+        dirty: Dirty,
         remote: Remote,
         backoff: Backoff,
         locked: set[str],
         reading: Container[str],
     ) -> None:
         """reading: keys of what was unlinked, perhaps, and is read yet."""
-        self.ledger = ledger
-        self.dirty = ledger.dirty
-        self.superseded = ledger.dirty.superseded
+        self.dirty = dirty
+        self.superseded = dirty.superseded
         self.remote = remote
         self.bucket = remote.bucket
         self.backoff = backoff
@@ -75,7 +74,7 @@ class Deletion:
             doomed = [*keys, *records]
             left = await self.remote.call("ask", 0, (), uploading.remove, doomed, attempts)
             failpoints.reach("dispatcher.deleted")
-            with self.ledger.catalog.batch() as batch:
+            with self.dirty.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
                     self.superseded.settle(key, batch)
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())

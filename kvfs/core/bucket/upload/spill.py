@@ -66,7 +66,7 @@ class Spill:
         self._locked: set[str] = set()  # keys about which a request is under way
         self._swept = False
         self.backoff = backoff = Backoff(remote.bucket, transfers.trouble)
-        self.deletion = Deletion(self.ledger, remote, backoff, self._locked, reading)
+        self.deletion = Deletion(self.dirty, remote, backoff, self._locked, reading)
         self.uploads = Uploads(transfers, quota, remote, backoff, notes=notes, complete=complete)
 
     async def run(self) -> None:
@@ -196,7 +196,7 @@ class Spill:
             inode = ledger.table.inode(ino)
             if inode is None or inode.on_nvme or inode.in_bucket or not ledger.tiers.holders(inode):
                 continue
-            if nvme is None or not ledger.namespaces.of(inode).takes(nvme):
+            if not ledger.namespaces.of(inode).takes(nvme):
                 size, count = size + inode.size, count + 1
         return size, count
 

@@ -161,7 +161,7 @@ class Uploads:
         """
         if self.ledger.namespaces.of(inode).settings.compression == "off":
             return None
-        return self._notes if self.ledger.tiers.nvme is not None else ""
+        return self._notes if self.ledger.tiers.nvme.mounted else ""
 
     def _about(self, inode: Inode) -> About:
         models = self.ledger.namespaces.places.models
