@@ -98,7 +98,7 @@ class Bounds:
         Its bytes of less than a `PERIOD` had been seen by nobody, and once its close is answered
         they may not go. Raises CatalogError; if it is cut off, its `doom`.
         """
-        self._see(held)
+        self._see(held, ends=True)
         if held.doom is None and held.space is not None:
             self._keep_quota(held.space, [held])
         while held.doom is None and (found := self.room.make_room(held.tier)) is not None:
@@ -106,7 +106,7 @@ class Bounds:
         if held.doom is not None:
             raise held.doom
 
-    def _see(self, held: OpenObject) -> None:
+    def _see(self, held: OpenObject, *, ends: bool = False) -> None:
         if held.fd < 0:  # its file could not be opened again
             return
         taken = held.taken
@@ -116,7 +116,7 @@ class Bounds:
         held.grows = taken > held.staged
         self.ledger.table.weigh(held, taken)
         if taken > held.reserved:
-            held.reserve(taken + held.ahead)
+            held.reserve(taken if ends else taken + held.ahead)
         why = _too_much(held, taken)  # also where its quota became less
         if why is not None and not held.just_closed:
             self._end(held, why)
