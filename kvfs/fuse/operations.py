@@ -305,11 +305,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """What the kernel knows is not counted; but what has no name may go now."""
         for inode, _ in inode_list:
-            if inode in self.ledger.orphans.rooms:
-                try:
-                    self.ledger.removals.purge(inode)
-                except KvfsError as error:  # pyfuse3 takes no error of a forget
-                    log.error("inode %d is not removed yet: %s", inode, error)
+            self.ledger.removals.forgotten(inode)
 
     # Directories
 
