@@ -40,7 +40,7 @@ class Watch:
         self.spent = spent
         self.tasks = (
             *(self.space, self.quotas, self.health, self.cool, self.mapped),
-            self.forgotten,
+            *(self.forgotten, self.used),
         )
 
     async def space(self) -> None:
@@ -91,6 +91,12 @@ class Watch:
             await removals.appeared.wait()
             await trio.sleep(MOMENT)
             removals.purge_forgotten()
+
+    async def used(self) -> None:
+        """Times of access are committed as soon as the open that they are of is answered."""
+        while True:
+            await self.ledger.uses.appeared.wait()
+            self.ledger.uses.settle()
 
     async def cool(self) -> None:
         """What was hot long ago is not what is hot now."""
