@@ -277,6 +277,25 @@ def test_what_is_mapped_counts_when_its_file_is_gone(tmp_path: Path, way: str, r
         trio.run(case, made)
 
 
+def test_what_the_kernel_has_forgotten_gives_no_room_to_two_files(tmp_path: Path) -> None:
+    """It is as gone as if it had gone at once."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        made.expect(b"a", 3 * M)
+        inode = await made.store(b"a", b"x" * 3 * M)
+        made.tree.unlink(1, b"a")
+        made.ledger.removals.forgotten(inode.ino)
+        held = await made.create(b"b")
+        with pytest.raises(QuotaError):
+            await made.create(b"c")
+        assert made.ledger.namespaces.default.unlinked == 0
+        await made.close(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
 def test_an_unlinked_file_counts_until_the_kernel_forgets_it(tmp_path: Path) -> None:
     """And goes first where its namespace needs the room."""
 

@@ -307,6 +307,8 @@ class Removals:
 
     def purge_forgotten(self) -> None:
         """Have go what the kernel has forgotten by now. Some may stay: that is logged."""
+        if not self.appeared.is_set():
+            return
         inos, self._forgotten_inos = self._forgotten_inos, set()
         self.appeared = trio.Event()
         try:
