@@ -114,8 +114,8 @@ class Journal:
         record = _record(number, self._pack(changes))
         try:
             rest = record
-            while written := os.write(self._fd, rest):  # a full disk takes a part, then says why
-                rest = rest[written:]
+            while rest:  # a full disk takes a part, then says why
+                rest = rest[os.write(self._fd, rest) :]
             self._size += len(record)
             if self._size > SEGMENT:
                 self._rotate(number)

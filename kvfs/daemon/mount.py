@@ -277,6 +277,7 @@ class Mount:
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
             await self.session.run()
+            self.ledger.uses.settle()
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)

@@ -28,7 +28,6 @@ from kvfs import kept, leasing, matching
 from kvfs.core.lending.leases import NOBODY, Leases, Who
 from kvfs.core.lending.matching import Matching
 from kvfs.core.lending.saves import Saves
-from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.open_order import caller
 from kvfs.core.objects.objects import Objects
@@ -96,7 +95,7 @@ class MatchFiles(Kind):
         self.tree = tree
         self.kernel = kernel
         self.matching = Matching(tree)
-        self.leases = Leases(objects, partial(count_opens, Attributes(tree), kernel))
+        self.leases = Leases(objects, partial(count_opens, tree, kernel))
         self.saves = Saves(tree, objects, self.leases.numbers, kernel.changed)
         self.handles = Portions(f"descriptors of {matching.NAME}", HANDLES_MAX)
         self.pending = Portions("bytes of questions that are not whole", PENDING_MAX)

@@ -38,7 +38,6 @@ from kvfs.core.objects.files import Backings
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import (
     DEFECT,
-    CatalogError,
     ConfigError,
     ExistsError,
     IsADirError,
@@ -127,19 +126,14 @@ def _once(operation: Operation[P, R]) -> Operation[P, R]:
     return answering(once)
 
 
-def count_opens(
-    attributes: Attributes, kernel: Kernel, opened: Sequence[OpenObject], began: float
-) -> None:
+def count_opens(tree: Tree, kernel: Kernel, opened: Sequence[OpenObject], began: float) -> None:
     """Count opens for reading, which have taken the time since `began` together."""
-    ledger, now = attributes.tree.ledger, attributes.tree.now()
+    ledger, now = tree.ledger, tree.now()
     namespaces = ledger.namespaces
     if unused := namespaces.unused([held.inode for held in opened], now):
-        try:
-            attributes.used(unused, now)
-            for inode in unused:  # a read would let the kernel ask for it; not each open has one
-                kernel.changed(inode.ino)
-        except CatalogError as error:  # a time is no reason to refuse the bytes
-            log.debug("inode %d: times of access stay: %s", opened[0].inode.ino, error)
+        ledger.uses.note(unused, now)
+        for inode in unused:  # a read would let the kernel ask for it; not each open has one
+            kernel.changed(inode.ino)
     spent = (time.perf_counter() - began) / max(1, len(opened))
     for held in opened:
         found_in, held.brought_from = held.brought_from or held.tier.name, ""
@@ -305,11 +299,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """What the kernel knows is not counted; but what has no name may go now."""
         for inode, _ in inode_list:
-            if inode in self.ledger.orphans.rooms:
-                try:
-                    self.ledger.removals.purge(inode)
-                except KvfsError as error:  # pyfuse3 takes no error of a forget
-                    log.error("inode %d is not removed yet: %s", inode, error)
+            self.ledger.removals.forgotten(inode)
 
     # Directories
 
@@ -501,7 +491,7 @@ class Operations(pyfuse3.Operations):
             held = await self.objects.open(inode, writable=writable, truncate=truncate)
         if not writable:
             try:
-                count_opens(self.attributes, self.kernel, [held], began)
+                count_opens(self.tree, self.kernel, [held], began)
             except KvfsError:
                 await self.objects.sealing.release(held, writable=writable)
                 raise

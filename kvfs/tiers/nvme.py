@@ -14,11 +14,12 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from kvfs import kept
+from kvfs import kept, runtime
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own
 
 PROBE = "probe"  # a name that the sweep takes for a file that was left half made
+EXT4 = 0xEF53  # f_type
 _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class NvmeTier(Tier):
                 holder,
             ) from error
         try:
+            # It reserves blocks when they are written, and counts them in the file at that time.
+            self.counts_at_once = runtime.filesystem_magic(root) == EXT4
             self.identity = self._identity(root / "identity", fresh)
             self.make_folders()
         except ConfigError:

@@ -49,6 +49,7 @@ class RamTier(Tier):
             capacity,
         )
         self.slow = False
+        self.counts_at_once = True
         # The tmpfs itself is larger than what may be in it: what is there beside objects must not
         # take their room, and a file that outgrows its reservation goes on while others make way.
         # A write that ends a page short is one that some connectors do not check.
@@ -159,9 +160,7 @@ class RamTier(Tier):
             return
         self.uncounted = self.capacity  # in /dev/shm, which is not ours alone
         if self.own_mount:
-            found = os.statvfs(self.root)
-            taken = (found.f_blocks - found.f_bfree) * found.f_frsize
-            self.uncounted = max(0, taken - self.reserved)
+            self.uncounted = max(0, self.taken() - self.reserved)
 
     @property
     def lends(self) -> bool:

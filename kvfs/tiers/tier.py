@@ -60,6 +60,7 @@ class Tier:
         self.hits = 0
         self.shortage = ""  # why it may take less than configured
         self.slow = True  # may wait for a disk
+        self.counts_at_once = False  # its file system, each block that a file takes
         self.health = Health(f"{self.name} tier {root}", time.monotonic())
         self.calls = Calls(self.health)  # for a tier that is slow
         self._said: set[str] = set()  # kinds of failure that were logged since it was healthy
@@ -242,6 +243,18 @@ class Tier:
         """Bytes that the device itself has left. Raises OSError."""
         found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
+
+    def taken(self) -> int:
+        """Bytes that all files of its file system take by now. Raises OSError."""
+        found = os.statvfs(self.root)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+    def grown(self) -> int | None:
+        """`taken`, if that differs whenever one of its files has other blocks; None: it may not."""
+        try:
+            return self.taken() if self.counts_at_once else None
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Let go of what the tier holds. The files stay."""

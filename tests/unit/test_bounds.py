@@ -51,6 +51,34 @@ def test_what_the_daemon_writes_counts_before_the_next_look(tmp_path: Path) -> N
         trio.run(case, made)
 
 
+def test_a_writer_that_rests_is_passed_by_until_it_grows(tmp_path: Path) -> None:
+    """Or until its limit may have changed."""
+
+    async def case(made: World) -> None:
+        bounds, space = made.objects.sealing.bounds, made.ledger.namespaces.default
+        made.expect(b"a", M)
+        held = await made.create(b"a", b"x" * M)
+        assert held.tier is made.fast
+        while found := bounds.may_have_grown():
+            bounds.look(found)
+        assert not held.grows
+        os.pwrite(held.fd, b"x" * M, M)
+        bounds.look(bounds.may_have_grown())
+        assert (held.grows, space.staged) == (True, 2 * M)
+        while found := bounds.may_have_grown():
+            bounds.look(found)
+        limit(made, quota_hard="1M")
+        while not (found := bounds.may_have_grown()):
+            await trio.lowlevel.checkpoint()
+        bounds.look(found)
+        assert held.doom is not None
+        with pytest.raises(QuotaError):
+            await made.close(held, writable=True)
+
+    with world(tmp_path) as made:
+        trio.run(case, made)
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool) -> None:
     """Until its release it may not be dropped, and if it has no name any more it still counts."""
@@ -246,6 +274,25 @@ def test_what_is_mapped_counts_when_its_file_is_gone(tmp_path: Path, way: str, r
             made.ledger.removals.drop(made.find(b"a"), "expired")
 
     with world(tmp_path, ram=ram) as made:
+        trio.run(case, made)
+
+
+def test_what_the_kernel_has_forgotten_gives_no_room_to_two_files(tmp_path: Path) -> None:
+    """It is as gone as if it had gone at once."""
+
+    async def case(made: World) -> None:
+        limit(made, quota_hard="4M")
+        made.expect(b"a", 3 * M)
+        inode = await made.store(b"a", b"x" * 3 * M)
+        made.tree.unlink(1, b"a")
+        made.ledger.removals.forgotten(inode.ino)
+        held = await made.create(b"b")
+        with pytest.raises(QuotaError):
+            await made.create(b"c")
+        assert made.ledger.namespaces.default.unlinked == 0
+        await made.close(held, writable=True)
+
+    with world(tmp_path) as made:
         trio.run(case, made)
 
 

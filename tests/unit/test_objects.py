@@ -4,6 +4,7 @@
 
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,14 @@ from kvfs.catalog import ROOT_INO
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.objects import SIZE_MAX
-from kvfs.errors import ExistsError, NoSpaceError, NotFoundError, StaleError, TooLargeError
+from kvfs.errors import (
+    CatalogError,
+    ExistsError,
+    NoSpaceError,
+    NotFoundError,
+    StaleError,
+    TooLargeError,
+)
 from kvfs.tiers import Reservation, Tier
 from tests.unit.world import World, world
 
@@ -740,3 +748,60 @@ def test_a_directory_that_goes_while_room_is_made(
         assert [tier.reserved for tier in made.ledger.tiers.local] == before
 
     trio.run(scenario)
+
+
+# Times of access
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise CatalogError("no room")
+
+
+@pytest.mark.parametrize("how", ["later", "closed", "unlinked", "refused"])
+def test_a_time_of_access_is_committed_after_the_open(
+    made: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """At the last close at the latest, and never for a record that is gone."""
+
+    async def case() -> None:
+        ino = (await made.store(b"a", BYTES)).ino
+        held = await made.objects.open(ino, writable=False)
+        before, now = held.inode.atime_ns, time.time_ns()
+        made.ledger.uses.note([held.inode], now)
+        assert made.find(b"a").atime_ns == now
+        stored = made.catalog.inode(ino)
+        assert stored is not None
+        assert stored.atime_ns == before
+        if how == "later":
+            made.ledger.uses.settle()
+            stored = made.catalog.inode(ino)
+            assert stored is not None
+            assert stored.atime_ns == now
+        elif how == "unlinked":
+            made.tree.unlink(ROOT_INO, b"a")
+        elif how == "refused":
+            with monkeypatch.context() as failing:
+                failing.setattr(made.catalog, "commit", refuse)
+                made.ledger.uses.settle()
+            assert held.inode.atime_ns == before
+        await made.close(held, writable=False)
+        if how != "unlinked":
+            assert made.find(b"a").atime_ns == (before if how == "refused" else now)
+        await made.check_at_rest()
+
+    run(case)
+
+
+def test_times_of_access_share_a_commit(made: World) -> None:
+    async def case() -> None:
+        inodes = [await made.store(name, BYTES) for name in (b"a", b"b")]
+        opened = [await made.objects.open(inode.ino, writable=False) for inode in inodes]
+        for held in opened:
+            made.ledger.uses.note([held.inode], time.time_ns())
+        _, number = made.catalog.database.state
+        for held in opened:
+            await made.close(held, writable=False)
+        assert made.catalog.database.state[1] == number + 1
+        assert all(made.find(name).atime_ns > made.find(name).mtime_ns for name in (b"a", b"b"))
+
+    run(case)

@@ -9,8 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.catalog import ROOT_INO, Inode
+from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core.capacity.placement import UNKNOWN_SIZE
+from kvfs.core.ledger.removals import FORGOTTEN_AT_ONCE
 from kvfs.errors import NoSpaceError, NotFoundError
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
@@ -405,6 +406,53 @@ def test_unlinked_between_open_and_census_leaves_no_key(tmp_path: Path) -> None:
         made.tree.unlink(ROOT_INO, b"x0")
         await made.census()
         assert made.dispatcher.write_back.start() == (0, 0)
+        await made.check_at_rest()
+
+    run(case, tmp_path)
+
+
+# What the kernel has forgotten
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_the_kernel_has_forgotten_goes_with_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, damaged: bool
+) -> None:
+    """A record that makes no sense keeps none of them."""
+
+    async def case(made: World) -> None:
+        inos = [(await made.store(b"%d" % number, BYTES)).ino for number in range(3)]
+        bad = inos.pop(1) if damaged else 0
+        for entry in made.catalog.entries_after(ROOT_INO, 0, 3):
+            made.tree.unlink(ROOT_INO, entry.name)
+        if bad:
+            key = keys.INODES + keys.number_key(bad)
+            made.catalog.commit([(key, b"nonsense")], sync=False)
+        made.ledger.removals.forgotten(inos[0])
+        made.ledger.removals.forgotten(1)  # it has a name
+        assert set(inos) <= made.ledger.orphans.rooms.keys(), "more may follow"
+        for ino in (bad, *inos[1:]):
+            made.ledger.removals.forgotten(ino)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.dispatcher.watch.forgotten)
+            while made.ledger.orphans.rooms.keys() & inos:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert list(made.ledger.orphans.rooms) == ([bad] if bad else [])
+        assert caplog.text.count("is not removed yet") == damaged
+        assert not any(made.catalog.inode(ino) for ino in inos)
+
+    run(case, tmp_path)
+
+
+def test_many_that_the_kernel_has_forgotten_go_at_once(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        stored = await fill(made, made.fast, FORGOTTEN_AT_ONCE)
+        for number, inode in enumerate(stored):
+            made.tree.unlink(ROOT_INO, b"x%d" % number)
+            assert len(made.ledger.orphans.rooms) == number + 1
+            made.ledger.removals.forgotten(inode.ino)
+        assert not made.ledger.orphans.rooms
         await made.check_at_rest()
 
     run(case, tmp_path)

@@ -1,11 +1,12 @@
 """What open writers take: seen while they write, made room for, and cut off where it is too much.
 
 Contract: `watch` runs as long as the mount lives. The kernel writes backing files without asking,
-so each look finds what has come since the one before. Reservations follow that, room is made for
-it (`Room`), and hard quotas are kept (`Quota`). A writer that can have no more is *cut off*: its
-object has no name from then on and cannot be opened, what it has goes, as does at each look what
-its writer adds, and its flush is told why. Where the daemon serves the bytes `admitted` says before
-each write whether there is room, so that there nothing is passed.
+so each look finds what has come since the one before. One call tells that nothing has, of all files
+of a tier (`Tier.grown`). Reservations follow what came, room is made for it (`Room`), and hard
+quotas are kept (`Quota`). A writer that can have no more is *cut off*: its object has no name from
+then on and cannot be opened, what it has goes, as does at each look what its writer adds, and its
+flush is told why. Where the daemon serves the bytes `admitted` says before each write whether there
+is room, so that there nothing is passed.
 
 A limit is passed by what comes between two looks, or in one write(2) of each writer if that is
 more: a truncation waits for the call that is in the file, and Linux takes 2 GiB in a call at most.
@@ -21,6 +22,7 @@ Not for choosing what goes (`Room`, `Victims`), nor for handles (`Objects`).
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,6 +41,8 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 PERIOD = 0.002  # s between two looks at files that are being written
+LOOKS = 2  # at files whose file system has what it had: a page counts there first, then in its file
+RESTING = 0.25  # s between two while their file system has what it had
 HUGE = 2 << 20  # bytes of a page of memory: what was lent may take the whole of its last one
 
 
@@ -58,6 +62,11 @@ class Bounds:
         self._cut_off = cut_off
         self._emptying: set[OpenObject] = set()
         self._failing = False
+        self._files: dict[Tier, list[OpenObject]] = {}  # that are written
+        self._listed_at = -1  # `OpenTable.changes` when they were listed
+        # What a tier's file system had, the looks in a row at which it was that, and when the next
+        # one is due all the same, in monotonic s.
+        self._states: dict[Tier, tuple[int | None, int, float]] = {}
 
     async def watch(self) -> None:
         """Look again and again while anybody writes."""
@@ -65,14 +74,16 @@ class Bounds:
         async with trio.open_nursery() as nursery:
             while True:
                 await ledger.table.writing.wait()
+                files = self.may_have_grown()
                 try:
-                    self.look()
+                    self.look(files)
                     self._failing = False
                 except CatalogError as error:
                     if not self._failing:
                         log.error("no room is made for what is written: %s", error)
                     self._failing = True
-                for held in ledger.table.staging.values():
+                    self._states.clear()
+                for held in files:
                     if held.leaving and held not in self._emptying:
                         self._emptying.add(held)
                         nursery.start_soon(self.empty, held, os.dup(held.fd))
@@ -81,9 +92,34 @@ class Bounds:
                 else:
                     await trio.sleep(PERIOD)
 
-    def look(self) -> None:
-        """See what has come, make room for it, and cut off what has none. Raises CatalogError."""
-        staging = list(self.ledger.table.staging.values())
+    def may_have_grown(self) -> list[OpenObject]:
+        """Files that are written, without those in a tier that has what it had at two looks.
+
+        Limits may change as well, so that all files have a look now and then.
+        """
+        table, now = self.ledger.table, time.monotonic()
+        if table.changes != self._listed_at:
+            self._listed_at, self._files = table.changes, {}
+            self._states.clear()
+            for held in table.staging.values():
+                self._files.setdefault(held.tier, []).append(held)
+        found: list[OpenObject] = []
+        for tier, files in self._files.items():
+            taken = tier.grown()
+            before, looks, rest_until = self._states.get(tier, (None, 0, 0.0))
+            looks = looks + 1 if taken is not None and taken == before else 0
+            if looks < LOOKS or now > rest_until:
+                found += files
+                rest_until = now + RESTING
+            self._states[tier] = taken, looks, rest_until
+        return found
+
+    def look(self, files: list[OpenObject] | None = None) -> None:
+        """See what has come, make room for it, and cut off what has none. Raises CatalogError.
+
+        files: only those; None: all that are written.
+        """
+        staging = list(self.ledger.table.staging.values()) if files is None else files
         for held in staging:
             self._see(held)
         for space in {held.space for held in staging if held.space is not None}:
@@ -98,7 +134,7 @@ class Bounds:
         Its bytes of less than a `PERIOD` had been seen by nobody, and once its close is answered
         they may not go. Raises CatalogError; if it is cut off, its `doom`.
         """
-        self._see(held)
+        self._see(held, ends=True)
         if held.doom is None and held.space is not None:
             self._keep_quota(held.space, [held])
         while held.doom is None and (found := self.room.make_room(held.tier)) is not None:
@@ -106,7 +142,7 @@ class Bounds:
         if held.doom is not None:
             raise held.doom
 
-    def _see(self, held: OpenObject) -> None:
+    def _see(self, held: OpenObject, *, ends: bool = False) -> None:
         if held.fd < 0:  # its file could not be opened again
             return
         taken = held.taken
@@ -116,7 +152,7 @@ class Bounds:
         held.grows = taken > held.staged
         self.ledger.table.weigh(held, taken)
         if taken > held.reserved:
-            held.reserve(taken + held.ahead)
+            held.reserve(taken if ends else taken + held.ahead)
         why = _too_much(held, taken)  # also where its quota became less
         if why is not None and not held.just_closed:
             self._end(held, why)
@@ -131,6 +167,7 @@ class Bounds:
 
     def _end(self, held: OpenObject, why: KvfsError) -> None:
         held.grows = False
+        self._states.clear()  # the next look finds what it has all the same
         self._cut_off(held, why)
 
     async def empty(self, held: OpenObject, fd: int) -> None:
@@ -156,6 +193,7 @@ class Bounds:
             held.in_flight -= 1
             if not held.in_flight:
                 held.promised = 0  # it counts as `staged` until the next look
+                self._states.clear()
 
     def _admit(self, held: OpenObject, offset: int, length: int) -> None:
         if held.doom is not None:

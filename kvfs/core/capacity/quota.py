@@ -52,6 +52,7 @@ class Quota:
         settings = namespace.settings
         if not namespace.has_hard_quota:
             return True
+        self.ledger.removals.purge_forgotten()  # or it would seem that something may go
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "

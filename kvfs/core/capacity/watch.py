@@ -19,7 +19,7 @@ from kvfs.tiers import Job, NvmeTier, calls
 
 PURGED_AT_ONCE = 16  # some 60 us each
 SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
-MOMENT = 0.002  # s in which the kernel lets go of what was closed
+MOMENT = 0.002  # s in which the kernel lets go of what was closed, and forgets some more
 MAPPED_AT_ONCE = 64  # some 3 us each
 
 
@@ -38,7 +38,10 @@ class Watch:
         self.room = room
         self.quota = quota
         self.spent = spent
-        self.tasks = (self.space, self.quotas, self.health, self.cool, self.mapped)
+        self.tasks = (
+            *(self.space, self.quotas, self.health, self.cool, self.mapped),
+            *(self.forgotten, self.used),
+        )
 
     async def space(self) -> None:
         """Others may fill the file system that the NVMe tier is on: take less, then."""
@@ -80,6 +83,20 @@ class Watch:
             for space in trash.count():
                 self.quota.trim(space)
             self.ledger.work.wake()
+
+    async def forgotten(self) -> None:
+        """What the kernel has forgotten, and has no name, goes."""
+        removals = self.ledger.removals
+        while True:
+            await removals.appeared.wait()
+            await trio.sleep(MOMENT)
+            removals.purge_forgotten()
+
+    async def used(self) -> None:
+        """Times of access are committed as soon as the open that they are of is answered."""
+        while True:
+            await self.ledger.uses.appeared.wait()
+            self.ledger.uses.settle()
 
     async def cool(self) -> None:
         """What was hot long ago is not what is hot now."""

@@ -18,6 +18,7 @@ from kvfs.core.ledger.removals import Removals
 from kvfs.core.ledger.retries import Retries
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
+from kvfs.core.ledger.uses import Uses
 from kvfs.core.ledger.work import Work
 from kvfs.core.namespaces.namespaces import Namespaces
 
@@ -70,6 +71,7 @@ class Ledger:
         self.namespaces = Namespaces(catalog, tiered=len(tiers.local) > 1)
         self.dirty = Dirty(catalog, self.namespaces, tiers.bucket)
         self.table = OpenTable(catalog, self.namespaces)
+        self.uses = Uses(catalog, self.table)
         self.trash = Trash(self.counters, self.work)
         self.accounts = Accounts(catalog, tiers, self.namespaces, self.table, self.work)
         self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)

@@ -141,6 +141,7 @@ class OpenTable:
         # Inodes whose backing is being opened or changed, with who waits for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.staging: dict[int, OpenObject] = {}  # objects with writers
+        self.changes = 0  # of those: how often one came or went
         self.writing = trio.Event()  # set while there are any
 
     def inode(self, ino: int) -> Inode | None:
@@ -149,12 +150,14 @@ class OpenTable:
 
     def stage(self, held: OpenObject) -> None:
         self.staging[held.inode.ino] = held
+        self.changes += 1
         self.weigh(held, held.taken)
         self.writing.set()
 
     def unstage(self, held: OpenObject, *, stays: bool = False) -> None:
         """Nobody writes it any more. `stays`: it has no name, and somebody has it open."""
         self.staging.pop(held.inode.ino, None)
+        self.changes += 1
         if held.space is not None and not stays:
             held.space.staged -= held.staged
             held.space.ahead -= held.ahead

@@ -8,8 +8,10 @@ does: its handles read on. Unlinking backing files is left to `trash`. Not for c
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+
+import trio
 
 from kvfs.catalog import Batch, Dentry, Inode, keys
 from kvfs.core.ledger.accounts import Accounts
@@ -21,11 +23,12 @@ from kvfs.core.ledger.retries import Retries
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
 from kvfs.core.namespaces.namespaces import Namespaces
-from kvfs.errors import CatalogError
+from kvfs.errors import CatalogError, KvfsError
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
+FORGOTTEN_AT_ONCE = 8  # inodes that go in one batch: a commit costs as much as all else of it
 NOWHERE = bytes(8)  # the directory of what is cut off, where others have the one they will be in
 Away = Callable[[Tier, int, int], None]
 Gone = Callable[[int, bytes, int], None]
@@ -61,6 +64,8 @@ class Removals:
         self.counters = counters
         self.gone = gone
         self.verified = records.verified
+        self.appeared = trio.Event()  # the kernel has forgotten something
+        self._forgotten_inos: set[int] = set()  # and these are to go
         self._losing: set[tuple[int, int, str]] = set()  # copies that wait in `retries` to be lost
 
     def is_gone(self, inode: Inode) -> bool:
@@ -277,16 +282,51 @@ class Removals:
             self.gone(parent, entry.name, inode.ino)
 
     def purge(self, ino: int) -> bool:
-        """The kernel has forgotten it, or its room is needed. Returns whether it has gone.
+        """Its room is needed, or nobody can know of it. Returns whether it has gone.
 
         Raises CatalogError.
         """
-        if ino not in self.orphans.rooms or ino in self.table.busy:
-            return False
-        inode = self.catalog.inode(ino)
-        if inode is None:  # its record is damaged, or was never there: the sweep finds its files
-            self.orphans.leave(ino)
-            return True
-        with self.catalog.batch() as batch:
-            self.forget(inode, batch)
-        return True
+        return self._purge([ino])
+
+    def forgotten(self, ino: int) -> None:
+        """The kernel has forgotten an inode: if it has no name it goes, a moment later with others.
+
+        `Watch` calls `purge_forgotten` that moment after `appeared`.
+        """
+        if ino not in self.orphans.rooms:
+            return
+        self._forgotten_inos.add(ino)
+        self.appeared.set()
+        if len(self._forgotten_inos) == FORGOTTEN_AT_ONCE:
+            self.purge_forgotten()
+
+    def purge_forgotten(self) -> None:
+        """Have go what the kernel has forgotten by now. Some may stay: that is logged."""
+        if not self.appeared.is_set():
+            return
+        inos, self._forgotten_inos = self._forgotten_inos, set()
+        self.appeared = trio.Event()
+        try:
+            self._purge(inos)
+        except KvfsError:  # one record that makes no sense must not keep the others
+            for ino in inos:
+                try:
+                    self._purge([ino])
+                except KvfsError as error:
+                    log.error("inode %d is not removed yet: %s", ino, error)
+
+    def _purge(self, inos: Iterable[int]) -> bool:
+        """Whether any has gone. Raises CatalogError; then none has that has a record."""
+        may_go = [ino for ino in inos if ino in self.orphans.rooms and ino not in self.table.busy]
+        inodes = []
+        for ino in may_go:
+            inode = self.catalog.inode(ino)
+            if inode is None:  # it is damaged, or was never there: the sweep finds its files
+                self.orphans.leave(ino)
+            else:
+                inodes.append(inode)
+        if inodes:
+            with self.catalog.batch() as batch:
+                for inode in inodes:
+                    self.forget(inode, batch)
+        return bool(may_go)

@@ -5,7 +5,6 @@ Contract: every method is synchronous and one catalog batch. Permissions are the
 """
 
 import stat
-from collections.abc import Iterable
 
 from kvfs.catalog import Inode
 from kvfs.core.names.tree import NAME_MAX, Tree
@@ -59,17 +58,6 @@ class Attributes:
             self.tree.ledger.dirty.attributes(inode, batch)
             batch.put(inode)
         return inode
-
-    def used(self, inodes: Iterable[Inode], now: int) -> None:
-        """Note accesses. Raises CatalogError: of none.
-
-        Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
-        All in one batch: a commit costs as much as the rest of an open.
-        """
-        with self.catalog.batch() as batch:
-            for inode in inodes:
-                inode.atime_ns = now
-                batch.put(inode)
 
     def xattr(self, ino: int, name: bytes) -> bytes:
         value = self.catalog.xattr(ino, name)

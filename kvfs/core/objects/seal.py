@@ -182,6 +182,7 @@ class Sealing:
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
         """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
         ledger, inode = self.ledger, held.inode
+        ledger.uses.settle()
         if not writable:
             ledger.trash.read.add(inode.ino)
         last = held.readers + held.writers == 1

@@ -1,0 +1,52 @@
+"""Times of access: at once in the records of open objects, and in the catalog after the answer.
+
+Contract: `note` is called while an object is open, and `settle` before its last handle goes. So
+its record in memory is right for anybody who asks, and nothing else waits for the commit. A crash
+between the two loses a time of access. Not for the order of use, which `Order` has.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import trio
+
+from kvfs.catalog import Catalog, Inode
+from kvfs.core.ledger.open_table import OpenTable
+from kvfs.errors import CatalogError
+
+log = logging.getLogger(__name__)
+
+
+class Uses:
+    """`appeared` is set when there is something to settle."""
+
+    def __init__(self, catalog: Catalog, table: OpenTable) -> None:
+        self.catalog = catalog
+        self.table = table
+        self.appeared = trio.Event()
+        self._noted: list[Inode] = []
+
+    def note(self, inodes: Iterable[Inode], now: int) -> None:
+        """Open objects are read, at a time in ns.
+
+        Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
+        """
+        for inode in inodes:
+            inode.atime_ns = now
+            self._noted.append(inode)
+        self.appeared.set()
+
+    def settle(self) -> None:
+        """Commit what was noted, in one batch: a commit costs as much as the rest of an open."""
+        if not self._noted:
+            return
+        noted, self._noted, self.appeared = self._noted, [], trio.Event()
+        known = self.table.open
+        found = [one for one in noted if one.ino in known and known[one.ino].inode is one]
+        try:
+            if found:
+                with self.catalog.batch() as batch:
+                    for inode in found:
+                        batch.put(inode)
+        except CatalogError as error:  # a time is no reason to refuse anything
+            log.debug("inode %d: times of access stay: %s", found[0].ino, error)
