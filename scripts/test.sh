@@ -20,6 +20,8 @@ if [ "${1:-}" = --fast ]; then
     fast=(tests/unit tests/semantics)
     export KVFS_TEST_MOUNTS=kernel # of those in tests/semantics/conftest.py
 fi
+# Each mount of a test starts four processes or more, which would all compile kvfs again.
+unset PYTHONDONTWRITEBYTECODE
 scripts/install.sh test
 [ ${#fast[@]} -gt 0 ] || scripts/install-clients.sh
 

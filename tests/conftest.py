@@ -36,6 +36,7 @@ LONG = (
     "tests/unit/test_accounts.py",
     "tests/connectors/test_namespaces.py",
 )
+USUAL = "ram=256M,nvme={tmp}/nvme,nvme_size=2G"
 _NUMBERS = itertools.count(1)
 
 # Shells have what they run in the background ignore it, and so would all that tests start.
@@ -66,6 +67,35 @@ def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     """The same for all tests of a file, which leave each other's files alone."""
     with _mounts(tmp_path_factory.mktemp("module")) as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def _kept() -> dict[str, Mounted]:
+    """The mounts of `emptied`, by their options."""
+    return {}
+
+
+@pytest.fixture
+def emptied(module_mount: Mount, _kept: dict[str, Mounted]) -> Iterator[Mount]:
+    """`emptied(options)`: one mount for the tests of a file, each of which finds it empty.
+
+    A test may have its daemon die; settings of the mount itself would stay.
+    """
+    used: dict[str, Mounted] = {}
+
+    def take(options: str) -> Mounted:
+        # It is kept again if it can be emptied, else it is for no other test.
+        used[options] = _kept.pop(options) if options in _kept else make(options)
+        return used[options]
+
+    def make(options: str) -> Mounted:
+        name = f"kv{next(_NUMBERS)}"
+        return module_mount(options.replace("{tmp}/", f"{{tmp}}/{name}-"), name)
+
+    yield take
+    for one in used.values():
+        one.empty()
+    _kept.update(used)
 
 
 @contextmanager
@@ -102,13 +132,13 @@ def _all_cleaned(mounted: list[Mounted]) -> Iterator[None]:
 @pytest.fixture
 def kv(mount: Mount) -> Mounted:
     """The usual mount: RAM and NVMe, with everything on."""
-    return mount("ram=256M,nvme={tmp}/nvme,nvme_size=2G")
+    return mount(USUAL)
 
 
 @pytest.fixture(params=["passthrough=auto", "passthrough=off"])
 def either(request: pytest.FixtureRequest, mount: Mount) -> Mounted:
     """The usual mount with the kernel moving the bytes, and again with the daemon doing it."""
-    return mount(f"ram=256M,nvme={{tmp}}/nvme,nvme_size=2G,{request.param}")
+    return mount(f"{USUAL},{request.param}")
 
 
 @pytest.fixture(scope="session")

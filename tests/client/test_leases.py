@@ -4,7 +4,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,19 @@ from tests.harness import Mounted, wait_for
 GIVEN = blocks_of(TOKENS)
 KEYS = SPEC.keys(TOKENS)
 
+Opens = Callable[[str], int]
+
 
 @pytest.fixture
-def kv(mount: Mount) -> Mounted:
-    return mount("ram=256M")
+def kv(emptied: Mount) -> Mounted:
+    return emptied("ram=256M")
+
+
+@pytest.fixture
+def opens(kv: Mounted) -> Opens:
+    """How many of a kind the mount has counted since the test began."""
+    before = kv.status()["counters"]
+    return lambda kind: kv.counter(f"opens_{kind}") - before[f"opens_{kind}"]
 
 
 @pytest.fixture
@@ -45,15 +54,15 @@ def path_of(cache: PrefixCache, at: int) -> Path:
     return Path(cache.path) / prefix.path(KEYS[at - 1] if at else SPEC.root, KEYS[at])
 
 
-def test_loading_uses_leases(kv: Mounted, cache: PrefixCache) -> None:
+def test_loading_uses_leases(kv: Mounted, opens: Opens, cache: PrefixCache) -> None:
     out = torch.zeros_like(GIVEN)
     assert cache.load(TOKENS, out).blocks == 10
     assert torch.equal(out, GIVEN)
-    assert kv.counter("opens_lent") == 10
-    assert kv.counter("opens_passthrough") == 10, "those of the save"
+    assert opens("lent") == 10
+    assert opens("passthrough") == 10, "those of the save"
     none_left(kv)
     assert cache.prefetch(TOKENS).result() == 10
-    assert kv.counter("opens_lent") == 20
+    assert opens("lent") == 20
     cache.close()
     none_left(kv)
 
@@ -100,12 +109,12 @@ def test_what_vanished_shortens(kv: Mounted, cache: PrefixCache, at: int, mode: 
     none_left(kv)
 
 
-def test_what_is_not_lent_is_opened_by_name(kv: Mounted, cache: PrefixCache) -> None:
+def test_what_is_not_lent_is_opened_by_name(kv: Mounted, opens: Opens, cache: PrefixCache) -> None:
     with path_of(cache, 4).open("r+b"):
         out = torch.zeros_like(GIVEN)
         assert cache.load(TOKENS, out).blocks == 10
         assert torch.equal(out, GIVEN)
-        assert kv.counter("opens_lent") == 4
+        assert opens("lent") == 4
     os.truncate(path_of(cache, 6), 1)
     assert cache.load(TOKENS, out).blocks == 6
     none_left(kv)

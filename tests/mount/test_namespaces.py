@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Mount
+from tests.conftest import USUAL, Mount
 from tests.harness import KVFS, PATIENCE, Mounted, wait_for
 
 MIB = 1 << 20
 DATA = b"\xa5" * MIB  # no zeros: movers leave holes for them
+
+
+@pytest.fixture
+def kv(emptied: Mount) -> Mounted:
+    return emptied(USUAL)
 
 
 def ns(*arguments: object, fails: int = 0) -> str:
@@ -553,7 +558,8 @@ def test_an_upgrade_with_bad_templates_is_refused_before_anything_changes(
 
 
 @pytest.mark.parametrize("how", ["upgrade", "kill", "remount"])
-def test_namespaces_are_kept(kv: Mounted, how: str) -> None:
+def test_namespaces_are_kept(mount: Mount, how: str) -> None:
+    kv = mount(USUAL)
     a = kv.path / "a"
     ns("create", a, "quota_hard=50M", "mode=0640")
     (a / "old").write_bytes(b"k")

@@ -23,13 +23,13 @@ from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain, namespace, wr
 
 
 @pytest.fixture
-def kv(mount: Mount) -> Mounted:
-    return mount("ram=256M,allow_other")
+def kv(emptied: Mount) -> Mounted:
+    return emptied("ram=256M,allow_other")
 
 
 @pytest.fixture(params=["passthrough=auto", "passthrough=off"])
-def either(request: pytest.FixtureRequest, mount: Mount) -> Mounted:
-    return mount(f"ram=256M,{request.param}")
+def either(request: pytest.FixtureRequest, emptied: Mount) -> Mounted:
+    return emptied(f"ram=256M,{request.param}")
 
 
 def fill(descriptors: list[int], keys: list[bytes]) -> None:
@@ -323,8 +323,9 @@ def test_answers_that_nobody_takes(kv: Mounted) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "upgraded"])
-def test_another_daemon(kv: Mounted, how: str) -> None:
+def test_another_daemon(mount: Mount, how: str) -> None:
     """It knows of no leases: what has its size when its writer closes it is a block."""
+    kv = mount("ram=256M,allow_other")
     space, keys = namespace(kv), chain(4)
     with borrowing(space) as client:
         made, leases = client.make(ROOT, keys, BLOCK)
@@ -383,7 +384,8 @@ def test_a_namespace_that_is_dropped(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_names_are_those_of_the_scheme(kv: Mounted) -> None:
+def test_names_are_those_of_the_scheme(mount: Mount) -> None:
+    kv = mount("ram=256M")
     space, keys = namespace(kv), chain(3)
     with borrowing(space) as client:
         for shard in ("tp2-0", "tp2-1"):
