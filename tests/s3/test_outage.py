@@ -132,10 +132,6 @@ SLACK = 8.0  # s that a busy machine may add to it
 def test_users_of_what_is_here_do_not_notice_an_outage(
     made: Make, own: Server, own_bucket: str, how: str
 ) -> None:
-    """
-    A bucket that hangs is found out after some seconds. Until then an open of what only the bucket
-    has waits, `s3_wait` seconds at most; nobody else does.
-    """
     kv = made()
     away = narrow(kv, "n")
     contents = {f"gone{number}": SMALL + bytes([number]) for number in range(16)}
@@ -230,11 +226,6 @@ def test_an_unmount_does_not_wait_for_a_store_that_hangs(
 
 
 def test_writers_wait_at_the_bound_and_nobody_else(made: Make, own: Server) -> None:
-    """
-    While the bucket takes nothing, writers go on until `s3_dirty` bytes wait for their upload. Then
-    they wait for it, too, which is said once in the log, `s3_wait` seconds at most, and get ENOSPC;
-    those after them get it at once, until something has gone up.
-    """
     kv = made("s3_wait=4,s3_dirty=1M")
     kv.expect_log("1048576 bytes wait for their upload, which is the most: writers wait for it")
     (kv.path / "here").write_bytes(OTHER)
@@ -295,11 +286,6 @@ def has_part(server: Server, bucket: str) -> bool:
 def test_a_server_that_dies_in_the_middle_of_parts(
     made: Make, own: Server, own_bucket: str
 ) -> None:
-    """
-    Whatever dies in the middle, the store, the daemon or all of a mount: what was closed is there,
-    and in the bucket an object is whole or not there. Parts of uploads that were cut short are
-    deleted.
-    """
     kv = made("s3_wait=30", tiers="ram=512M,nvme={tmp}/nvme")
     wanted = {f"@0/large{number}": LARGE + bytes([number]) for number in range(3)}
     for key, data in wanted.items():

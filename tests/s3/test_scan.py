@@ -136,12 +136,6 @@ def fetched(kv: Mounted) -> tuple[int, int]:
 def test_who_looks_through_a_directory_fetches_headers(
     made: Made, valve: Valve, start: Start, passthrough: str
 ) -> None:
-    """
-    A process that has listed a directory, and opens what only the bucket has of it, gets the first
-    4 KiB, compared with a digest of their own. All of it comes when somebody reads on, or writes,
-    or opens it who has not listed the directory in the last minute. So a connector that looks at
-    each file as it starts brings no whole objects here.
-    """
     kv, paths = made(FILES, f"ram=256M,passthrough={passthrough}")
     scanner = start()
     before = valve.brought
@@ -178,9 +172,6 @@ def test_who_looks_through_a_directory_fetches_headers(
 
 
 def test_one_that_reads_all_of_them_is_no_scanner(made: Made, start: Start) -> None:
-    """
-    A process that reads on in what it opens so, as `cp -r`, is soon given whole objects again.
-    """
     kv, paths = made(6)
     reader = start()
     reader.names(paths[0].parent)
@@ -233,10 +224,6 @@ def test_it_can_be_mapped(made: Made, start: Start, flags: str) -> None:
 def test_what_is_unlinked_while_its_header_is_read(
     made: Made, start: Start, s3: Server, bucket: str, *, rest: bool
 ) -> None:
-    """
-    What is unlinked, replaced or renamed while somebody has its header is read on all the same, and
-    deleted from the bucket when it is closed.
-    """
     kv, [path] = made()
     scanner = start()
     scanner.names(path.parent)
@@ -254,10 +241,6 @@ def test_what_is_unlinked_while_its_header_is_read(
 
 
 def test_another_daemon_has_the_rest_come(made: Made, start: Start) -> None:
-    """
-    When the daemon dies meanwhile the next one knows no header: a descriptor reads on, and has all
-    of its object come for that.
-    """
     kv, paths = made(3)
     scanner = start()
     scanner.names(paths[0].parent)
@@ -280,10 +263,6 @@ def test_another_daemon_has_the_rest_come(made: Made, start: Start) -> None:
 def test_a_header_that_was_damaged_is_given_to_nobody(
     made: Made, valve: Valve, start: Start
 ) -> None:
-    """
-    A header that is not what was stored is given to nobody: all of the object is fetched, and
-    compared with its own digest.
-    """
     kv, [path] = made()
     kv.expect_log("is lost")
     kv.allow_log("once more|stays in the bucket")
