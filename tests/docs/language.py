@@ -14,7 +14,9 @@ from typing import NamedTuple
 LONG = 30  # words
 
 # The subject of a sentence is a named thing.
-NAMELESS = re.compile(r"(?:who|whoever|whose|whatever|what|that which)\b(?!.*\?$)", re.IGNORECASE)
+NAMELESS = re.compile(
+    r"(?:who|whoever|whose|whatever|what|that which)\b(?!-)(?!.*\?$)", re.IGNORECASE
+)
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -35,6 +37,11 @@ class Sentence(NamedTuple):
     def words(self) -> int:
         """How many of them there are."""
         return sum(bool(_WORD.search(word)) for word in self.text.split())
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is one for a share of sentences: a figure in a cell is none."""
+        return self.words >= 5
 
     @property
     def is_nameless(self) -> bool:
