@@ -1,7 +1,7 @@
 """The sentences of documents and docstrings, and the rules for them.
 
-Contract: `of_document` and `of_module` give the sentences of a file, each with its line. A cell of a
-table and an item of a list are sentences of their own. Code blocks and comments are left out;
+Contract: `of_document` and `of_module` give the sentences of a file, each with its line. A cell of
+a table and an item of a list are sentences of their own. Code blocks and comments are left out;
 inline code counts as one word. Not for headings, which are no sentences.
 """
 

@@ -24,7 +24,8 @@ OLD = re.compile(
 def test_a_document_is_split_into_sentences() -> None:
     text = (
         "# Who reads this\n\nOne `a. B` is [short](x.md). Who waits, waits.\n\n"
-        "| a cell | What is it? |\n|---|---|\n\n- An item\n  of two lines.\n\n```sh\nWho runs.\n```\n"
+        "| a cell | What is it? |\n|---|---|\n\n- An item\n  of two lines.\n\n"
+        "```sh\nWho runs.\n```\n"
     )
     found = list(language.of_document(text))
     assert [(one.line, one.text, one.is_nameless) for one in found] == [
