@@ -120,108 +120,112 @@ class Config:
 
     ram: int = _upgraded(
         _TIER_OR_NONE,
-        "size of the RAM tier; 0 for none",
+        "size of the RAM tier; 0: no RAM tier",
         factory=_default_ram,
         shown="25 % of the memory",
     )
     nvme: Path | None = described(
-        DIRECTORY, "directory of the NVMe tier and the catalog, on ext4 or xfs", default=None
+        DIRECTORY, "directory for the NVMe tier and the catalog, on ext4 or xfs", default=None
     )
     nvme_size: int = _upgraded(
-        _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there"
+        _TIER, "size of the NVMe tier", default=0, shown="80 % of the free space there"
     )
     s3: str | None = described(
-        _BUCKET, "bucket below the other tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
+        _BUCKET, "bucket below the local tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
     )
     s3_endpoint: str | None = described(
-        _ENDPOINT, "where its store is, if it is not Amazon's", default=None
+        _ENDPOINT, "URL of the S3 store, if it is not Amazon's", default=None
     )
     s3_region: str | None = described(WORD, "region of the bucket", default=None)
     s3_profile: str | None = described(
-        WORD, "which of boto3's profiles has the credentials", default=None
+        WORD, "profile of boto3 that has the credentials", default=None
     )
     s3_required: bool = described(
-        SWITCH, "refuse to mount while the bucket cannot be used", default=True
+        SWITCH, "refuse to mount while the bucket is not usable", default=True
     )
     s3_dirty: int | float = _upgraded(
         _DIRTY,
-        "bytes that may wait for their upload, then writers wait; N%: of the other tiers",
+        "bytes that may wait for upload before writers wait; N%: share of the local tiers",
         default=0.25,
     )
-    s3_delay: float = _hot(SECONDS, "how long an object waits for its upload", default=5.0)
+    s3_delay: float = _hot(
+        SECONDS,
+        "time between the seal of an object and its upload",
+        default=5.0,
+    )
     s3_wait: float = _hot(
         SECONDS,
-        "how long an open waits for bytes from the bucket, or a writer for uploads",
+        "longest wait of an open for the bucket, and of a writer for uploads",
         default=30.0,
     )
     s3_exclusive: bool = described(
-        SWITCH, "have a new prefix for this kvfs alone: others are refused there", default=False
+        SWITCH, "claim a new prefix for this mount alone, and refuse others", default=False
     )
     s3_shared: bool = _hot(
         SWITCH,
-        "look names up in the bucket that are not here; off: nobody else uses its prefix",
+        "look up missing names in the bucket; off: no other mount uses its prefix",
         default=True,
     )
     s3_recheck: float = _hot(
         SECONDS,
-        "how long a copy here is taken for what the bucket has, before that is asked again",
+        "how long kvfs trusts a local copy before it revalidates it against the bucket",
         default=30.0,
     )
     s3_stream: int = _hot(
         SIZE,
-        "size from which on an object is read while it comes from the bucket; 0: none is",
+        "objects of this size or more are readable while they download; 0: none",
         default=256 << 20,
     )
     passthrough: Literal["auto", "on", "off"] = described(
         choice("auto", "on", "off"),
-        "let the kernel move the bytes; on: refuse to mount without it",
+        "let the kernel read and write the bytes; on: refuse to mount without it",
         default="auto",
     )
     huge: Literal["within_size", "always", "advise", "never"] = _upgraded(
         choice("within_size", "always", "advise", "never"),
-        "which files of the RAM tier get huge pages, as tmpfs(5) has it",
+        "huge pages of the RAM tier, as in tmpfs(5)",
         default="within_size",
     )
     allow_other: bool = described(
-        SWITCH, "let users other than the one who mounted in, as file modes permit", default=False
+        SWITCH, "let all users in, as file modes permit, not only the mounter", default=False
     )
     movers: int = _upgraded(
         count(1, 64, "processes"),
-        "workers that copy and hash objects between the tiers",
+        "worker processes that copy and hash objects",
         factory=lambda: min(4, len(os.sched_getaffinity(0))),
         shown="4, or fewer with fewer CPUs",
     )
     promote_after: int = _hot(
         count(0, 1_000_000, "opens"),
-        "opens of an object on NVMe until it is copied to RAM; 0: never",
+        "opens of an object on NVMe before kvfs promotes it to RAM; 0: never",
         default=2,
     )
     verify_after: int = _hot(
         _PERIOD,
-        "time after which an open compares a copy on NVMe with its digest again; off: never",
+        "time after which an open verifies a copy on NVMe again; off: never",
         default=86400,
     )
     reclaimable: int = _hot(
         count(1, 90, "percent", suffix="%"),
-        "share of the RAM tier kept free or already copied to NVMe",
+        "share of the RAM tier that is free or also on NVMe",
         default=25,
     )
     namespaces: Path | None = _upgraded(
         FILE,
-        "TOML with the settings that new top-level directories get, by their names",
+        "TOML file with settings for new top-level directories, by name",
         default=None,
     )
     bandwidth: int = _hot(
-        SIZE, "bytes a second for which namespaces compete by weight; 0: no limit", default=0
+        SIZE, "bytes a second that namespaces share by weight; 0: no limit", default=0
     )
     nvme_writes: int = _hot(
         SIZE,
-        "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
+        "bytes a day that kvfs may demote to NVMe, against wear; 0: no limit",
         default=0,
     )
     scrub: int = _hot(
         _PERIOD,
-        "how long a pass takes that reads all copies and looks for silent rot; off: none",
+        "time for one pass that verifies all local copies; off: no scrub",
         default=7 * 86400,
     )
     entry_timeout: float = _hot(
@@ -231,39 +235,39 @@ class Config:
     )
     log: Path | None = _upgraded(
         FILE,
-        "where the daemon logs; without root, in its runtime directory",
+        "log file; without root, it is in the runtime directory",
         default=None,
         shown="/var/log/kvfs/NAME.log",
     )
     watchdog: float = _upgraded(
-        SECONDS, "silence after which the keeper replaces the daemon; 0: never", default=30.0
+        SECONDS, "silence of the daemon after which the keeper replaces it; 0: never", default=30.0
     )
     log_level: Literal["debug", "info", "warning", "error"] = _hot(
         choice("debug", "info", "warning", "error"),
-        "the least severe messages that are logged",
+        "least severe level in the log",
         default="info",
     )
     access_log: Path | None = _hot(
         optional(FILE),
-        "where reads, writes and misses are noted for kvfs profile; none: nowhere",
+        "file for reads, writes and misses, for kvfs profile; none: no log",
         default=None,
     )
     access_log_size: int = _hot(
-        SIZE, "most bytes of that, in two files of which the older one is FILE.1", default=256 * MIB
+        SIZE, "bound on access_log; the older half is in FILE.1", default=256 * MIB
     )
     metrics: str | None = _upgraded(
         _ADDRESS,
-        "where metrics are: PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
+        "Prometheus metrics at PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
         default=None,
     )
     web: str | None = _upgraded(
         _ADDRESS,
-        "where a page for browsers is, as for metrics; it names files (docs/seeing.md)",
+        "page for browsers, at an address as for metrics; it shows file names (docs/seeing.md)",
         default=None,
     )
     mount_flags: tuple[str, ...] = described(
         _MOUNT_FLAGS,
-        "written alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
+        "given alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
         default=(),
         shown="none",
     )

@@ -211,4 +211,4 @@ def human(size: int) -> str:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvfs")
 def main() -> None:
-    """Mount and look after kvfs, a file system for the KV caches of LLM inference."""
+    """Run kvfs, a file system for the KV caches of LLM inference."""

@@ -75,13 +75,13 @@ class Side:
     default=Path("/dev/shm"),  # noqa: S108 (a directory of its own is made in it)
     show_default=True,
     metavar="DIR",
-    help="A directory to compare with.",
+    help="Directory to compare with.",
 )
 @json_option
 def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
-    """Write and read files through the kvfs at MOUNTPOINT and beside it, and compare.
+    """Measure a mount beside a plain directory.
 
-    It takes some seconds, and at most half of what is free; nothing is dropped for it.
+    This takes some seconds and at most half of the free space. kvfs drops nothing for it.
     """
     runtime.kvfs_mount(mountpoint)
     for left in _left(mountpoint):

@@ -16,14 +16,15 @@ BY = ("tier", "namespace", "model")
 
 @click.command
 @click.argument("path", metavar="[PATH]", default=".", type=click.Path())
-@click.option("--by", type=click.Choice(BY), help="Show only this.")
-@click.option("--walk", is_flag=True, help="Look at each file, also of all the mount.")
+@click.option("--by", type=click.Choice(BY), help="Show one table only.")
+@click.option("--walk", is_flag=True, help="Look at each file, also for a whole mount.")
 @json_option
 def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
-    """Show what is below PATH (here, if it is not given): bytes and objects by tier and model.
+    """Show bytes and objects by tier, namespace and model.
 
-    Of a whole mount the daemon's counts are shown. Below it, and with --walk, each file is looked
-    at, which tells packed and logical sizes as well.
+    The default PATH is the current directory. For a whole mount, the daemon's counters answer
+    at once. Below it, and with --walk, kvfs looks at each file, and shows compressed and logical
+    sizes.
     """
     mountpoint = on_mount(path).mountpoint
     if walk or str(runtime.canonical(path)) != str(mountpoint):

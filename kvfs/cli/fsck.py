@@ -42,16 +42,22 @@ class Failed(Refusal):
 
 @click.command
 @target_argument
-@click.option("--repair", is_flag=True, help="Mend what is found; without it nothing is changed.")
-@click.option("--hashes", is_flag=True, help="Read all bytes and compare them with their digests.")
-@click.option("--bucket", is_flag=True, help="List the bucket as well, and compare.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Repair the findings. Without --repair the check changes nothing.",
+)
+@click.option("--hashes", is_flag=True, help="Read all copies and compare their digests.")
+@click.option("--bucket", is_flag=True, help="Compare the catalog with a listing of the bucket.")
 @click.option(
     "-o",
     "options",
     multiple=True,
     metavar="s3_endpoint=...,...",
-    help="Where the bucket is, if it is not mounted: s3, s3_endpoint (Amazon's without it), "
-    "s3_region, s3_profile; and s3_shared=off if no other node uses it.",
+    help=(
+        "Bucket of an unmounted kvfs: s3, s3_endpoint (default: Amazon's), s3_region, "
+        "s3_profile, and s3_shared=off if no other node uses it."
+    ),
 )
 @json_option
 def command(
@@ -63,10 +69,12 @@ def command(
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check the kvfs that is mounted on TARGET, or whose NVMe directory TARGET is.
+    """Check catalog and tiers for damage, and --repair it.
 
-    Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
-    is; 8: the check could not be made; 2: wrong usage.
+    TARGET is a mount point, or the NVMe directory of an unmounted kvfs.
+
+    Exit codes: 0 no damage; 1 all damage repaired; 4 damage left; 8 the check failed; 2 wrong
+    usage.
     """
     live = is_mount(target)
     how = {"repair": repair, "hashes": hashes}

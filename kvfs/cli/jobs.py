@@ -125,19 +125,26 @@ paths_argument = click.argument(
 @click.option(
     "--to",
     type=click.Choice(["nvme", "s3"]),
-    help="The tier that they go to: nvme leaves memory (the default where there is an NVMe tier), "
-    "s3 every local tier.",
+    help=(
+        "Fastest tier that may keep a copy: nvme frees RAM (the default with an NVMe "
+        "tier), s3 frees RAM and NVMe."
+    ),
 )
-@click.option("--drop", is_flag=True, help="Leave every local tier, and lose what only is here.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--drop",
+    is_flag=True,
+    help="Free all local tiers, and drop objects that only this machine has.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list the objects that would be evicted.")
 @json_option
 def evict_command(
     paths: tuple[str, ...], *, to: str | None, drop: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Have files and all below directories PATH... leave their faster tiers now.
+    """Evict the files below PATH... from the faster tiers now.
 
-    What nothing else has is copied to NVMe first, or refused; nothing is lost without --drop. What
-    is open, pinned or never dropped stays. The exit code is 1 if anything was refused.
+    kvfs copies an object to NVMe first if no other tier has it, or refuses. Nothing is lost without
+    --drop. Objects that are open, pinned or of eviction=never stay. The exit code is 1 if kvfs
+    refused any object.
     """
     if drop and to == "nvme":
         raise ConfigError("--to nvme loses nothing: --drop goes with --to s3, or alone")
@@ -163,11 +170,11 @@ def _evicted(found: Answer, *, dry: bool) -> str:
 
 @click.command
 @paths_argument
-@click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+@click.option("--no-wait", is_flag=True, help="Return when the job has started.")
 def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
-    """Bring files and all below directories PATH... to their fastest tier.
+    """Bring the files below PATH... to their fastest tier.
 
-    What is used meanwhile, or was lately, is not dropped for it. Ctrl-C ends what is not begun.
+    kvfs evicts no recently used object for them. Ctrl-C cancels the files that have not started.
     """
     jobs = Jobs.start(paths, "warm", "warmed")
     if no_wait:
@@ -195,13 +202,13 @@ def _warmed(found: Answer) -> str:
 
 @click.command
 @paths_argument
-@click.option("--off", is_flag=True, help="They may be dropped again.")
+@click.option("--off", is_flag=True, help="Remove the pin.")
 def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
-    """Keep PATH... from being dropped to make room.
+    """Protect PATH... from being dropped to make room.
 
-    A top-level directory, or the mount itself, gets the setting pin=on of namespaces: all that is
-    and will be in it is never dropped, and stays in memory if it is there. Below that, files are
-    pinned one by one, those that are there now; they may leave memory for NVMe.
+    A namespace, or the mount itself, gets the setting pin=on: kvfs drops none of its objects, now
+    or later, and keeps those in RAM that are there. Below a namespace, kvfs pins the existing files
+    one by one; a pinned file may leave RAM for NVMe.
     """
     places = {path: on_mount(path) for path in paths}  # all of them first: nothing is half done
     spaces = {path: name for path in places if (name := _namespace(path, places[path].mountpoint))}
@@ -234,9 +241,9 @@ def _namespace(path: str, mountpoint: Path) -> str:
 @mountpoint_argument
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
-    """Have the kvfs at MOUNTPOINT know all that is in its bucket, or below some PATHs of it.
+    """Add the objects of the bucket to the catalog.
 
-    A PATH is below MOUNTPOINT, or relative to it. What is known already is passed over.
+    A PATH below MOUNTPOINT, or relative to it, limits the command. Known objects are skipped.
     """
     runtime.kvfs_mount(mountpoint)
     request(mountpoint, "import", paths=[_below(mountpoint, path) for path in paths])
@@ -268,9 +275,9 @@ def _below(mountpoint: Path, path: str) -> str:
 
 @click.command
 @mountpoint_argument
-@click.option("--wait", is_flag=True, help="Return when the bucket has it all.")
+@click.option("--wait", is_flag=True, help="Return when the bucket has all objects.")
 def flush_command(mountpoint: Path, *, wait: bool) -> None:
-    """Have the kvfs at MOUNTPOINT upload at once what its bucket lacks."""
+    """Upload at once all objects that the bucket lacks."""
     runtime.kvfs_mount(mountpoint)
     found = request(mountpoint, "flush")
     if not wait:

@@ -34,17 +34,19 @@ class _Spec(NamedTuple):
     "file",
     required=True,
     type=click.File("rb"),
-    help="Ids of the prompt's tokens: a list of JSON, or numbers with space between; - for stdin.",
+    help=(
+        "File with the token ids of the prompt: a JSON list, or numbers and spaces; - for stdin."
+    ),
 )
 @click.option(
     "--shards",
-    help="Names of a block's files, joined by commas; by default as the fingerprint says.",
+    help=("Names of the files of a block, joined by commas. Default: as in the fingerprint."),
 )
 @json_option
 def command(namespace: str, file: Any, *, shards: str | None, as_json: bool) -> None:  # noqa: ANN401 - click's file
-    """Tell how much of a prompt is cached in NAMESPACE, where that is, and what comes next.
+    """Show how much of a prompt is cached in NAMESPACE.
 
-    NAMESPACE is its path, also on a client of NFS, or its name if one kvfs is mounted.
+    NAMESPACE is a path, also on an NFS client. Its name alone works if one kvfs is mounted.
     """
     directory = _directory(namespace)
     spec = _spec(directory)

@@ -19,27 +19,55 @@ from kvfs.cli import human, mountpoint_argument, printable, users
 from kvfs.config import Config
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
-from kvfs.parsing import rows
+from kvfs.parsing import kinds_of, rows
 
 USAGE_ERROR = 2
 
 
+# In the order of a reader: the few that most mounts need come first.
+GROUPS = {
+    "Most needed": ("ram", "nvme", "nvme_size", "s3", "allow_other"),
+    "Bucket": tuple(row.name for row in rows(Config) if row.name.startswith("s3_")),
+    "Speed": ("passthrough", "huge", "movers", "promote_after", "reclaimable", "entry_timeout"),
+    "Sharing": ("namespaces", "bandwidth", "nvme_writes"),
+    "Damage": ("verify_after", "scrub", "watchdog"),
+    "Watching": ("metrics", "web", "log", "log_level", "access_log", "access_log_size"),
+    "Kernel": ("mount_flags",),
+}
+
+
 def _options_help() -> str:
-    described = [
-        f"  {row.name:<15}{row.meaning}\n"
-        f"  {'':<15}[{row.unit}; default: {row.default}{'; kvfs set' if row.hot else ''}]"
-        for row in rows(Config)
-    ]
-    note = "  Sizes are 512M, 2G, 1.5T; those marked 'kvfs set' can change while mounted."
-    return "\b\nMount options:\n" + "\n".join([*described, note])
+    """Each name in a line, so that no column touches another."""
+    by_name = {row.name: row for row in rows(Config)}
+    kinds = kinds_of(Config)
+    lines = []
+    for title, names in GROUPS.items():
+        lines.append(f"{title}:")
+        for row in map(by_name.__getitem__, names):
+            change = "; kvfs set" if row.hot else "; kvfs upgrade" if row.upgrade else ""
+            unit = "|".join(kinds[row.name].words) or row.unit
+            given = "FLAG" if row.name == "mount_flags" else f"{row.name}="
+            lines += [
+                f"  {given}  [{unit}; default: {row.default}{change}]",
+                f"      {row.meaning}",
+            ]
+    note = (
+        "Sizes are 512M, 2G, 1.5T. 'kvfs set' changes an option while mounted, 'kvfs upgrade'\n"
+        "with a new daemon. All other options need a new mount."
+    )
+    return "\b\n" + "\n".join([*lines, note])
 
 
 @click.command(epilog=_options_help())
 @mountpoint_argument
 @click.option(
-    "-o", "options", multiple=True, metavar="OPTION[=VALUE],...", help="Mount options, as below."
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPTION[=VALUE],...",
+    help="Mount options, listed below.",
 )
-@click.option("-f", "--foreground", is_flag=True, help="Stay until unmounted.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground until unmounted.")
 def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> None:
     """Mount kvfs on the directory MOUNTPOINT."""
     config = Config.from_options(mountpoint, ",".join(options))

@@ -97,19 +97,20 @@ def _describe_settings() -> str:
 
 @click.group(name="ns", cls=Group, epilog=_describe_settings())
 def command() -> None:
-    """Look after namespaces: the top-level directories of a mount, each with a life of its own.
+    """Create, change and list namespaces.
 
-    NAMESPACE is its path, or its name if one kvfs is mounted; the mount point itself stands for
-    everything that is in no other namespace.
+    A namespace is a top-level directory with settings of its own. NAMESPACE is its path, or its
+    name if one kvfs is mounted. The mount point itself stands for all objects outside of other
+    namespaces.
     """
 
 
 @command.command()
 @namespace_argument
 @click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
-@_for("Give it the life that this connector needs, and print what to paste into its engine.")
+@_for("Set the settings that this connector needs, and print its configuration.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
-    """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
+    """Create NAMESPACE with these settings. `kvfs ns --help` explains them."""
     before = profiles.settings(connector) if connector else {}
     texts = {**before, **assignments(settings, "setting")}
     wanted = Settings.parse(texts)
@@ -131,9 +132,9 @@ def configuration(namespace: Named, connector: str, settings: Settings) -> str:
 @namespace_argument
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 def change(namespace: Named, settings: tuple[str, ...]) -> None:
-    """Change settings of NAMESPACE while it is used, all of them or none.
+    """Change settings of NAMESPACE while it is in use: all of them or none.
 
-    A greater version makes everything in it vanish at once; space follows in the background.
+    Another version drops all its objects at once. Their space becomes free in the background.
     """
     texts = assignments(settings, "setting")
     answer = namespace.ask("ns_set", settings=texts)
@@ -149,10 +150,10 @@ def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
 
 @command.command()
 @namespace_argument
-@_for("Print what to paste into the engine of this connector, and nothing else.")
+@_for("Print only the configuration of this connector's engine.")
 @json_option
 def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
-    """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
+    """Show the settings and contents of NAMESPACE, and its what-if hit ratios."""
     found = namespace.ask("ns_show")
     if connector is not None:
         expect_own(namespace, found)
@@ -220,7 +221,7 @@ def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
 @mountpoint_argument
 @json_option
 def list_(mountpoint: Path, *, as_json: bool) -> None:
-    """List the namespaces of the kvfs at MOUNTPOINT, and what is left of dropped ones."""
+    """List the namespaces of the mount, and the rest of dropped ones."""
     runtime.kvfs_mount(mountpoint)
     found = request(mountpoint, "ns_list")
     give(found, _list, as_json=as_json)
@@ -283,9 +284,9 @@ def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
 
 @command.command()
 @namespace_argument
-@click.option("--wait", is_flag=True, help="Wait until its space is free again.")
+@click.option("--wait", is_flag=True, help="Return when its space is free.")
 def drop(namespace: Named, *, wait: bool) -> None:
-    """Drop NAMESPACE with everything in it: gone at once, its space follows in the background."""
+    """Drop NAMESPACE with all its objects. Its space becomes free in the background."""
     answer = namespace.ask("ns_drop")
     ino = answer["dropped"]
     if answer["before"]:

@@ -19,7 +19,7 @@ from kvfs.control import request
 @mountpoint_argument
 @json_option
 def command(mountpoint: Path, *, as_json: bool) -> None:
-    """Show tiers, bytes, objects, hits and what is on at MOUNTPOINT."""
+    """Show tiers, bytes, objects, hits and features."""
     runtime.kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
     give(status, _show, as_json=as_json)

@@ -85,20 +85,20 @@ class Poller:
 
 @click.command
 @mountpoint_argument
-@click.option("--once", is_flag=True, help="Print one frame, after two looks, and end.")
+@click.option("--once", is_flag=True, help="Print one frame, after two measurements, and end.")
 @click.option(
     *("-i", "--interval"),
     type=click.FloatRange(0.2, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two measurements.",
 )
 def command(mountpoint: Path, *, once: bool, interval: float) -> None:
-    """Show what the kvfs at MOUNTPOINT does: tiers, namespaces, hot objects, movers.
+    """Show live activity: tiers, namespaces, hot objects.
 
-    Keys: q ends it, s sorts namespaces by another column, r reverses them, o shows the hottest or
-    the largest objects, arrows and page keys scroll.
+    Keys: q quits, s sorts namespaces by another column, r reverses the order, o switches between
+    the hottest and the largest objects, arrows and page keys scroll.
     """
     runtime.kvfs_mount(mountpoint)
     poller = Poller(mountpoint, interval)

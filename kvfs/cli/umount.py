@@ -28,10 +28,17 @@ NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
 
 @click.command
 @mountpoint_argument
-@click.option("--now", is_flag=True, help="Lose what only RAM holds; ends within 5 s.")
-@click.option("--lazy", is_flag=True, help="Detach now; the daemon ends with the last open file.")
+@click.option(
+    "--now", is_flag=True, help="Do not save objects that only RAM holds. Ends within 5 s."
+)
+@click.option(
+    "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
+)
 def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
-    """Unmount the kvfs at MOUNTPOINT, after saving to NVMe what only RAM holds."""
+    """Unmount, and save objects of RAM to NVMe first.
+
+    Objects that NVMe or the bucket has already need no saving.
+    """
     mounted = _is_mounted(mountpoint, now=now)
     keeper = _keeper(mountpoint)
     try:
