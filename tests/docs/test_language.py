@@ -8,8 +8,11 @@ import pytest
 from tests.docs import language
 from tests.docs.messages import ROOT
 
-# These are plain by now.
-PLAIN = ["ARCHITECTURE.md", "CHANGELOG.md", "docs/benchmarks.md", "docs/glossary.md"]
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "mount/**/*.md", "examples/**/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+)
 LONG_SHARE = 0.02  # of sentences may have more than `language.LONG` words
 LINE = 100  # characters of a line, but for rows of tables
 CELL = 120  # characters of a cell
@@ -38,7 +41,7 @@ def test_a_document_is_split_into_sentences() -> None:
     assert found[0].words == 4
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_sentences_have_named_subjects_and_are_short(name: str) -> None:
     found = language.read(ROOT / name)
     nameless = [f"{name}:{one.line}: {one.text}" for one in found if one.is_nameless]
@@ -47,14 +50,14 @@ def test_sentences_have_named_subjects_and_are_short(name: str) -> None:
     assert len(long) <= LONG_SHARE * sum(one.is_counted for one in found), "\n".join(long)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_words_are_those_of_the_glossary(name: str) -> None:
     text = (ROOT / name).read_text()
     old = [f"{name}:{number}: {line}" for number, line in _lines(text) if OLD.search(line)]
     assert not old, "\n".join(old)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_lines_and_cells_are_short(name: str) -> None:
     wide = []
     for number, line in _lines(_without_code((ROOT / name).read_text())):
@@ -64,7 +67,7 @@ def test_lines_and_cells_are_short(name: str) -> None:
     assert not wide, "\n".join(wide)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     text = _without_code((ROOT / name).read_text())
     dead = []

@@ -273,8 +273,8 @@ def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
 def test_who_goes_first(here: Path, shared: Mounted) -> None:
     write(here, ["a.kv"])
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
-    for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0)):
-        tell(here, eviction=policy, quota_objects="4")
+    for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0), ("ttl", 0)):
+        tell(here, eviction=policy, quota_objects="4", ttl="1d")
         for name in numbered(0, 4):
             write(here, [name])
             shared.check_gauges()  # closes may overtake each other
