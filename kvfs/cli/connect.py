@@ -1,7 +1,7 @@
-"""`kvfs connect`: the two ways in which an engine can use a namespace, and what to paste for each.
+"""`kvfs connect`: the two ways in which an engine can use a namespace, and the text for each.
 
-Contract: nothing is changed, and nothing but what is to be pasted is on stdout with --file or
---native. Not for making a namespace: `kvfs ns create --for`.
+Contract: the command changes nothing. With --file or --native, stdout has only the text to paste.
+Not for making a namespace: `kvfs ns create --for`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`kvfs doctor`: can this machine run kvfs at full speed, and what would cure it if not?
 
-Works without a mount and changes nothing that lasts. What can be tried is tried, in a mount
-namespace of its own, since configuration files say what should be, not what is.
+Works without a mount and changes nothing that lasts. The doctor tries each feature in a mount
+namespace of its own, because configuration files do not prove how the kernel behaves.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ STYLES = {"ok": "green", "degraded": "yellow", "missing": "red"}
 
 
 class Check(NamedTuple):
-    """One thing looked at. `degraded` still mounts, slower; `missing` does not mount."""
+    """One check and its result. `degraded` still mounts, slower; `missing` does not mount."""
 
     name: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""`kvfs du`: what trees, namespaces and models take, by tier."""
+"""`kvfs du`: the bytes of trees, namespaces and models, by tier."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
 
 
 def _counted(mountpoint: Path) -> dict[str, Any]:
-    """What the daemon has counted all along, in the shape of a walk; null is not counted."""
+    """Return the daemon's running counts in the shape of a walk; null is not counted."""
     status = request(mountpoint, "status")
     tiers, spaces = status["tiers"], status["namespaces"]
     s3 = tiers.get("s3")
@@ -62,7 +62,7 @@ def _pair(counted: dict[str, Any], name: str) -> dict[str, int]:
 
 
 def _space(counted: dict[str, Any]) -> dict[str, int]:
-    """With what only the bucket has, of which a daemon of an earlier version does not tell."""
+    """Add the bytes that only the bucket has; a daemon of an earlier version does not tell them."""
     return {"bytes": counted["bytes"], "objects": counted["objects"] + counted.get("spilled", 0)}
 
 

@@ -145,7 +145,7 @@ def _stop(mountpoint: Path, *, knfsd: bool) -> None:
 
 
 def _fsid(mountpoint: Path) -> UUID:
-    """Of a mount that an NFS server may serve. Raises ConfigError."""
+    """Return the fsid of a mount that an NFS server may serve. Raises ConfigError."""
     mount = runtime.kvfs_mount(mountpoint)
     if "allow_other" not in mount.super_options:
         raise ConfigError(
@@ -178,7 +178,7 @@ def _give(text: str, output: Path | None) -> None:
         found = b""
         if output.is_file():
             with output.open("rb") as file:
-                found = file.read(kept.LIMIT)  # more than any server is told
+                found = file.read(kept.LIMIT)  # longer than the configuration of any server
         if found and not is_ours(found):
             raise ConfigError(
                 f"--output {output} is there already, and not by kvfs export: give another file, "

@@ -1,8 +1,8 @@
-"""`kvfs fsck`: what is wrong with a kvfs, mounted or not, and the repair of it.
+"""`kvfs fsck`: find defects of a kvfs, mounted or not, and repair them.
 
-A mounted one is checked by its daemon, beside its operations; one that is not mounted by this
-process, which holds its NVMe directory meanwhile. Exit codes are those of fsck(8), but for wrong
-usage, which is 2 as everywhere here.
+The daemon checks a mounted kvfs, beside its operations. This process checks one that is not
+mounted, and holds its NVMe directory meanwhile. Exit codes are those of fsck(8), except for wrong
+usage, which is 2 for all commands of kvfs.
 """
 
 import json
@@ -35,7 +35,7 @@ NOTES = {
 
 
 class Failed(Refusal):
-    """The check could not be made, or not to its end."""
+    """The check did not start, or did not reach its end."""
 
     exit_code = FAILED
 
@@ -90,7 +90,7 @@ def command(
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
-                # What its layers would log is among the findings.
+                # The findings have all that its layers would log.
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
                 fsck.run(target, shown.take, options=",".join(options), **how)
     except InUseError as error:
@@ -121,7 +121,7 @@ def _ask_daemon(mountpoint: Path, take: Callable[[Answer], None], how: dict[str,
 
 
 class _Report:
-    """What was found, as it comes; `quiet` keeps it for one JSON document."""
+    """Shows the findings as they come; `quiet` keeps them for one JSON document."""
 
     def __init__(self, target: Path, *, quiet: bool) -> None:
         self.bar = progress()
@@ -148,7 +148,7 @@ class _Report:
         )
 
     def _print(self, line: str) -> None:
-        """Above the bar, if both are on the same screen."""
+        """Print a line above the bar, if both are on the same screen."""
         if self.bar.disable or not sys.stdout.isatty():
             click.echo(line)
         else:

@@ -1,7 +1,7 @@
-"""`kvfs gc`: what no node that shares a bucket can mean any more, and its deletion.
+"""`kvfs gc`: find bucket objects that no node references, and delete them.
 
-The bucket is asked by this process, with the credentials that it finds; the daemon of a mount is
-asked only what it has there.
+This process asks the bucket, with the credentials that it finds. It asks the daemon of a mount only
+for the content of that mount.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`kvfs ns`: make, tell, show, list and drop namespaces, the top-level directories of a mount."""
+"""`kvfs ns`: make, change, show, list and drop namespaces, the top-level directories of a mount."""
 
 import os
 import time
@@ -31,11 +31,11 @@ from kvfs.settings import MEDIA, Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
-STEP = 0.1  # s between two looks at what is left of a dropped namespace
+STEP = 0.1  # s between two looks at the rest of a dropped namespace
 
 
 class Named:
-    """A namespace as the command line has it: PATH on a mount, or NAME if only one is mounted."""
+    """A namespace on the command line: PATH on a mount, or NAME if only one kvfs is mounted."""
 
     def __init__(self, text: str) -> None:
         if os.sep in text:
@@ -114,7 +114,7 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
     before = profiles.settings(connector) if connector else {}
     texts = {**before, **assignments(settings, "setting")}
     wanted = Settings.parse(texts)
-    if connector is not None:  # all that can be wrong with it, before anything is made
+    if connector is not None:  # find all mistakes in it before anything is made
         configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
     _say_note(namespace, made)
@@ -123,7 +123,7 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
 
 
 def configuration(namespace: Named, connector: str, settings: Settings) -> str:
-    """What to paste into the engine. Raises ConfigError."""
+    """Return the configuration to paste into the engine. Raises ConfigError."""
     mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
     return profiles.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
 
@@ -143,7 +143,7 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
 
 def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
-    """What a setting costs, beside what is printed to be pasted."""
+    """Print the cost of a setting on stderr, beside the text to paste."""
     if note := answer.get("note"):  # a daemon of an earlier version has none
         click.echo(f"kvfs: namespace {printable(namespace.name)}: {note}", err=True)
 
@@ -194,12 +194,15 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
 
 
 def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
-    """How much of a quota that is, if there is one."""
+    """Return a count with its share of the quota, if there is one."""
     return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
 
 
 def expect_own(namespace: Named, found: dict[str, Any]) -> None:
-    """Raises ConfigError where the mount's own namespace would be told what is for one engine."""
+    """Raises ConfigError if the directory has no settings of its own.
+
+    Settings for one engine do not belong to the mount's own namespace.
+    """
     if not found["own"]:
         raise ConfigError(
             f"namespace {namespace.name}: the directory has no settings of its own; kvfs ns set "
@@ -208,7 +211,7 @@ def expect_own(namespace: Named, found: dict[str, Any]) -> None:
 
 
 def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
-    """Warn where the settings are not what the connector needs, beside what is to be pasted."""
+    """Warn on stderr if the settings differ from the connector's needs."""
     for name, needed in profiles.misfits(connector, told).items():
         has = f"{name}={told.get(name, 'off')}"
         click.echo(
@@ -263,7 +266,7 @@ def overview(namespaces: list[dict[str, Any]]) -> Table:
 
 
 def models(found: list[dict[str, Any]]) -> list[Table | Text]:
-    """Return a table of those with most bytes, as far as it is short; nothing if there are none."""
+    """Return a table of the models with most bytes, at most MODELS_SHOWN; nothing for none."""
     if not found:
         return []
     rows = (
@@ -276,7 +279,7 @@ def models(found: list[dict[str, Any]]) -> list[Table | Text]:
 
 
 def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
-    """Return a line for each that takes nothing new."""
+    """Return a line for each namespace that accepts no new objects."""
     return [
         line(f"namespace {one['name']}: {one['problem']}") for one in namespaces if one["problem"]
     ]
@@ -306,6 +309,6 @@ def drop(namespace: Named, *, wait: bool) -> None:
 
 
 def _left(namespace: Named, ino: int) -> dict[str, Any] | None:
-    """What is still there of a dropped one."""
+    """Return the counts of a dropped namespace that is not yet deleted, or None."""
     found = request(namespace.mountpoint, "ns_list")["dropped"]
     return next((one for one in found if one["ino"] == ino), None)

@@ -1,7 +1,7 @@
 """`kvfs set` and `kvfs upgrade`: other options for a mount, or another kvfs, while it is used.
 
-Contract: all options of a command change, or none. For an upgrade the keeper starts the new daemon,
-lets the old one finish what it is about, and takes the old one back if the new one does not serve.
+Contract: all options of a command change, or none. For an upgrade the keeper starts the new daemon
+and lets the old one finish its operations. If the new daemon does not serve, the old one continues.
 Not for options that only a mount can change.
 """
 

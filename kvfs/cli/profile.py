@@ -1,4 +1,4 @@
-"""`kvfs profile`: what an access log of a mount says, and how large the mount should be."""
+"""`kvfs profile`: evaluate an access log of a mount, and recommend the size of the mount."""
 
 from itertools import islice
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`kvfs stat`: where one file or directory is, why it is kept, and what would drop it next."""
+"""`kvfs stat`: the places of a file or directory, why it is kept, and what would drop it next."""
 
 import stat
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """`kvfs simulate` and `kvfs replay`: a request trace, on paper and on a mount.
 
-Contract: `simulate` says what hit ratio a cache of some size has under some policies, and needs no
-mount; what is wrong is refused before the first simulation begins. Reading the trace is part of
-that, as only then a share of its blocks is known. `replay` says whether a mount finds what the
-simulator says: it plays a trace with small files in a directory of its own, as a program that knows
-nothing of kvfs.
+Contract: `simulate` computes the hit ratio of a cache of some size under some policies, and needs
+no mount. It refuses wrong input before the first simulation begins. It reads the trace first,
+because a size as a share of the trace's blocks is known only then. `replay` shows whether a mount
+reaches the simulator's result. It plays a trace with small files in a directory of its own, as a
+program that knows nothing of kvfs.
 """
 
 import itertools
