@@ -1,11 +1,11 @@
 """The common parts of the processes beside the daemon that listen: `kvfs.metrics` and `kvfs.web`.
 
 Contract: only GET and HEAD have answers. No answer repeats the request, and each error is one fixed
-line. On an address of this machine, only a Host that is an address, or `localhost`, gets an answer:
-a name could belong to a foreign site that leads here (DNS rebinding). `Snapshot` shares one answer
-of the daemon among all clients that ask at about the same time. `Server` gets a socket that listens
-already. It serves CONNECTIONS at a time, and closes the oldest for a further one. `serve` ends with
-the daemon, and does not log clients that go away.
+line. On an address of this machine, only a Host that is an address, or `localhost`, gets an answer.
+Another name could belong to a foreign site that leads here (DNS rebinding). `Snapshot` shares one
+answer of the daemon among all clients that ask at about the same time. `Server` gets a socket that
+listens already. It serves CONNECTIONS at a time, and closes the oldest for a further one. `serve`
+ends with the daemon, and does not log clients that go away.
 """
 
 import ipaddress
