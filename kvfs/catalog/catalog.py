@@ -115,7 +115,7 @@ class Catalog:
             self.count_from(max(self._next_id, time.time_ns() // 1000))
 
     def believe(self) -> None:
-        """Clear `doubt`: the missing changes cannot be restored, and fsck has repaired the rest."""
+        """Clear `doubt`, when fsck repairs: nothing can restore the missing changes."""
         self.set_fact(DOUBT, "")
         self.doubt = ""
 

@@ -1,4 +1,4 @@
-"""Where bytes are: directories of backing files, one file for each copy of an object."""
+"""Places of bytes: directories of backing files, one file for each copy of an object."""
 
 from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import Job, OverdueError, sync_patience
