@@ -1,9 +1,9 @@
 r"""The configuration of one mount: every option, typed, with unit, default, meaning and limits.
 
 `Config.from_options` turns the text behind `-o` into a frozen `Config`, or raises ConfigError with
-one line that names the option, the value and what was expected. `Config.check` has `preflight` hold
-it against the machine. Neither changes anything. A comma inside a value is written `\,` as mount(8)
-does. Not for state: what a running mount has learned is in its catalog.
+one line that names the option, the value and the expected one. `Config.check` compares it with the
+machine by `preflight`. Neither changes anything. A comma inside a value is written `\,` as mount(8)
+does. Not for state: the catalog of a running mount has that.
 """
 
 import json
@@ -38,12 +38,12 @@ from kvfs.units import MIB, format_duration, format_size, parse_duration, parse_
 
 _RAM_SHARE = 0.25
 
-# What mount(8) and fstab say to themselves; nothing for a file system to act on.
+# Words of mount(8) and fstab for themselves; a file system does nothing with them.
 _IGNORED = re.compile(
     "|(defaults|async|silent|loud|nofail|_netdev|(no)?(auto|users?|owner|group)"
     "|(no)?relatime|nostrictatime|nolazytime|[xX]-.*|(comment|user|uhelper|helper)=.*)"
 )
-# A flag for mount(2), and the word that takes it back.
+# A flag for mount(2), and the word that removes it.
 _FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
 
 
@@ -63,7 +63,7 @@ def _default_ram() -> int:
 
 
 def _size_or_share(text: str) -> int | float:
-    """Bytes, or a share of something from above 0 to 1."""
+    """Return bytes, or a share of something from above 0 to 1."""
     share = re.fullmatch(r"([0-9]{1,3})%", text)
     value = int(share[1]) / 100 if share else parse_size(text)
     if not value or (share and value > 1):
@@ -76,7 +76,7 @@ def _size_or_share_text(value: float) -> str:
 
 
 def _period(text: str) -> int:
-    """Seconds; 0 for off."""
+    """Return seconds; 0 for off."""
     if text in {"off", "0"}:
         return 0
     try:
@@ -103,18 +103,18 @@ _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
 def _hot(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
-    """It changes while mounted (`kvfs set`)."""
+    """Define an option that changes while mounted (`kvfs set`)."""
     return described(kind, meaning, hot=True, **given)
 
 
 def _upgraded(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
-    """It changes with another daemon (`kvfs upgrade`)."""
+    """Define an option that changes with another daemon (`kvfs upgrade`)."""
     return described(kind, meaning, upgrade=True, **given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What one mount was told to be. `hot` options can change while it is mounted."""
+    """The options of one mount. `hot` options can change while it is mounted."""
 
     mountpoint: Path
 
@@ -271,8 +271,8 @@ class Config:
         default=(),
         shown="none",
     )
-    # Sizes that nobody gave. What a tier holds already is not free any more, so a tier that
-    # mounts again must add its share of that to a fitted size, or it would shrink each time.
+    # Sizes that the user did not give. The bytes in a tier are not free any more. So a tier that
+    # mounts again must add its share of them to a fitted size, or it would shrink each time.
     fitted: tuple[str, ...] = ()
 
     @classmethod
@@ -296,7 +296,7 @@ class Config:
 
     @property
     def place(self) -> Place | None:
-        """The bucket, None without one."""
+        """Return the place of the bucket, None without one."""
         if self.s3 is None:
             return None
         return Place.parse(
@@ -305,23 +305,23 @@ class Config:
 
     @property
     def shared(self) -> bool:
-        """Whether names that are not here are looked up in the bucket."""
+        """Return whether names that are not here are looked up in the bucket."""
         return self.s3_shared and not self.s3_exclusive
 
     @property
     def dirty_most(self) -> int:
-        """Bytes that may wait for their upload."""
+        """Return the bytes that may wait for their upload."""
         if isinstance(self.s3_dirty, int):
             return self.s3_dirty
         return int((self.ram + (self.nvme_size if self.nvme is not None else 0)) * self.s3_dirty)
 
     def check(self) -> None:
-        """Hold the configuration against this machine; raise ConfigError, change nothing."""
+        """Compare the configuration with this machine; raise ConfigError, change nothing."""
         preflight.check_mountpoint(self.mountpoint)
         self.check_resources()
 
     def check_resources(self) -> None:
-        """Hold sizes and directories against this machine; raise ConfigError."""
+        """Compare sizes and directories with this machine; raise ConfigError."""
         preflight.check_resources(
             self.mountpoint, ram=self.ram, nvme=self.nvme, nvme_size=self.nvme_size, log=self.log
         )
@@ -334,13 +334,13 @@ class Config:
 
     @property
     def addresses(self) -> dict[str, Address]:
-        """Where something is shown, by option."""
+        """Return the addresses of metrics and the page, by option."""
         given = {name: getattr(self, name) for name in ("metrics", "web")}
         return {name: Address.parse(text) for name, text in given.items() if text is not None}
 
     @property
     def tiers(self) -> list[str]:
-        """The names of those that the mount has."""
+        """Return the names of the mount's tiers."""
         return [name for name, there in (("ram", self.ram), ("nvme", self.nvme)) if there]
 
     def changed(self, name: str, text: str) -> "Config":
@@ -348,7 +348,7 @@ class Config:
         return replace(self, **{name: parse_hot(name, text)})
 
     def upgraded(self, options: str) -> "Config":
-        """Return this configuration with what another daemon may change, or raise ConfigError."""
+        """Return this configuration with a new daemon's options, or raise ConfigError."""
         values, flags = _parse(options)
         given = {name for name, value in values.items() if value != getattr(self, name)}
         fixed = {name for name in given if not _ROWS[name].upgrade}
@@ -363,7 +363,7 @@ class Config:
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
         config.check_resources()
-        check_free(config.addresses, self.addresses.values())  # the new daemon would go on without
+        check_free(config.addresses, self.addresses.values())  # else the new daemon goes on without
         return config
 
     def as_options(self) -> dict[str, str]:
@@ -385,9 +385,10 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> "Config":
-        """Return what to_json wrote. An option that an older version did not know has its default.
+        """Return the configuration that to_json wrote.
 
-        Raises ConfigError for one that only a newer version knows, and for what is none.
+        An option that an older version did not know has its default. Raises ConfigError for an
+        option that only a newer version knows, and for malformed text.
         """
         try:
             return cls._from_values(json.loads(text), text)
@@ -426,10 +427,10 @@ class Config:
 
 
 def bucket_place(options: str, s3: str | None = None) -> Place | None:
-    """Return where the bucket is that mount options tell of; None: of none.
+    """Return the place of the bucket in these mount options; None: they have none.
 
-    s3: what is known of it without them. Raises ConfigError for options that are about neither
-    where it is nor who uses it (`bucket_shared`).
+    s3: the known place, if the options do not have it. Raises ConfigError for options that concern
+    neither the place nor its users (`bucket_shared`).
     """
     values, flags = _parse(options)
     where = {"s3", "s3_endpoint", "s3_region", "s3_profile", "s3_shared"}
@@ -447,7 +448,7 @@ def bucket_place(options: str, s3: str | None = None) -> Place | None:
 
 
 def bucket_shared(options: str) -> bool:
-    """Return whether others may use the prefix, as options say that `bucket_place` has taken."""
+    """Return whether other nodes may use the prefix, by options that `bucket_place` has taken."""
     return bool(_parse(options)[0].get("s3_shared", True))
 
 

@@ -1,10 +1,10 @@
-"""All that a namespace can be told: every field typed, with unit, default, meaning and limits.
+"""All settings of a namespace: every field typed, with unit, default, meaning and limits.
 
 Contract: `Settings` is frozen and always consistent. `parse` and `changed` take texts by field name
-and give a new `Settings`, or raise ConfigError naming the field, the value and what is allowed;
-`to_text` gives texts that `parse` takes back. Whether a mount has what they ask for (a tier, say)
-is for the daemon to see. Not for options of the whole mount: `kvfs.config`; nor for rules by which
-new namespaces get theirs: `kvfs.templates`.
+and give a new `Settings`. ConfigError names the field, the value and the allowed ones. `to_text`
+gives texts that `parse` takes back. The daemon checks whether a mount has the resources for them (a
+tier, for example). Not for options of the whole mount: `kvfs.config`; nor for the rules for new
+namespaces: `kvfs.templates`.
 """
 
 import json
@@ -30,7 +30,7 @@ MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
-_LONGEST_FINGERPRINT = 2048  # bytes: all that `kvfs.prefix.Fingerprint` says, as JSON
+_LONGEST_FINGERPRINT = 2048  # bytes: the longest JSON text of a `kvfs.prefix.Fingerprint`
 
 
 def _media(text: str) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _setting(default: Any, kind: Kind, meaning: str) -> Any:  # noqa: ANN401 - t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one namespace was told to be. Raises ConfigError where two fields contradict."""
+    """The settings of one namespace. Raises ConfigError where two fields contradict."""
 
     media: tuple[str, ...] = _setting(
         (), _TIERS, "tiers for its objects, such as ram+nvme; all: every tier of the mount"
@@ -161,9 +161,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """Return what to_json wrote. A field that an older version did not know has its default.
+        """Return the settings that to_json wrote.
 
-        Raises ConfigError for one that only a newer version knows, and for what is no settings.
+        A field that an older version did not know has its default. Raises ConfigError for a field
+        that only a newer version knows, and for text that has no settings.
         """
         try:
             texts = json.loads(text)
@@ -174,7 +175,7 @@ class Settings:
         return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
 
     def check_media(self, mounted: Collection[str]) -> None:
-        """Raise ConfigError for a tier that is not mounted, or for no place to write to."""
+        """Raise ConfigError for a tier that is not mounted, or for the bucket alone."""
         missing = set(self.media) - set(mounted)
         if missing:
             raise ConfigError(
@@ -189,7 +190,7 @@ class Settings:
 
 
 def _with_unit(name: str, text: str) -> str:
-    """A size in bytes as it is written now; catalogs of earlier versions have it without unit."""
+    """Return a size with its unit; catalogs of earlier versions have bytes without one."""
     kind = _KINDS.get(name)
     return f"{text}B" if kind in {SIZE, _BYTES} and text.isdigit() else text
 
