@@ -121,7 +121,7 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
 
 
 def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
-    """Read everything at once: the directory is locked, so nothing changes."""
+    """Read everything now: the directory is locked, so nothing changes."""
     place = place_of(nvme, catalog, options)
     has = spaces(Namespaces(catalog))
     strays: list[str] = []

@@ -153,7 +153,7 @@ def folder(path: Path) -> None:
 
 
 def files(directory: Path, folders: Iterable[str]) -> None:
-    """Raises ConfigError if another name than `folders` is a directory. Raises OSError."""
+    """Raises ConfigError if a subdirectory is there that `folders` lacks. Raises OSError."""
     for name in set(os.listdir(directory)).difference(folders):
         mode = (directory / name).lstat().st_mode
         if stat.S_ISDIR(mode):

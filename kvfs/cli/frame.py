@@ -26,7 +26,7 @@ BAR = 10
 
 
 class View(NamedTuple):
-    """The choices of the user: order, position and columns."""
+    """The choices of the user: sorting, ranking of objects, and scroll position."""
 
     sort: str = "bytes"
     reverse: bool = False

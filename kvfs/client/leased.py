@@ -26,8 +26,8 @@ from kvfs.client.threads import Threads
 log = logging.getLogger(__name__)
 
 FIRST_ASKED = 2  # blocks of the first question
-# The factor by which each further question of a reader grows: reading a few blocks takes as long as
-# being lent some more.
+# The factor by which each further question of a reader grows: a lease of some more blocks takes as
+# long as reading a few.
 MORE_TO_READ = 4
 # Blocks of each further question of a writer, and the number of blocks made, with room reserved,
 # before they are needed. Not measured against other numbers.

@@ -45,7 +45,7 @@ class Threads:
         """Do the work, and return its result or raise its error.
 
         An interrupt of the main thread is raised when the work has ended. That is soon, because
-        `leading` begins nothing more. A second interrupt meanwhile is raised at once.
+        `leading` begins nothing more. A second interrupt meanwhile is raised immediately.
         """
         if threading.current_thread() is not threading.main_thread():
             return work()

@@ -50,7 +50,7 @@ def notes(config: Config, directory: Path) -> str:
 
 
 def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | None:
-    """Raises ConfigError if the bucket cannot be used, and is required."""
+    """Return the bucket, None without one. ConfigError: it is required and cannot be used."""
     config, place = live.config, live.config.place
     if place is None:
         return None

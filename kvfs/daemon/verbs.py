@@ -82,7 +82,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         }
 
     async def flush() -> dict[str, Any]:
-        """Upload all dirty objects without their delay, and return the rest."""
+        """Upload all dirty objects without their delay, and return the amount still to go."""
         spill = bucketed(mount.dispatcher.spill)
         spill.dirty.hurry(PATIENCE)
         contests = mount.dispatcher.contests

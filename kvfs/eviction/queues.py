@@ -200,7 +200,7 @@ class _Frequency:
 
 
 class Lfu:
-    """LFU: the entry used least often goes first, of several the one that came to that first.
+    """LFU: the entry used least often goes first; of equals, the first to reach that count.
 
     K. Shah, A. Mitra and D. Matani, "An O(1) algorithm for implementing the LFU cache eviction
     scheme", 2010: a list of frequencies, each with a queue. The policy forgets an entry's frequency

@@ -45,7 +45,7 @@ NICENESS = 10  # of a process that loads while another one serves
 
 
 class Keeper:
-    """`run` returns the exit code, when the mount is no more."""
+    """The keeper of one mount. `run` returns the exit code once the mount is gone."""
 
     def __init__(self, config: dict[str, Any], command: Sequence[str], stderr: int) -> None:
         self.config = config

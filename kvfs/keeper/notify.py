@@ -10,7 +10,7 @@ import time
 
 
 class Notify:
-    """`watchdog` is how often (s) systemd wants to hear of us, 0 if it does not."""
+    """Reports to systemd. `watchdog` is its period (s) for signs of life, 0 for none."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "").replace("@", "\0", 1)

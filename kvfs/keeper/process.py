@@ -67,7 +67,7 @@ class Process:
 
     @property
     def left(self) -> float:
-        """Return the seconds until it is to be killed, as it has said. Infinite before that."""
+        """Return the seconds that it has left to end, by its own word. Infinite before that."""
         ending = self.facts.get("ending")
         return math.inf if ending is None else self.heard + ending["seconds"] - time.monotonic()
 

@@ -2,7 +2,7 @@
 
 Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other.
 Without a status it gives `kvfs_up` alone. Labels are tiers, namespaces and fixed words. A counter
-is 0 before its first event, because otherwise nobody would see its first step. Pure.
+is 0 before its first event, because otherwise Prometheus would not see its first step. Pure.
 """
 
 from collections import Counter
