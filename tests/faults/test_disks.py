@@ -1,7 +1,7 @@
 """Disks below the NVMe tier that fail, are full, or do not answer, and come back.
 
-Nothing here asserts a speed: what must not wait for a disk gets ten times as long as the daemon
-itself, which would have waited for ever.
+No test here asserts a speed. A call that must not wait for a disk gets ten times as long as the
+daemon's own limit; a call that waited for the disk would wait for ever.
 """
 
 import errno
@@ -42,7 +42,7 @@ def kv(request: pytest.FixtureRequest, faults: Faults, mount: Mount) -> Iterator
 
 
 class Client:
-    """Somebody who does one thing, and may have to wait for it."""
+    """A thread that does one thing, and may have to wait for it."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self.found: list[object] = []
@@ -65,7 +65,7 @@ class Client:
 
 
 def bounded(action: Callable[[], T]) -> object:
-    """What `action` returns or raises, if it does within BOUND."""
+    """The result or exception of `action`, if it ends within BOUND."""
     return Client(action).answer()
 
 
@@ -90,7 +90,7 @@ def two_places(kv: Mounted) -> tuple[Path, Path]:
 
 
 def everything_else_answers(kv: Mounted, in_ram: Path) -> None:
-    """All that needs no NVMe."""
+    """Do all operations that need no NVMe."""
     assert bounded(in_ram.read_bytes) == b"r" * MIB
     fresh, other = kv.path / "fresh", kv.path / "other"
     assert bounded(lambda: fresh.write_bytes(b"f" * MIB)) == MIB

@@ -1,4 +1,4 @@
-"""What real file systems do below kvfs: full, read-only, shut down, gone; and daemons die then.
+"""Real file systems below kvfs that are full, read-only, shut down or gone, and dying daemons.
 
 The NVMe directory is a small ext4 of its own.
 """
@@ -63,7 +63,7 @@ def many(kv: Mounted, name: str, count: int) -> dict[Path, bytes]:
 
 
 def check(files: dict[Path, bytes]) -> int:
-    """How many are there; each of those has its bytes."""
+    """The number of files that are there; each of them has its bytes."""
     there = 0
     for path, content in files.items():
         found = bounded(path.read_bytes)
@@ -78,7 +78,7 @@ def umount(kv: Mounted, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def kill(kv: Mounted) -> None:
-    """The daemon dies, and another one may not be able to take over."""
+    """Kill the daemon; perhaps no other one can take over."""
     pid = kv.pid
     kv.allow_log(rf"daemon \({pid}\) (was killed by SIGKILL|closed its channel)")
     os.kill(pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_daemon_dies_while_the_directory_is_away(device: Disk, kv: Mounted) ->
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    """Where a disk's blocks are, of which there are fewer than the disk says."""
+    """The place of a disk's blocks; it has fewer than the disk claims."""
     path = tmp_path / "store"
     path.mkdir()
     mounts.mount("test", path, "tmpfs", 0, f"size={400 * MIB},mode=0755")

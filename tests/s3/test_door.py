@@ -1,4 +1,4 @@
-"""A real mount at a real bucket: what an upload carries beside plain bytes."""
+"""A real mount at a real bucket: compression and metadata of uploads."""
 
 import os
 import subprocess

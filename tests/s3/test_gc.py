@@ -1,4 +1,4 @@
-"""`kvfs gc` on real mounts that share a bucket: what it finds, deletes and refuses."""
+"""`kvfs gc` on real mounts that share a bucket: its findings, deletes and refusals."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def garbage(*arguments: str | Path) -> dict[str, int]:
 
 
 def recorded(kv: Mounted, *namespaces: str) -> None:
-    """Wait until its record has these."""
+    """Wait until the node's record has these namespaces."""
 
     def there() -> bool:
         return any(
@@ -84,7 +84,7 @@ def recorded(kv: Mounted, *namespaces: str) -> None:
 
 
 def lose(kv: Mounted) -> None:
-    """As with the machine: its movers do not outlive it."""
+    """Kill the mount, as with the machine: its movers do not survive it."""
     movers = descendants(kv.pid)
     kv.kill()
     for pid in movers:

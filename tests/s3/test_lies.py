@@ -64,12 +64,12 @@ def front(s3: Server, bucket: str, proxy: Proxy, mount: Mount) -> Iterator[Front
 
 
 def refuse(answer: Answer, *verbs: str) -> Callable[[Request], Answer | None]:
-    """Before a request: this answer to these verbs, or to all of them."""
+    """Answer requests of these verbs, or of all, with this, before the server gets them."""
     return lambda request: answer if not verbs or request.verb in verbs else None
 
 
 def read_or_miss(path: Path) -> bytes | None:
-    """Never anything else than the bytes, or ENOENT."""
+    """The bytes, or None for ENOENT; no other error is allowed."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket below it: what is written gets there, and comes back."""
+"""A real mount with a real bucket: files are uploaded, and come back."""
 
 import os
 import random
@@ -57,7 +57,7 @@ def attribute(path: Path, name: str) -> str:
 
 
 def spill(kv: Mounted, path: Path) -> None:
-    """Write until nothing but the bucket has it."""
+    """Write until only the bucket has it."""
     kv.allow_log("writers wait for it")
     number = 0
     while attribute(path, "tier") != "s3":

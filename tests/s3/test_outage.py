@@ -1,4 +1,4 @@
-"""A real store that hangs, dies and comes back below a real mount that is used all the time."""
+"""A real store that hangs, dies and comes back below a real mount in constant use."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ _NUMBERS = count(1)
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Nobody else's: it is stopped and killed."""
+    """A server of this test alone, which stops and kills it."""
     server = Server(tmp_path_factory.mktemp("own") / "server")
     try:
         server.start()
@@ -77,9 +77,9 @@ def made(own: Server, own_bucket: str, mount: Mount) -> Iterator[Make]:
 
 @contextmanager
 def again_and_again(do: Callable[[int], None]) -> Iterator[list[float]]:
-    """Call it in a thread, with 0, 1, 2... until the block ends; the seconds that each call took.
+    """Call it in a thread, with 0, 1, 2... until the block ends; the seconds of each call.
 
-    What it raises is raised here.
+    Exceptions of the calls are raised here.
     """
     seconds: list[float] = []
     problems: list[BaseException] = []
@@ -109,7 +109,7 @@ def again_and_again(do: Callable[[int], None]) -> Iterator[list[float]]:
 
 
 def opens(path: Path, answers: list[tuple[float, bytes | None]]) -> threading.Thread:
-    """One that opens and reads it once, and how long that took."""
+    """A thread that opens and reads the file once, and takes the time."""
 
     def run() -> None:
         began = time.monotonic()
@@ -268,7 +268,7 @@ def check(path: Path, data: bytes) -> None:
 
 
 def has_part(server: Server, bucket: str) -> bool:
-    """Whether a part of anything has arrived."""
+    """Whether a part of any upload has arrived."""
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     for one in unfinished(server, bucket):
         try:
@@ -315,7 +315,7 @@ SEED = int(os.environ.get("KVFS_SEED", "7"))
 class Workload:
     """Writes, rewrites, renames, unlinks and reads in a namespace of which most is spilled.
 
-    `contents` is what was acknowledged, by name.
+    `contents` has the acknowledged bytes, by name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -350,7 +350,7 @@ class Workload:
             assert path.exists(), f"{name} has lost its name"
 
     def _written(self, path: Path, data: bytes) -> bool:
-        """While the store is down nothing leaves a namespace that has its quota."""
+        """Write a file. While the store is down nothing leaves a namespace that is at its quota."""
         try:
             path.write_bytes(data)
         except OSError as error:
@@ -406,7 +406,7 @@ def test_a_store_that_dies_in_the_middle_of_everything(
 
 
 def _all_is_there(kv: Mounted, work: Workload, own: Server, bucket: str) -> None:
-    """Nothing acknowledged is lost, nothing that nobody means stays in the bucket."""
+    """Check that no acknowledged file is lost, and no garbage stays in the bucket."""
     work.check()
     all_uploaded(kv)
     wait_for(lambda: not s3_of(kv)["to_delete"], "all is deleted")

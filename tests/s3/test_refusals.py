@@ -1,4 +1,4 @@
-"""What a mount refuses, with the reason and the cure in one line, and nothing changed by it."""
+"""Refusals of a mount: reason and cure in one line, and nothing changed."""
 
 import json
 import os
@@ -43,7 +43,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(s3: Server, bucket: str, tmp_path: Path) -> Refused:
-    """What `kvfs mount` says; it must have changed nothing. Options replace the usual ones."""
+    """The one line of a refused `kvfs mount`, which must have changed nothing.
+
+    Options replace the usual ones.
+    """
 
     def attempt(environment: dict[str, str] | None = None, **options: str) -> str:
         path = tmp_path / "kv"

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: who looks through a directory brings no whole objects here."""
+"""A real mount with a real bucket: a scan of a directory downloads no whole objects."""
 
 import ast
 import os
@@ -39,7 +39,7 @@ def content(number: int) -> bytes:
 
 
 class Process:
-    """One of its own, that lists and reads what a test asks it for."""
+    """A process that lists and reads on a test's request."""
 
     def __init__(self, stack: ExitStack) -> None:
         pipe = subprocess.PIPE
@@ -78,7 +78,7 @@ class Process:
         return found
 
     def whole(self, fd: int, piece: int = HEADER) -> bytes:
-        """From the beginning, as who does not know how much there is."""
+        """Read from the beginning, as a program that does not know the size."""
         found = self.ask(f"b''.join(iter(lambda: os.read({fd}, {piece}), b''))")
         assert isinstance(found, bytes)
         return found
@@ -103,7 +103,7 @@ def valve(s3: Server) -> Iterator[Valve]:
 
 @pytest.fixture
 def made(valve: Valve, bucket: str, mount: Mount) -> Made:
-    """`made(files)` mounts, with so many objects of 1 MiB that only the bucket has."""
+    """`made(files)` mounts, with this many objects of 1 MiB that only the bucket has."""
 
     def make(files: int = 1, options: str = "ram=256M") -> tuple[Mounted, list[Path]]:
         kv = mount(
@@ -127,7 +127,7 @@ def made(valve: Valve, bucket: str, mount: Mount) -> Made:
 
 
 def fetched(kv: Mounted) -> tuple[int, int]:
-    """Headers and whole objects."""
+    """The numbers of downloaded headers and whole objects."""
     found = s3_of(kv)
     return found["headers"], found["downloads"]
 

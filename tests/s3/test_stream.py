@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: large objects are read while they come."""
+"""A real mount with a real bucket: programs read large objects while they download."""
 
 import errno
 import mmap
@@ -139,7 +139,7 @@ def test_another_node_reads_it_while_it_comes(
 
 
 def asleep(thread: int) -> bool:
-    """Whether it waits for an answer of the daemon."""
+    """Whether the thread waits for an answer of the daemon."""
     return Path(f"/proc/self/task/{thread}/wchan").read_text() == "request_wait_answer"
 
 
@@ -207,7 +207,7 @@ def test_it_goes_on_with_another_daemon(spilled: Spilled, valve: Valve, options:
 
 
 def at_work(kv: Mounted) -> list[int]:
-    """The movers that bring something: they have a file without a name."""
+    """The movers with a download: they have a file without a name."""
     return [
         pid
         for pid in descendants(kv.pid)

@@ -1,4 +1,4 @@
-"""Two real mounts on one real bucket: what one of them does the other one sees, and when."""
+"""Two real mounts on one real bucket: when each one sees the other's changes."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def two(s3: Server, bucket: str, mount: Mount) -> Two:
 
 
 def found(path: Path) -> Path:
-    """Once it is there: on a busy machine a look-up may take longer than an operation waits."""
+    """Wait for a path: on a busy machine a look-up may take longer than an operation waits."""
     wait_for(path.exists, f"{path} is found")
     return path
 
@@ -375,7 +375,7 @@ def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> No
 
 
 def make_conflict(a: Mounted, b: Mounted, *names: str) -> None:
-    """What A has by these names is in the bucket, so that B's stays on B."""
+    """Upload A's files of these names first, so that B's stay on B."""
     b.expect_log("stays on this node only")
     for one in (a, b):
         subprocess.run([*KVFS, "set", str(one.path), "s3_delay=1000"], check=True)

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: what comes back before it is opened, and what a look fetches."""
+"""A real mount with a real bucket: objects hydrated before an open, and fetches of a scan."""
 
 import os
 import random

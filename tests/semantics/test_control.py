@@ -1,4 +1,4 @@
-"""Control files: what can be read, and that nothing else can be done to them."""
+"""Control files: programs can read them, and can do nothing else to them."""
 
 import errno
 import json

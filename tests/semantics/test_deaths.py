@@ -13,9 +13,7 @@ CLIENTS, KILLS = 4, 4
 
 
 def work(folder: Path, stop: threading.Event, effects: list[int]) -> None:
-    """
-    Operations that fail when they are carried out twice, or not at all.
-    """
+    """Do operations that fail when they are carried out twice, or not at all."""
     number = 0
     while not stop.is_set():
         number += 1

@@ -1,7 +1,8 @@
 """Each paragraph of SEMANTICS.md names the tests that show it, and each test here is named.
 
 A paragraph ends with comments like `<!-- semantics/test_life.py::test_sealed -->`. Wording is free.
-Tests below tests/faults show what needs a failing disk, those below tests/s3 what needs a bucket.
+Tests below tests/faults are for promises that need a failing disk, those below tests/s3 for
+promises that need a bucket.
 """
 
 import ast
@@ -19,7 +20,7 @@ NAMED = re.compile(r"^<!-- ([a-z0-9]+/test_\w+\.py::test_\w+) -->$", flags=re.MU
 
 
 def _paragraphs(text: str) -> list[str]:
-    """No headings and no tables."""
+    """Paragraphs, without headings and tables."""
     blocks = (block.strip() for block in re.split(r"\n\s*\n", text))
     return [block for block in blocks if block and block[0] not in "#|"]
 

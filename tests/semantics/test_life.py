@@ -188,7 +188,7 @@ def test_damaged_and_open(either: Mounted) -> None:
 
 
 def change(kv: Mounted, name: str) -> None:
-    """A byte of its file on NVMe, with nothing that tells of it."""
+    """Change a byte of a file on NVMe, without a trace in size or time."""
     inode = os.stat(kv.path / name).st_ino
     nvme = Path(kv.status()["tiers"]["nvme"]["path"])
     (copy,) = nvme.glob(f"objects/*/{inode:x}.*")
@@ -436,7 +436,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def count(tier: Path | str) -> int:
-    """Its backing files."""
+    """The number of a tier's backing files."""
     return sum(path.is_file() for path in Path(tier, "objects").rglob("*.*"))
 
 
@@ -493,7 +493,7 @@ def test_scrubbed(kv: Mounted) -> None:
         return found
 
     def a_pass() -> dict[str, Any]:
-        """One that begins after now, or several."""
+        """The result of a pass that begins after now, or of several."""
         now = time.time()
         request(kv.path, "set", scrub="1s")
         wait_for(lambda: (scrub()["last"] or {"began": 0})["began"] > now, "a pass ends")

@@ -62,7 +62,7 @@ def write(directory: Path, names: list[str], size: int = M) -> None:
 
 
 def left(directory: Path, names: list[str]) -> list[str]:
-    """Those that are there, from their first byte to their last."""
+    """Those of the names that are there, complete."""
     found = []
     for name in names:
         try:
@@ -625,7 +625,7 @@ def test_moving_between(here: Path, shared: Mounted) -> None:
 
 
 class Opener:
-    """Reads or writes a file in another thread, and has to wait for its open or its close."""
+    """A thread that reads or writes a file, and has to wait for its open or its close."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.done = False
@@ -640,7 +640,7 @@ class Opener:
 
     @property
     def _opens(self) -> bool:
-        """Whether it waits in openat(2) or close(2)."""
+        """Whether the thread waits in openat(2) or close(2)."""
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()[0]
         return call in OPEN_OR_CLOSE
 

@@ -59,7 +59,7 @@ def left(space: Path) -> set[str]:
 
 
 def listed(directory: int) -> list[str] | int:
-    """What is in it, or the errno."""
+    """The names in a directory, or the errno."""
     try:
         return os.listdir(directory)
     except OSError as error:

@@ -78,7 +78,7 @@ def test_full(mount: Mount, mode: str) -> None:
 
 
 def held(kv: Mounted) -> int:
-    """Bytes of all backing files, of those without a name as well."""
+    """Bytes of all backing files, also of those without a name."""
     found = 0
     for tier in local(kv.status()).values():
         for file in Path(tier["path"], "objects").rglob("*.*"):
