@@ -26,7 +26,7 @@ _PAIR = Struct("<QQ")
 _PACKED = Struct("<QQ16sB")
 _SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
 
-SPARSE = b"s"  # before the 16 bytes of a digest of what is not zeros only: `movement/files.py`
+SPARSE = b"s"  # before the 16 bytes of a digest of nonzero blocks: `movement/files.py`
 SPARSE_LENGTH = 17
 SPARSE_LEAST = 1 << 20  # bytes; for smaller files holes do not matter
 
@@ -68,13 +68,13 @@ class Inode:
     ram_epoch: int = 0  # the life of the RAM tier that holds a copy; 0: no copy there
     sealed: bool = False  # False: being written, or torn by a crash
     on_nvme: bool = False
-    digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it; see `sparse`
-    # (parent inode, cookie) of each dentry. A directory has one, whose parent is its `..`; an
+    digest: bytes = b""  # xxh3-128 of the content, empty until computed; see `sparse`
+    # (parent inode, cookie) of each dentry. A directory has one, with the parent of its `..`. An
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
     target: bytes = b""  # of a symbolic link; of a block's file in a prefix path, its shard
-    # The namespace that it is accounted to, and what its name said when it was given (layouts):
-    # the group that it goes with, the group before that in its prompt (0: not known), the model.
+    # The namespace that it is accounted to, and facts from its first name (layouts): its group, the
+    # group before that in its prompt (0: not known), the model.
     namespace: int = ROOT_INO
     key: int = 0
     parent_key: int = 0

@@ -27,7 +27,8 @@ Answer = Literal["admitted", "obliged", "refused_budget", "refused_adaptive"]
 class Admission:
     """`budget` in bytes a day, 0 for none; it may change at any time.
 
-    A daemon that starts again on the same day passes the result of `spent`, or the day begins anew.
+    A daemon that starts again on the same day passes the result of `spent`; else the count starts
+    at 0.
     """
 
     def __init__(self, budget: int, *, spent: tuple[int, int] = (0, 0)) -> None:

@@ -19,7 +19,7 @@ import xxhash
 from kvfs.s3.errors import MetadataError, SourceError
 
 NAME = "kvfs-chunks"
-LEAST = 8 << 20  # bytes of a chunk: what one request brings
+LEAST = 8 << 20  # bytes of a chunk: those of one request
 MOST = 64  # chunks of an object
 PIECE = 256 << 10  # bytes; both digests read them from the processor's cache
 _DIGEST = 8  # bytes

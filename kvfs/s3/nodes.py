@@ -1,10 +1,10 @@
 """The record of each node below the prefix: `.kvfs/nodes/IDENTITY.json` (docs/format.md).
 
 Contract: nodes share a prefix, and each has a catalog of its own. A key is useful as long as some
-node has its namespace in its version. `publish` writes what namespaces a node has. The record also
-keeps former versions as long as the bucket has objects of them. So such objects can be told from
-those of a kvfs without a record. `Nodes.look` reads all records; the store's clock gives the age of
-a record. Not for judging keys: `garbage`.
+node has its namespace in its version. `publish` writes the namespaces that a node has. The record
+also keeps former versions as long as the bucket has objects of them. So such objects can be told
+from those of a kvfs without a record. `Nodes.look` reads all records; the store's clock gives the
+age of a record. Not for judging keys: `garbage`.
 """
 
 import json

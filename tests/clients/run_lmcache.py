@@ -14,10 +14,11 @@ Modes:
 Puts, looks up, reads back, compares and removes. With --keep the files stay. With --reader, in
 another process, it puts nothing and must find the files that --keep left (content is a function of
 the key). In local_disk mode --reader must find nothing, because that backend never looks at the
-files in its directory. --config gives LMCache's own configuration instead of one that follows from
-the other options. With --lossy chunks may be missing, or be there already, but each chunk that
-LMCache reports must be there. Prints one JSON line; exits 0 when all content was right, 1 on any
-mismatch or miss.
+files in its directory.
+
+LMCache's own configuration comes from --config, or else follows from the other options. With
+--lossy chunks may be missing, or be there already, but each chunk that LMCache reports must be
+there. Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
