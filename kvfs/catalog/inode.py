@@ -73,8 +73,8 @@ class Inode:
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
     target: bytes = b""  # of a symbolic link; of a block's file in a prefix path, its shard
-    # The namespace that it is accounted to, and facts from its first name (layouts): its group, the
-    # group before that in its prompt (0: not known), the model.
+    # The namespace that it is accounted to, and facts that its name gave when it was named
+    # (layouts): its group, the group before that in its prompt (0: not known), the model.
     namespace: int = ROOT_INO
     key: int = 0
     parent_key: int = 0

@@ -66,8 +66,8 @@ class Bucket:
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
-        shared: other nodes may use the prefix; exclusive: the bucket refuses them. identity: of the
-        kvfs that uses it.
+        shared: other nodes may use the prefix; exclusive: kvfs refuses other nodes there. identity:
+        of the kvfs that uses it.
         """
         self.place = place
         self.keys = Keys(place.prefix)
