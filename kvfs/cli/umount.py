@@ -119,6 +119,12 @@ def _write_back(mountpoint: Path) -> None:
             f"kvfs: {lost} objects are lost with RAM: NVMe has no files as large, see the log",
             err=True,
         )
+    if lost := found.get("displaced"):
+        click.echo(
+            f"kvfs: {lost} objects were dropped to save what RAM held: NVMe is full, "
+            "a larger nvme_size keeps them",
+            err=True,
+        )
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:

@@ -79,6 +79,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "objects_left": objects,
             "stuck": stuck,
             "too_large": mount.dispatcher.write_back.too_large,
+            "displaced": mount.dispatcher.write_back.displaced,
         }
 
     async def flush() -> dict[str, Any]:

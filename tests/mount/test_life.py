@@ -113,6 +113,28 @@ def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
     assert {name: digest(kv.path / name) for name in digests} == digests
 
 
+@pytest.mark.parametrize("command", ["kvfs", "umount"])
+def test_an_unmount_says_how_many_objects_nvme_had_no_room_for(mount: Mount, command: str) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    (kv.path / "learn.kv").write_bytes(b"l" * MIB)  # the size of files is known from now on
+    for number in range(140):
+        (kv.path / f"{number}.kv").write_bytes(b"x" * MIB)
+    kv.idle()
+    before = set(os.listdir(kv.path))
+    if command == "kvfs":
+        arguments = [*KVFS, "umount", str(kv.path)]
+        said = subprocess.run(arguments, check=True, capture_output=True, text=True).stderr
+        wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+    else:
+        subprocess.run(["umount", kv.path], check=True)
+        wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+        said = kv.log.read_text()
+    kv.mount()
+    lost = len(before - set(os.listdir(kv.path)))
+    assert lost > 0
+    assert f"{lost} objects were dropped to save what RAM held: NVMe is full" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unmounts_properly(kv: Mounted, number: signal.Signals) -> None:
     digests = fill(kv, 4, 8 * MIB)
