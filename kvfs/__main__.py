@@ -1,4 +1,4 @@
-"""`python -m kvfs`: the command line, for where the `kvfs` script is not on the path."""
+"""`python -m kvfs`: the command line, for machines without the `kvfs` script on the path."""
 
 from kvfs.cli import main
 

@@ -1,9 +1,9 @@
 r"""The configuration of one mount: every option, typed, with unit, default, meaning and limits.
 
 `Config.from_options` turns the text behind `-o` into a frozen `Config`, or raises ConfigError with
-one line that names the option, the value and what was expected. `Config.check` has `preflight` hold
-it against the machine. Neither changes anything. A comma inside a value is written `\,` as mount(8)
-does. Not for state: what a running mount has learned is in its catalog.
+one line that names the option, the value and the expected one. `Config.check` compares it with the
+machine by `preflight`. Neither changes anything. A comma inside a value is written `\,` as mount(8)
+does. Not for state: the catalog of a running mount has that.
 """
 
 import json
@@ -38,12 +38,12 @@ from kvfs.units import MIB, format_duration, format_size, parse_duration, parse_
 
 _RAM_SHARE = 0.25
 
-# What mount(8) and fstab say to themselves; nothing for a file system to act on.
+# Words of mount(8) and fstab for themselves; a file system does nothing with them.
 _IGNORED = re.compile(
     "|(defaults|async|silent|loud|nofail|_netdev|(no)?(auto|users?|owner|group)"
     "|(no)?relatime|nostrictatime|nolazytime|[xX]-.*|(comment|user|uhelper|helper)=.*)"
 )
-# A flag for mount(2), and the word that takes it back.
+# A flag for mount(2), and the word that removes it.
 _FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
 
 
@@ -63,7 +63,7 @@ def _default_ram() -> int:
 
 
 def _size_or_share(text: str) -> int | float:
-    """Bytes, or a share of something from above 0 to 1."""
+    """Return bytes, or a share of something from above 0 to 1."""
     share = re.fullmatch(r"([0-9]{1,3})%", text)
     value = int(share[1]) / 100 if share else parse_size(text)
     if not value or (share and value > 1):
@@ -76,7 +76,7 @@ def _size_or_share_text(value: float) -> str:
 
 
 def _period(text: str) -> int:
-    """Seconds; 0 for off."""
+    """Return seconds; 0 for off."""
     if text in {"off", "0"}:
         return 0
     try:
@@ -103,125 +103,129 @@ _MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
 
 
 def _hot(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
-    """It changes while mounted (`kvfs set`)."""
+    """Define an option that changes while mounted (`kvfs set`)."""
     return described(kind, meaning, hot=True, **given)
 
 
 def _upgraded(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
-    """It changes with another daemon (`kvfs upgrade`)."""
+    """Define an option that changes with another daemon (`kvfs upgrade`)."""
     return described(kind, meaning, upgrade=True, **given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What one mount was told to be. `hot` options can change while it is mounted."""
+    """The options of one mount. `hot` options can change while it is mounted."""
 
     mountpoint: Path
 
     ram: int = _upgraded(
         _TIER_OR_NONE,
-        "size of the RAM tier; 0 for none",
+        "size of the RAM tier; 0: no RAM tier",
         factory=_default_ram,
         shown="25 % of the memory",
     )
     nvme: Path | None = described(
-        DIRECTORY, "directory of the NVMe tier and the catalog, on ext4 or xfs", default=None
+        DIRECTORY, "directory for the NVMe tier and the catalog, on ext4 or xfs", default=None
     )
     nvme_size: int = _upgraded(
-        _TIER, "size of the NVMe tier", default=0, shown="80 % of what is free there"
+        _TIER, "size of the NVMe tier", default=0, shown="80 % of the free space there"
     )
     s3: str | None = described(
-        _BUCKET, "bucket below the other tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
+        _BUCKET, "bucket below the local tiers, as s3://BUCKET/PREFIX (docs/s3.md)", default=None
     )
     s3_endpoint: str | None = described(
-        _ENDPOINT, "where its store is, if it is not Amazon's", default=None
+        _ENDPOINT, "URL of the S3 store, if it is not Amazon's", default=None
     )
     s3_region: str | None = described(WORD, "region of the bucket", default=None)
     s3_profile: str | None = described(
-        WORD, "which of boto3's profiles has the credentials", default=None
+        WORD, "profile of boto3 that has the credentials", default=None
     )
     s3_required: bool = described(
-        SWITCH, "refuse to mount while the bucket cannot be used", default=True
+        SWITCH, "refuse to mount while the bucket is not usable", default=True
     )
     s3_dirty: int | float = _upgraded(
         _DIRTY,
-        "bytes that may wait for their upload, then writers wait; N%: of the other tiers",
+        "bytes that may wait for upload before writers wait; N%: share of the local tiers",
         default=0.25,
     )
-    s3_delay: float = _hot(SECONDS, "how long an object waits for its upload", default=5.0)
+    s3_delay: float = _hot(
+        SECONDS,
+        "time between the seal of an object and its upload",
+        default=5.0,
+    )
     s3_wait: float = _hot(
         SECONDS,
-        "how long an open waits for bytes from the bucket, or a writer for uploads",
+        "longest wait of an open for the bucket, and of a writer for uploads",
         default=30.0,
     )
     s3_exclusive: bool = described(
-        SWITCH, "have a new prefix for this kvfs alone: others are refused there", default=False
+        SWITCH, "claim a new prefix for this mount alone, and refuse others", default=False
     )
     s3_shared: bool = _hot(
         SWITCH,
-        "look names up in the bucket that are not here; off: nobody else uses its prefix",
+        "look up missing names in the bucket; off: no other mount uses its prefix",
         default=True,
     )
     s3_recheck: float = _hot(
         SECONDS,
-        "how long a copy here is taken for what the bucket has, before that is asked again",
+        "how long kvfs trusts a local copy before it revalidates it against the bucket",
         default=30.0,
     )
     s3_stream: int = _hot(
         SIZE,
-        "size from which on an object is read while it comes from the bucket; 0: none is",
+        "objects of this size or more are readable while they download; 0: none",
         default=256 << 20,
     )
     passthrough: Literal["auto", "on", "off"] = described(
         choice("auto", "on", "off"),
-        "let the kernel move the bytes; on: refuse to mount without it",
+        "let the kernel read and write the bytes; on: refuse to mount without it",
         default="auto",
     )
     huge: Literal["within_size", "always", "advise", "never"] = _upgraded(
         choice("within_size", "always", "advise", "never"),
-        "which files of the RAM tier get huge pages, as tmpfs(5) has it",
+        "huge pages of the RAM tier, as in tmpfs(5)",
         default="within_size",
     )
     allow_other: bool = described(
-        SWITCH, "let users other than the one who mounted in, as file modes permit", default=False
+        SWITCH, "let all users in, as file modes permit, not only the mounter", default=False
     )
     movers: int = _upgraded(
         count(1, 64, "processes"),
-        "workers that copy and hash objects between the tiers",
+        "worker processes that copy and hash objects",
         factory=lambda: min(4, len(os.sched_getaffinity(0))),
         shown="4, or fewer with fewer CPUs",
     )
     promote_after: int = _hot(
         count(0, 1_000_000, "opens"),
-        "opens of an object on NVMe until it is copied to RAM; 0: never",
+        "opens of an object on NVMe before kvfs promotes it to RAM; 0: never",
         default=2,
     )
     verify_after: int = _hot(
         _PERIOD,
-        "time after which an open compares a copy on NVMe with its digest again; off: never",
+        "time after which an open verifies a copy on NVMe again; off: never",
         default=86400,
     )
     reclaimable: int = _hot(
         count(1, 90, "percent", suffix="%"),
-        "share of the RAM tier kept free or already copied to NVMe",
+        "share of the RAM tier that is free or also on NVMe",
         default=25,
     )
     namespaces: Path | None = _upgraded(
         FILE,
-        "TOML with the settings that new top-level directories get, by their names",
+        "TOML file with settings for new top-level directories, by name",
         default=None,
     )
     bandwidth: int = _hot(
-        SIZE, "bytes a second for which namespaces compete by weight; 0: no limit", default=0
+        SIZE, "bytes a second that namespaces share by weight; 0: no limit", default=0
     )
     nvme_writes: int = _hot(
         SIZE,
-        "bytes a day that may be copied from RAM to NVMe, against wear; 0: no limit",
+        "bytes a day that kvfs may demote to NVMe, against wear; 0: no limit",
         default=0,
     )
     scrub: int = _hot(
         _PERIOD,
-        "how long a pass takes that reads all copies and looks for silent rot; off: none",
+        "time for one pass that verifies all local copies; off: no scrub",
         default=7 * 86400,
     )
     entry_timeout: float = _hot(
@@ -231,44 +235,44 @@ class Config:
     )
     log: Path | None = _upgraded(
         FILE,
-        "where the daemon logs; without root, in its runtime directory",
+        "log file; without root, it is in the runtime directory",
         default=None,
         shown="/var/log/kvfs/NAME.log",
     )
     watchdog: float = _upgraded(
-        SECONDS, "silence after which the keeper replaces the daemon; 0: never", default=30.0
+        SECONDS, "silence of the daemon after which the keeper replaces it; 0: never", default=30.0
     )
     log_level: Literal["debug", "info", "warning", "error"] = _hot(
         choice("debug", "info", "warning", "error"),
-        "the least severe messages that are logged",
+        "least severe level in the log",
         default="info",
     )
     access_log: Path | None = _hot(
         optional(FILE),
-        "where reads, writes and misses are noted for kvfs profile; none: nowhere",
+        "file for reads, writes and misses, for kvfs profile; none: no log",
         default=None,
     )
     access_log_size: int = _hot(
-        SIZE, "most bytes of that, in two files of which the older one is FILE.1", default=256 * MIB
+        SIZE, "bound on access_log; the older half is in FILE.1", default=256 * MIB
     )
     metrics: str | None = _upgraded(
         _ADDRESS,
-        "where metrics are: PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
+        "Prometheus metrics at PORT of 127.0.0.1, ADDRESS:PORT or /SOCKET (docs/metrics.md)",
         default=None,
     )
     web: str | None = _upgraded(
         _ADDRESS,
-        "where a page for browsers is, as for metrics; it names files (docs/seeing.md)",
+        "page for browsers, at an address as for metrics; it shows file names (docs/seeing.md)",
         default=None,
     )
     mount_flags: tuple[str, ...] = described(
         _MOUNT_FLAGS,
-        "written alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
+        "given alone, as in -o ro: ro nosuid nodev noexec noatime, and their opposites",
         default=(),
         shown="none",
     )
-    # Sizes that nobody gave. What a tier holds already is not free any more, so a tier that
-    # mounts again must add its share of that to a fitted size, or it would shrink each time.
+    # Sizes that the user did not give. The bytes in a tier are not free any more. So a tier that
+    # mounts again must add its share of them to a fitted size, or it would shrink each time.
     fitted: tuple[str, ...] = ()
 
     @classmethod
@@ -292,7 +296,7 @@ class Config:
 
     @property
     def place(self) -> Place | None:
-        """The bucket, None without one."""
+        """Return the place of the bucket, None without one."""
         if self.s3 is None:
             return None
         return Place.parse(
@@ -301,23 +305,23 @@ class Config:
 
     @property
     def shared(self) -> bool:
-        """Whether names that are not here are looked up in the bucket."""
+        """Return whether names that are not here are looked up in the bucket."""
         return self.s3_shared and not self.s3_exclusive
 
     @property
     def dirty_most(self) -> int:
-        """Bytes that may wait for their upload."""
+        """Return the bytes that may wait for their upload."""
         if isinstance(self.s3_dirty, int):
             return self.s3_dirty
         return int((self.ram + (self.nvme_size if self.nvme is not None else 0)) * self.s3_dirty)
 
     def check(self) -> None:
-        """Hold the configuration against this machine; raise ConfigError, change nothing."""
+        """Compare the configuration with this machine; raise ConfigError, change nothing."""
         preflight.check_mountpoint(self.mountpoint)
         self.check_resources()
 
     def check_resources(self) -> None:
-        """Hold sizes and directories against this machine; raise ConfigError."""
+        """Compare sizes and directories with this machine; raise ConfigError."""
         preflight.check_resources(
             self.mountpoint, ram=self.ram, nvme=self.nvme, nvme_size=self.nvme_size, log=self.log
         )
@@ -330,13 +334,13 @@ class Config:
 
     @property
     def addresses(self) -> dict[str, Address]:
-        """Where something is shown, by option."""
+        """Return the addresses of metrics and the page, by option."""
         given = {name: getattr(self, name) for name in ("metrics", "web")}
         return {name: Address.parse(text) for name, text in given.items() if text is not None}
 
     @property
     def tiers(self) -> list[str]:
-        """The names of those that the mount has."""
+        """Return the names of the mount's tiers."""
         return [name for name, there in (("ram", self.ram), ("nvme", self.nvme)) if there]
 
     def changed(self, name: str, text: str) -> "Config":
@@ -344,7 +348,7 @@ class Config:
         return replace(self, **{name: parse_hot(name, text)})
 
     def upgraded(self, options: str) -> "Config":
-        """Return this configuration with what another daemon may change, or raise ConfigError."""
+        """Return this configuration with a new daemon's options, or raise ConfigError."""
         values, flags = _parse(options)
         given = {name for name, value in values.items() if value != getattr(self, name)}
         fixed = {name for name in given if not _ROWS[name].upgrade}
@@ -359,7 +363,7 @@ class Config:
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
         config.check_resources()
-        check_free(config.addresses, self.addresses.values())  # the new daemon would go on without
+        check_free(config.addresses, self.addresses.values())  # else the new daemon goes on without
         return config
 
     def as_options(self) -> dict[str, str]:
@@ -381,9 +385,10 @@ class Config:
 
     @classmethod
     def from_json(cls, text: str) -> "Config":
-        """Return what to_json wrote. An option that an older version did not know has its default.
+        """Return the configuration that to_json wrote.
 
-        Raises ConfigError for one that only a newer version knows, and for what is none.
+        An option that an older version did not know has its default. Raises ConfigError for an
+        option that only a newer version knows, and for malformed text.
         """
         try:
             return cls._from_values(json.loads(text), text)
@@ -422,10 +427,10 @@ class Config:
 
 
 def bucket_place(options: str, s3: str | None = None) -> Place | None:
-    """Return where the bucket is that mount options tell of; None: of none.
+    """Return the place of the bucket in these mount options; None: they have none.
 
-    s3: what is known of it without them. Raises ConfigError for options that are about neither
-    where it is nor who uses it (`bucket_shared`).
+    s3: the known place, if the options do not have it. Raises ConfigError for options that concern
+    neither the place nor its users (`bucket_shared`).
     """
     values, flags = _parse(options)
     where = {"s3", "s3_endpoint", "s3_region", "s3_profile", "s3_shared"}
@@ -443,7 +448,7 @@ def bucket_place(options: str, s3: str | None = None) -> Place | None:
 
 
 def bucket_shared(options: str) -> bool:
-    """Return whether others may use the prefix, as options say that `bucket_place` has taken."""
+    """Return whether other nodes may use the prefix, by options that `bucket_place` has taken."""
     return bool(_parse(options)[0].get("s3_shared", True))
 
 

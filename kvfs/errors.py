@@ -1,8 +1,8 @@
-"""Everything that kvfs itself can say went wrong.
+"""All errors that kvfs itself can raise.
 
-The layers below the kernel's face raise these and nothing else; `kvfs.fuse.errnos` turns them
-into errno values, in one exhaustive table. A message names the thing, the value, what was
-expected and, where there is one, the cure. Not for errors of the Python program itself.
+The layers below the kernel's interface raise these and nothing else. `kvfs.fuse.errnos` turns them
+into errno values, in one exhaustive table. A message names the thing, the value, the expected one
+and, where there is one, the cure. Not for errors of the Python program itself.
 """
 
 DEFECT = "defect"  # counted for an exception that is none of these
@@ -13,11 +13,11 @@ class KvfsError(Exception):
 
 
 class ConfigError(KvfsError):
-    """Refused before anything was changed. The command line prints it and exits with 2."""
+    """A refusal before any change. The command line prints it and exits with 2."""
 
 
 class InUseError(ConfigError):
-    """A directory belongs to a kvfs that runs; `holder` says which, as it says itself."""
+    """A directory belongs to a running kvfs; `holder` identifies it in its own words."""
 
     def __init__(self, message: str, holder: str = "") -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class InUseError(ConfigError):
 
 
 class SpecMismatchError(ConfigError):
-    """A directory has the blocks of another model, dtype or layout; both fingerprints are in it."""
+    """A directory has blocks of another model, dtype or layout; the text has both fingerprints."""
 
 
 class ControlError(KvfsError):
@@ -69,7 +69,7 @@ class TooManyOpenError(KvfsError):
 
 
 class UserLimitError(KvfsError):
-    """One user has his part of what all users of a mount share."""
+    """One user has used up his part of the resources that all users of a mount share."""
 
 
 class InvalidError(KvfsError):
@@ -81,19 +81,19 @@ class UnsupportedError(KvfsError):
 
 
 class NotPermittedError(KvfsError):
-    """Forbidden whoever asks."""
+    """Forbidden for every user."""
 
 
 class NoSpaceError(KvfsError):
-    """Nothing more fits and nothing may be dropped."""
+    """No more bytes fit, and no object may be dropped."""
 
 
 class OtherNamespaceError(KvfsError):
-    """What is asked for would have one object in two namespaces: make a copy."""
+    """The operation would put one object into two namespaces: make a copy."""
 
 
 class QuotaError(KvfsError):
-    """A namespace has what it may have, and nothing of it may be dropped."""
+    """A namespace has reached its quota, and none of its objects may be dropped."""
 
 
 class TooLargeError(KvfsError):

@@ -3,8 +3,8 @@
 Contract: off unless KVFS_FAILPOINTS is set when this module is imported, or `arm` is called. Its
 form is `NAME=ACTION@N;...`, for example `catalog.commit=kill@3;tiers.create=raise:ENOSPC@1`: at the
 N-th passing (the first, without @N) the process kills itself (`kill`), waits (`delay:SECONDS`), or
-fails with an OSError (`raise:ERRNO`). Each process counts for itself, movers too. A point that
-nobody armed costs its caller
+fails with an OSError (`raise:ERRNO`). Each process counts for itself, movers too. A point that is
+not armed costs its caller
 
     if failpoints.active:
         failpoints.reach("catalog.commit")
@@ -33,7 +33,7 @@ _BEFORE = (
     *("movement.pack", "movement.pack.written", "movement.unpack", "movement.unpack.written"),
     *("movement.read", "movement.upload", "movement.download", "movement.download.written"),
 )
-# Every point behind a change. An error there would have the caller take it for undone.
+# Every point behind a change. After an error there the caller would take the change for undone.
 _BEHIND = (
     *("catalog.committed", "tiers.created", "tiers.renamed", "tiers.unlinked"),
     *("tiers.quarantined", "objects.truncated", "objects.published"),
@@ -60,8 +60,8 @@ _faults: dict[str, list[_Fault]] = {}
 
 
 def arm(text: str) -> None:
-    """Forget what was armed and counted, and arm this; "" arms nothing. Raises ConfigError."""
-    global active  # noqa: PLW0603 (a module variable is what costs the least to look at)
+    """Forget all armed points and counts, and arm these; "" arms none. Raises ConfigError."""
+    global active  # noqa: PLW0603 (a module variable is the cheapest to test)
     faults: dict[str, list[_Fault]] = {}
     for entry in filter(None, map(str.strip, text.split(";"))):
         name, fault = _parsed(entry)
@@ -97,7 +97,7 @@ def _parsed(entry: str) -> tuple[str, _Fault]:
 
 
 def reach(name: str) -> None:
-    """Called where a point is, and where each µs counts only while `active`. Raises OSError."""
+    """Pass a point. Where each µs counts, call this only while `active`. Raises OSError."""
     if name not in POINTS:
         raise KeyError(f"fail point {name} is not in POINTS")
     passed[name] += 1

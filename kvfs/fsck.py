@@ -1,9 +1,9 @@
-"""A check of a kvfs that is not mounted: its NVMe directory, and what a dead daemon left in memory.
+"""A check of a kvfs that is not mounted: its NVMe directory, and a dead daemon's RAM tier.
 
-Contract: holds the directory's lock meanwhile, so that nobody mounts it. No session begins, and
-without repair nothing is written but which copies are wrong (`doubts`): the catalog is opened for
-reading, memory is looked at as it is.
-Not for a mounted kvfs, whose daemon runs the same check itself.
+Contract: the check holds the directory's lock, so that no process mounts it meanwhile. No session
+begins. Without repair the check writes only the list of wrong copies (`doubts`): it opens the
+catalog for reading, and reads memory without changes. Not for a mounted kvfs, whose daemon runs the
+same check itself.
 """
 
 import os
@@ -33,7 +33,7 @@ from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket, NvmeTier, RamTier
 
-WORKERS = 4  # at most; one device has little more to give to readers of whole files
+WORKERS = 4  # at most; more readers of whole files gain little on one device
 TELL_PERIOD = 0.2  # s
 
 Tell = Callable[[dict[str, Any]], None]
@@ -48,15 +48,15 @@ def run(
     bucket: bool = False,
     options: str = "",
 ) -> None:
-    """Check it, telling findings and how far it is in the form in which a daemon answers.
+    """Check it, and tell findings and progress in the form in which a daemon answers.
 
-    bucket: what is there as well; `options` are those of a mount's that say where that is, and
-    whether others use it.
-    Raises InUseError, ConfigError and other KvfsErrors for what cannot be checked.
+    bucket: check the bucket as well. `options` are mount options for its place, and for whether
+    other nodes use it. Raises InUseError, ConfigError and other KvfsErrors if the check is
+    impossible.
     """
     with held(directory, "fsck", read_only=not repair) as (nvme, catalog):
         there = None
-        if bucket or options:  # only to be looked at: it is nobody's tier here
+        if bucket or options:  # the check only reads it, so it is no tier here
             place = place_of(nvme, catalog, options)
             if catalog.fact(FACT) is None:
                 raise _no_bucket(nvme)
@@ -67,9 +67,9 @@ def run(
 
 @contextmanager
 def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTier, Catalog]]:
-    """The tier and the catalog of a kvfs that is not mounted; nobody mounts it meanwhile.
+    """Give the tier and catalog of an unmounted kvfs; no process mounts it meanwhile.
 
-    who: the command that asks. Raises InUseError, ConfigError.
+    `who`: the command that asks. Raises InUseError, ConfigError.
     """
     nvme = NvmeTier(directory, 0)
     try:
@@ -84,7 +84,7 @@ def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTi
 
 
 def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
-    """Where its bucket is: as `options` say, which must not be elsewhere. Raises ConfigError."""
+    """Return the place of its bucket: that of `options`, which must not differ. ConfigError."""
     known = catalog.fact(FACT)
     place = bucket_place(options, known)
     if place is None:
@@ -149,10 +149,10 @@ async def _run(
 
 
 def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
-    """What is there, as the next mount would find it, without accounts."""
+    """Return the ledger as the next mount would find it, without accounts."""
     try:
         past = past_sessions(catalog)
-    except ConfigError:  # which the check will find, and say
+    except ConfigError:  # the check will find and report it
         past = Past(last=0, ended=0, same_mount=True, low=1, high=0)
     ledger = Ledger(
         catalog,
@@ -167,11 +167,11 @@ def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
 
 
 def _memory(identity: str, catalog: Catalog) -> RamTier | None:
-    """The RAM tier, if its daemon was killed and the machine has not gone down since."""
+    """Return the RAM tier, if its daemon was killed and the machine has not gone down since."""
     known = catalog.fact("ram_epoch") or ""
     if not (catalog.doubt or NUMBER.fullmatch(known)):
         return None
-    epoch = None if catalog.doubt else int(known)  # else memory is as it is there
+    epoch = None if catalog.doubt else int(known)  # else memory stays as it is
     root = runtime.ram_path(identity)
     try:
         return RamTier(root, 0, identity=identity, epoch=epoch, huge=None)

@@ -1,9 +1,9 @@
-"""Garbage collection of a bucket's prefix, in the process of whoever asks for it.
+"""Garbage collection of a bucket's prefix, in the process of the command that requests it.
 
-Contract: what this node has in the bucket is asked of the daemon, or read in the catalog of a kvfs
-that is not mounted, whose directory is held meanwhile; without either only the records of nodes
-tell what is in use. Nothing is written to a catalog.
-Not for the rules: `kvfs.s3.garbage`.
+Contract: the daemon tells which objects this node has in the bucket. For a kvfs that is not
+mounted, the catalog tells it, while its directory is locked. Without either, only the records of
+nodes tell which objects are in use. Nothing is written to a catalog. Not for the rules:
+`kvfs.s3.garbage`.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -44,10 +44,10 @@ def run(
     delete: bool,
     all_recorded: bool,
 ) -> dict[str, Any]:
-    """Look, and delete if told to; what was found and done, as plain values.
+    """Look, and delete if told to; return the findings and the deletions, as plain values.
 
-    target: a mount point, or an NVMe directory; None: `options` say where the bucket is, as they do
-    for a mount. Raises ConfigError and deletes nothing where it is not known what is in use;
+    target: a mount point, or an NVMe directory; None: `options` have the place of the bucket, as
+    for a mount. Raises ConfigError and deletes nothing if it is not known which objects are in use;
     StoreError.
     """
     with _node(target, options, mounted=mounted) as (place, look):
@@ -83,7 +83,7 @@ def run(
 
 @contextmanager
 def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple[Place, Look]]:
-    """Where the bucket is, and what this node has there, asked at the moment."""
+    """Give the place of the bucket, and a function that looks at this node's objects there."""
     if target is None:
         place = bucket_place(options)
         if place is None:
@@ -111,7 +111,7 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
         strays.update(more["strays"])
 
     def look() -> Own:
-        # The strays of a moment ago: what has become one since is kept by this node's record.
+        # Earlier strays count too: this node's record keeps objects that became strays since.
         now = request(mountpoint, "bucket_claims", after=0)
         has = frozenset(space for text in now["namespaces"] if (space := Space.parse(text)))
         ids = publishing.ids_noted(now["notes"])
@@ -121,7 +121,7 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
 
 
 def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
-    """The directory is locked: nothing changes."""
+    """Read everything now: the directory is locked, so nothing changes."""
     place = place_of(nvme, catalog, options)
     has = spaces(Namespaces(catalog))
     strays: list[str] = []

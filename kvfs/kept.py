@@ -1,10 +1,10 @@
 """Small files that kvfs keeps for itself: written whole, and read with suspicion.
 
-Contract: `read` and what is made of it take what kvfs wrote and nothing else. All else is a
-ConfigError of one line: the file, its content (escaped and cut), what was expected, the cure. No
-link is followed, no pipe is waited for, no more than LIMIT bytes are read. After `write` the file
-has all of its old content or all of the new one, also after a power loss. `inside` checks each path
-that is built from a file's content. Not for files of users, nor for objects.
+Contract: `read` and its callers accept only content that kvfs wrote. All else is a ConfigError of
+one line: the file, its content (escaped and cut), the expected one, the cure. A read follows no
+link, waits for no pipe, and reads at most LIMIT bytes. After `write` the file has all of its old
+content or all of the new one, also after a power loss. `inside` checks each path that is built from
+a file's content. Not for files of users, nor for objects.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 
 def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigError:
-    """Return what is to be raised about a content that kvfs has not written."""
+    """Return the error for a content that kvfs has not written."""
     raw = os.fsencode(found) if isinstance(found, str) else found
     shown = ascii(raw[:SHOWN])[1:] + ("..." if len(raw) > SHOWN else "")
     return ConfigError(f"{path} has {shown}, expected {expected}: {cure}")
@@ -59,9 +59,9 @@ def read(path: Path, expected: str, cure: str) -> str | None:
 
 
 def opened(path: Path, flags: int, expected: str, cure: str) -> int:
-    """Return a descriptor of a file; nothing else is opened, nor waited for.
+    """Return a descriptor of a regular file; open no other file, and wait for none.
 
-    Raises ConfigError for what is no file, OSError as open(2) does.
+    Raises ConfigError for another kind of file, OSError as open(2) does.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -80,7 +80,7 @@ def opened(path: Path, flags: int, expected: str, cure: str) -> int:
 
 
 def _unread(path: Path, what: str, error: OSError, expected: str, cure: str) -> ConfigError:
-    """Return what is to be raised about a file that cannot be read: its disk may be to blame."""
+    """Return the error for a file that cannot be read: its disk may be the cause."""
     if error.errno in DISK_FAILED:
         cure = "its disk or file system fails: mount that anew, or take another one"
     return ConfigError(
@@ -132,7 +132,7 @@ def write(path: Path, text: str) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Have the names in a directory on its disk. Raises OSError."""
+    """Sync the names in a directory to its disk. Raises OSError."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -141,7 +141,7 @@ def sync(directory: Path) -> None:
 
 
 def folder(path: Path) -> None:
-    """Have a directory here, not what leads to another one. Raises ConfigError, OSError."""
+    """Ensure a directory here, and no link to one. Raises ConfigError, OSError."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     mode = path.lstat().st_mode
@@ -153,7 +153,7 @@ def folder(path: Path) -> None:
 
 
 def files(directory: Path, folders: Iterable[str]) -> None:
-    """Expect files in a directory, which are about to be made anew. Raises ConfigError, OSError."""
+    """Raises ConfigError if a subdirectory is there that `folders` lacks. Raises OSError."""
     for name in set(os.listdir(directory)).difference(folders):
         mode = (directory / name).lstat().st_mode
         if stat.S_ISDIR(mode):
@@ -164,9 +164,9 @@ def files(directory: Path, folders: Iterable[str]) -> None:
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the path of what a file's content names in `root`, which is one plain name.
+    """Return the path in `root` of a name from a file's content, which must be one plain name.
 
-    Raises ConfigError: `..`, a slash, or no name at all would mean something else.
+    Raises ConfigError: `..`, a slash, or an empty name would mean something else.
     """
     if not _PLAIN.fullmatch(name):
         raise wrong(

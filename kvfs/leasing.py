@@ -1,40 +1,46 @@
 """Leases: blocks of a prefix opened, or made, by one question; descriptors come by a socket.
 
-Questions are written to a namespace's `.match`, each in one call, at offset 0; little-endian:
+A client writes questions to a namespace's `.match`, each in one call, at offset 0; little-endian:
 
     SOCKET   "KVS1", i32 descriptor of one end of a pair of Unix sockets, SOCK_SEQPACKET
+
     OPEN     "KVO1", u32 count n, u32 bytes of shard, u64 size, u64 number, shard, 16 bytes: the key
              before the first one, n x 16 bytes: keys
+
     MAKE     "KVN1", as OPEN, with u32 mode before the shard
     DONE     "KVD1", u32 count n, n x u64 leases
     CLOSE    "KVC1", u32 count n, n x u64 leases
 
-The write of SOCKET, DONE or CLOSE is all there is to say. OPEN and MAKE are answered by one message
-at the other end of the pair, which is there when the write returns, with a descriptor for each
-block, read only of what was opened:
+SOCKET, DONE and CLOSE are complete with their write. One message at the other end of the pair
+answers OPEN and MAKE. The message is there when the write returns. It has a descriptor for each
+block, read only for OPEN:
 
     answer   as the question, u32 blocks m, u64 number of the question, u64 lease of the first one
 
-Who did not come to take an answer finds it before the next one: its number says so, and that what
-came with it is to be closed and given back.
-A lease is what an open descriptor of the mount is: nothing takes the block's memory away. It ends
-with CLOSE, or with the descriptor of `.match` by which it was asked for. Leases of one answer count
-on from the first. The blocks are the first m of those asked for, of `size` bytes each, that are in
-RAM and complete and that whoever opened `.match` may read, as owner, by the group, or as anybody;
-what comes after them is to be opened by name, and so is all where a namespace has limits. One user
-has at most half of the leases that others leave of 65,536; what is beyond is opened by name too.
+A client that missed an answer finds it before the next one, and knows it by its number. It closes
+the descriptors of that answer and gives its leases back.
 
-MAKE makes blocks with nothing in them, whose names are there at once: the first m of those asked
-for that are not there yet, for which RAM has room now, and that whoever opened `.match` may make,
-by the mode bits. `mode` is theirs, as of open(2) and with the umask already taken off. A block is
-written through its descriptor, that is closed, and DONE says so: what has its size then is sealed.
-What has not, or whose lease ends without DONE, goes; what grows beyond its size goes at once.
-ESTALE at DONE: not all that it names have been sealed. Where a mount has a bucket, or gives names
-at the close, nothing is made in this way.
+A lease is like an open descriptor of the mount: the block's memory stays. It ends with CLOSE, or
+with the descriptor of `.match` by which it was asked for. Leases of one answer count up from the
+first.
 
-ESTALE is a question that has no socket, or one that takes no more: SOCKET is to be said again. So
-it is after a takeover, which leases do not outlive, though descriptors do. EINVAL is no question;
-EOPNOTSUPP says that this mount lends nothing.
+OPEN lends the first m of the requested blocks. Each has `size` bytes, is in RAM and complete, and
+the opener of `.match` may read it, as owner, by the group, or as any user. The client opens all
+later blocks by name. Where a namespace has limits, it opens all blocks by name. One user has at
+most half of the leases that others leave of 65,536; further blocks are opened by name too.
+
+MAKE makes empty blocks, whose names exist immediately. It makes the first m of the requested blocks
+that do not exist yet. RAM must have room for them now, and the opener of `.match` must be allowed
+to make them, by the mode bits. `mode` is the blocks' mode, as of open(2), with the umask already
+taken off. The client writes a block through its descriptor, closes that, and says so with DONE. A
+block that has its size then is sealed. A block of another size, or whose lease ends without DONE,
+is removed. A block that grows beyond its size is removed immediately. ESTALE at DONE: not all of
+the named blocks have been sealed. Where a mount has a bucket, or gives names at the close, MAKE
+makes nothing.
+
+ESTALE at another question: it has no socket, or one that takes no more, so the client sends SOCKET
+again. This happens after a takeover: descriptors survive it, leases do not. EINVAL: the text is no
+question. EOPNOTSUPP: this mount lends nothing.
 
 Contract: pure, the standard library and kvfs.prefix only, and the only home of the format. Raises
 InvalidError, ValueError. Not for matching (`kvfs.matching`).
@@ -62,7 +68,7 @@ ANSWER_SIZE = _ANSWER.size
 class Request(NamedTuple):
     """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one.
 
-    number: comes back with the answer. mode: of blocks that are to be made; -1: to be opened.
+    number: comes back with the answer. mode: of the blocks to make; -1: to open.
     """
 
     parent: bytes
@@ -74,7 +80,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How many blocks, and the lease of the first of them."""
+    """The number of blocks, and the lease of the first of them."""
 
     number: int
     blocks: int
@@ -82,7 +88,7 @@ class Answer(NamedTuple):
 
 
 def is_question(data: bytes) -> bool:
-    """Whether it is one of these, or means to be."""
+    """Return whether it is, or pretends to be, one of these questions."""
     return data[:4] in {SOCKET, OPEN, CLOSE, MAKE, DONE}
 
 
@@ -92,7 +98,7 @@ def pack_socket(number: int) -> bytes:
 
 
 def unpack_socket(data: bytes) -> int:
-    """Raises InvalidError."""
+    """Return the descriptor of the question SOCKET. Raises InvalidError."""
     if len(data) != _SOCKET.size:
         raise InvalidError(f"a descriptor's number in {len(data)} bytes, expected {_SOCKET.size}")
     number = _SOCKET.unpack(data)[1]
@@ -118,7 +124,7 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: bytes) -> Request:
-    """Of the question OPEN or MAKE. Raises InvalidError."""
+    """Return the request of the question OPEN or MAKE. Raises InvalidError."""
     header = _MAKE if data.startswith(MAKE) else _OPEN
     if len(data) < header.size:
         raise InvalidError(f"request of {len(data)} bytes, expected {header.size} at least")
@@ -150,7 +156,7 @@ def pack_close(leases: Sequence[int], question: bytes = CLOSE) -> bytes:
 
 
 def unpack_close(data: bytes) -> tuple[int, ...]:
-    """Of the question CLOSE or DONE. Raises InvalidError."""
+    """Return the leases of the question CLOSE or DONE. Raises InvalidError."""
     count = _CLOSE.unpack_from(data)[1] if len(data) >= _CLOSE.size else 0
     if count > CLOSED_MAX or len(data) != _CLOSE.size + 8 * count:
         raise InvalidError(f"{count} leases in a request of {len(data)} bytes")
@@ -158,12 +164,12 @@ def unpack_close(data: bytes) -> tuple[int, ...]:
 
 
 def pack_answer(answer: Answer, question: bytes = OPEN) -> bytes:
-    """Return what comes with so many descriptors."""
+    """Return the message that accompanies the descriptors."""
     return _ANSWER.pack(question, answer.blocks, answer.number, answer.first)
 
 
 def unpack_answer(data: bytes) -> Answer:
-    """Raises ValueError for what is none."""
+    """Return the answer of a message. Raises ValueError for a malformed one."""
     if len(data) != _ANSWER.size or data[:4] not in {OPEN, MAKE}:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {OPEN!r}")
     _, blocks, number, first = _ANSWER.unpack(data)

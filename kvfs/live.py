@@ -1,9 +1,9 @@
 """The configuration of a mount while it is mounted, and the consumers of its hot options.
 
-Contract: each consumer registers what it does with a hot option. The same setter gets the value of
-the mount, and each later one of `kvfs set`. A change happens as a whole or not at all, one change
-at a time. Setters do not fail. An option that a consumer may refuse has no setter, but goes to the
-only trial (`observe_first`), before anything else changes.
+Contract: each consumer registers a setter for a hot option. The setter gets the value of the mount,
+and each later one of `kvfs set`. A change happens as a whole or not at all, one change at a time.
+Setters do not fail. An option that a consumer may refuse has no setter. It goes to the only trial
+(`observe_first`), before anything else changes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +22,7 @@ HOT = frozenset(row.name for row in rows(Config) if row.hot)
 
 
 class LiveConfig:
-    """`config` is what holds now; `file` keeps it for the next daemon."""
+    """The present configuration is `config`; `file` keeps it for the next daemon."""
 
     def __init__(self, config: Config, file: Path) -> None:
         """file: on a tmpfs, as `change` writes it without waiting for a disk."""
@@ -42,7 +42,8 @@ class LiveConfig:
     def observe_first(self, *names: str, trial: Trial) -> None:
         """Await the trial at each change of these options. It raises ConfigError for a refusal.
 
-        It must change nothing then. There is one trial: a second could refuse what the first did.
+        A trial that refuses must change nothing. There is one trial, because a second could refuse
+        after the first has changed something.
         """
         assert self._trial is None
         assert set(names) <= HOT, names

@@ -1,16 +1,18 @@
-"""The question how much of a prefix is cached, and its answer, as `NAMESPACE/.match` takes them.
+"""The question how much of a prefix is cached, and its answer, in the format of `NAMESPACE/.match`.
 
-A pwrite(2) of the request at offset 0 and a pread(2) of the answer, on a descriptor of one's own.
-All little-endian and packed:
+A client makes a pwrite(2) of the request at offset 0 and a pread(2) of the answer, on a descriptor
+of its own. All little-endian and packed:
 
     request  "KVM1", u32 flags, u32 keys n, u32 bytes of shards' names s,
              s bytes: names joined by "," (none: files without shard),
              16 bytes: the key before the first one, n x 16 bytes: keys
+
     answer   "KVM1", u32 blocks m, u64 bytes of these in RAM, u64 on NVMe and not in RAM,
              u64 in the bucket only; with DETAILS m x u8 tiers (RAM | NVME | BUCKET: all files of
              the block are there), m x u64 bytes of all files of the block
 
-A block counts if each file that is asked for is there, and so have all before it in the request.
+A block counts if all its requested files are there, and if all blocks before it in the request
+count.
 
 Contract: pure, the standard library and kvfs.prefix only, and the only home of the format. Raises
 InvalidError, ValueError. Not for finding the answer (`core/lending/matching.py`).
@@ -35,7 +37,7 @@ _ANSWER = struct.Struct("<4sIQQQ")
 
 
 class Request(NamedTuple):
-    """`keys` are n x 16 bytes; `shards` has "" alone for files without one."""
+    """One request. `keys` are n x 16 bytes; `shards` has "" alone for files without one."""
 
     flags: int
     shards: tuple[str, ...]
@@ -59,7 +61,7 @@ class Answer(NamedTuple):
 
 
 def request_size(header: bytes) -> int:
-    """Return the bytes of a request that begins so. Raises InvalidError."""
+    """Return the bytes of a request with this header. Raises InvalidError."""
     if len(header) < HEADER.size:
         raise InvalidError(f"request of {len(header)} bytes, expected {HEADER.size} at least")
     magic, flags, count, named = HEADER.unpack_from(header)
@@ -77,7 +79,7 @@ def request_size(header: bytes) -> int:
 
 
 def unpack_request(data: bytes) -> Request:
-    """Raises InvalidError."""
+    """Return the request of its bytes. Raises InvalidError."""
     expected = request_size(data)
     if len(data) != expected:
         raise InvalidError(f"request of {len(data)} bytes, expected {expected}")
@@ -99,7 +101,10 @@ def unpack_request(data: bytes) -> Request:
 def pack_request(
     parent: bytes, keys: Sequence[bytes], shards: Sequence[str] = (), *, details: bool = False
 ) -> bytes:
-    """keys: of blocks that follow each other, the first one `parent`. Raises ValueError."""
+    """Return the bytes of a request. Raises ValueError.
+
+    keys: of blocks that follow each other, the first one after `parent`.
+    """
     check_key(parent, "parent")
     if len(keys) > KEYS_MAX:
         raise ValueError(f"{len(keys)} keys, at most {KEYS_MAX} in a question")
@@ -121,7 +126,7 @@ def answer_size(keys: int, *, details: bool = False) -> int:
 
 
 def unpack_answer(data: bytes) -> Answer:
-    """Raises ValueError for what is none."""
+    """Return the answer of its bytes. Raises ValueError for a malformed one."""
     if len(data) < _ANSWER.size or data[:4] != MAGIC:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {MAGIC!r}")
     _, blocks, ram, nvme, bucket = _ANSWER.unpack_from(data)

@@ -1,6 +1,6 @@
-"""What Python lacks of mount(2), umount2(2), syncfs(2), sync_file_range(2), statx(2) and others.
+"""System calls that Python lacks: mount(2), umount2(2), syncfs(2), statx(2) and others.
 
-`kvfs.runtime` knows what is mounted.
+They include sync_file_range(2). `kvfs.runtime` knows the table of mounts.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ MNT_DETACH = 2
 AT_FDCWD = -100
 SYNC_FILE_RANGE_WAIT_BEFORE = 1
 STATX_MNT_ID_UNIQUE = 0x4000
-# Numbers of system calls: the same on all architectures, as of all that are so new.
+# Numbers of system calls: the same on all architectures, as for all recent ones.
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
 _OPEN_TREE_CLONE, _AT_EMPTY_PATH, _MOUNT_ATTR_RDONLY = 1, 0x1000, 1  # linux/mount.h, linux/fcntl.h
 _MOUNT_ATTR = Struct("=QQQQ")  # struct mount_attr: to set, to clear, propagation, user namespace
@@ -24,36 +24,36 @@ _STATX_SIZE, _STATX_MNT_ID = 256, 144  # bytes: of struct statx, and before its 
 
 
 def mount(source: str, target: Path, fstype: str, flags: int, data: str) -> None:
-    """Raises OSError as mount(2) does."""
+    """Mount as mount(2) does. Raises OSError."""
     at, kind = os.fsencode(target), fstype.encode()
     if _libc.mount(source.encode(), at, kind, ctypes.c_ulong(flags), data.encode()) != 0:
         raise _failure(target)
 
 
 def _failure(path: Path | None = None) -> OSError:
-    """What the last call has failed with."""
+    """Return the error of the last call."""
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code), *([] if path is None else [str(path)]))
 
 
 def umount(target: Path, flags: int = 0) -> None:
-    """Raises OSError as umount2(2) does."""
+    """Unmount as umount2(2) does. Raises OSError."""
     if _libc.umount2(os.fsencode(target), flags) != 0:
         raise _failure(target)
 
 
 def umount_command(*, lazy: bool) -> list[str]:
-    """The command that unmounts the mount point behind it; lazy: that detaches it."""
+    """Return the command that unmounts the mount point behind it; lazy: that detaches it."""
     if os.geteuid() == 0:
-        # The path is canonical; to look at it again would be to ask a daemon that may hang.
+        # The path is canonical; a look at it could ask a daemon that hangs.
         return ["umount", "--no-canonicalize", *(["-l"] if lazy else [])]
     return ["fusermount3", "-u", *(["-z"] if lazy else [])]
 
 
 def read_only(path: Path) -> int:
-    """A descriptor of a mount of its own of what is mounted at a path, to be read only.
+    """Return a descriptor of a new read-only mount of the file system at a path.
 
-    It is in no namespace, and goes when the descriptor, and all that were opened from it, are
+    The mount is in no namespace. It ends when the descriptor, and all that were opened from it, are
     closed. Raises OSError as open_tree(2) and mount_setattr(2) do: root may, since Linux 5.12.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
@@ -80,11 +80,11 @@ def syncfs(path: Path) -> None:
 
 
 def expect_written(fd: int) -> None:
-    """Raises OSError if the kernel could not write something of a file, and has told nobody yet.
+    """Raises OSError if the kernel could not write some bytes of a file, and has not reported it.
 
-    The page cache may have lost it, so that a read gives zeros. Nothing is written, and waited for
-    is the first page alone, if it is on its way to the disk. An error is told once: who gets it has
-    to remember it (errseq_t, https://docs.kernel.org/core-api/errseq.html).
+    The page cache may have lost them, so that a read gives zeros. The call writes nothing, and
+    waits only for the first page, if that is on its way to the disk. The kernel reports an error
+    once: the caller has to remember it (errseq_t, https://docs.kernel.org/core-api/errseq.html).
     """
     offset, one = ctypes.c_int64(0), ctypes.c_int64(1)
     if _libc.sync_file_range(fd, offset, one, SYNC_FILE_RANGE_WAIT_BEFORE) != 0:
@@ -92,7 +92,7 @@ def expect_written(fd: int) -> None:
 
 
 def number(path: Path) -> int:
-    """Of the mount that a path is on; not given out again before the next boot.
+    """Return the number of the mount that a path is on; no other mount has it before a reboot.
 
     0 before Linux 6.8, which has no such numbers. Raises OSError as statx(2) does.
     """

@@ -1,7 +1,7 @@
-"""Values as people write them, and the fields of a dataclass that are written so.
+"""Values as people write them, and the dataclass fields that are written so.
 
-Contract: a `Kind` takes a text and returns the value, or raises ValueError whose message says what
-was expected; it turns the value back into a text that it takes. `described` makes a field that has
+Contract: a `Kind` takes a text and returns the value, or raises ValueError, whose message has the
+expected form. It turns the value back into a text that it takes. `described` makes a field that has
 a kind and a meaning, `rows` shows all of these, and `read_field` and `read_value` read one by name.
 """
 
@@ -19,7 +19,7 @@ from kvfs.units import format_duration, format_size, parse_duration, parse_size
 
 
 class Kind(NamedTuple):
-    """One kind of value. `unit` is what documentation calls it, `words` are all it can be."""
+    """One kind of value. `unit` is its name in the documentation, `words` are all its values."""
 
     unit: str
     parse: Callable[[str], Any]
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One field as documentation shows it."""
+    """One field for the documentation."""
 
     name: str
     unit: str
@@ -48,9 +48,9 @@ def described(
     hot: bool = False,
     upgrade: bool = False,
 ) -> Any:  # noqa: ANN401 - the field's
-    """A field of a dataclass. Hot: changes while mounted; upgrade: with another daemon.
+    """Define a field of a dataclass. Hot: changes while mounted; upgrade: with another daemon.
 
-    shown: the default as documentation has it, where that is not the value.
+    shown: the default in the documentation, if that is not the value.
     """
     text = shown or ("" if default is None else kind.text(default).removesuffix(".0")) or "none"
     row = Row("", kind.unit, text, hot, upgrade or hot, meaning)
@@ -71,9 +71,9 @@ def rows(described_class: Any) -> list[Row]:  # noqa: ANN401 - any dataclass
 def read_field(
     what: str, name: str, text: str, kinds: Mapping[str, Kind], others: Iterable[str] = ()
 ) -> Any:  # noqa: ANN401 - the kind's
-    """Return the value of a field, or raise ConfigError, also for a name that nothing has.
+    """Return the value of a field, or raise ConfigError, also for an unknown name.
 
-    others: names that a message about an unknown one may have meant.
+    others: further names that an unknown one may stand for.
     """
     if name not in kinds:
         raise ConfigError(f"unknown {what} {name!r}; {hint(name, [*kinds, *others])}")
@@ -89,19 +89,19 @@ def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN
 
 
 def _shown(text: str) -> str:
-    """A value in a message, which may end in a log: without what looks like a password."""
+    """Return a value for a message, which may end in a log: without likely passwords."""
     return re.sub(r"//[^/]*@", "//...@", text)
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return which of the known names an unknown one may have meant, or all of them."""
+    """Return the known names that an unknown one may stand for, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
 
 
 def _path(text: str) -> Path:
-    """Without `..` and double slashes."""
+    """Return a path without `..` and double slashes."""
     if not text.startswith("/") or "\0" in text:
         raise ValueError("an absolute path")
     return Path(os.path.normpath(text))
@@ -140,7 +140,7 @@ FILE = Kind("file", _path)
 
 
 def choice(*words: str) -> Kind:
-    """Return the kind that is one of these words."""
+    """Return the kind whose values are these words."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -151,7 +151,7 @@ def choice(*words: str) -> Kind:
 
 
 def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kind:
-    """Return the kind of whole numbers from `low` to `high`; the suffix may stand behind them."""
+    """Return the kind of whole numbers from `low` to `high`; the suffix may follow them."""
 
     def parse(text: str) -> int:
         digits = text.removesuffix(suffix)
@@ -163,7 +163,7 @@ def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kin
 
 
 def optional(kind: Kind) -> Kind:
-    """Return the kind that may also be nothing: `none`, the empty text, and None."""
+    """Return the kind whose value may also be missing: `none`, the empty text, and None."""
     return Kind(
         kind.unit,
         lambda text: None if text in {"", "none"} else kind.parse(text),

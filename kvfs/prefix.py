@@ -1,7 +1,8 @@
 """Names of cached prefixes: the chain of block keys, and the paths that they make.
 
-A prompt's token ids are cut into blocks of `block_tokens`. Each block has a key that stands for all
-tokens up to its end and for all that makes its bytes differ, the namespace's fingerprint:
+A prompt's token ids are cut into blocks of `block_tokens`. Each block has a key. It stands for all
+tokens up to the block's end and for the namespace's fingerprint, which has all else that changes
+bytes:
 
     root      = XXH3-128(fingerprint, UTF-8)
     key[i]    = XXH3-128(key[i - 1] + tokens of block i as little-endian int32), key[-1] = root
@@ -9,8 +10,8 @@ tokens up to its end and for all that makes its bytes differ, the namespace's fi
 
 Contract: pure, and the only home of the format, which docs/prefix-paths.md specifies for other
 languages, with test vectors. Keys are the 16 bytes of the digest in XXH3's canonical (big-endian)
-order. A part of a block at the end has no key. Needs nothing but xxhash: engines import this. Not
-for what is in a file (`kvfs.client`), nor for what a mount does with such names.
+order. A part of a block at the end has no key. The module needs only xxhash, because engines import
+it. Not for the content of a file (`kvfs.client`), nor for a mount's treatment of such names.
 """
 
 import json
@@ -27,17 +28,17 @@ from xxhash import xxh3_128_digest
 KEY_BYTES = 16
 TOKEN_MAX = (1 << 31) - 1
 SHOWN = 60  # characters of a wrong value that a message repeats
-# "tmp" is no shard: KEY.tmp is somebody's unfinished file, whoever forgot the random part.
+# "tmp" is no shard: KEY.tmp is an unfinished file of a writer that left out the random part.
 _SHARD_TEXT = r"(?!tmp(?:\.|\Z))[0-9A-Za-z_-]{1,32}"
 _SHARD = re.compile(_SHARD_TEXT)
 _NAME = re.compile(rf"([0-9a-f]{{32}})(?:\.({_SHARD_TEXT}))?(?:\.([0-9a-z]{{1,32}})\.tmp)?")
 
 
 class Array(Protocol):
-    """What is common to an array of numpy and a tensor of torch."""
+    """The common interface of a numpy array and a torch tensor."""
 
     def tolist(self) -> object:
-        """Give the numbers."""
+        """Return the numbers."""
 
 
 Tokens: TypeAlias = Sequence[int] | Array
@@ -48,12 +49,15 @@ _NO_SEQUENCES = (str, bytes, bytearray, dict, set, frozenset)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """All that makes the bytes of a block differ, beside its tokens.
+    """All settings that change the bytes of a block, beside its tokens.
 
-    model, revision: whose cache it is, as its maker calls it. dtype: of a number, as torch says it
-    ("bfloat16"). layout: the shape of one block, axes by name. block_tokens: tokens of a block.
-    tokenizer, adapter: where they can differ for one model; "" if there is none. storage: how
-    numbers are stored, "raw" for as they are. shards: files of a block, one for each rank.
+    - model, revision: the model of the cache, as its maker calls it.
+    - dtype: of a number, as torch names it ("bfloat16").
+    - layout: the shape of one block, axes by name.
+    - block_tokens: tokens of a block.
+    - tokenizer, adapter: if they can differ for one model; "" if there is none.
+    - storage: the form of stored numbers, "raw" for unchanged.
+    - shards: files of a block, one for each rank.
     """
 
     model: str
@@ -78,7 +82,7 @@ class Fingerprint:
             raise ValueError("model='': expected what the model is called")
 
     def __str__(self) -> str:
-        """The text that the root key is made of: JSON, names sorted, ASCII, without spaces."""
+        """Return the text for the root key: JSON, names sorted, ASCII, without spaces."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @property
@@ -87,7 +91,7 @@ class Fingerprint:
 
 
 class Name(NamedTuple):
-    """What the name of a file says: of which block, which shard ("" for the whole of it)."""
+    """The facts in a file's name: the block, and the shard ("" for the whole block)."""
 
     key: bytes
     shard: str = ""
@@ -102,9 +106,9 @@ def root_key(fingerprint: str) -> bytes:
 def block_keys(root: bytes, tokens: Tokens, block_tokens: int) -> list[bytes]:
     """Return the keys of all whole blocks of a prompt, the first one's parent being `root`.
 
-    tokens: ids from 0 to 2**31 - 1, in a list or another sequence of what Python takes for an
-    index, or in an array of numpy or a tensor, of integers, of one dimension, on the CPU. Raises
-    ValueError for a number or a shape that is out of range, TypeError for what is no number.
+    tokens: ids from 0 to 2**31 - 1, in a list or another sequence of integers. An array of numpy or
+    a tensor will do as well, of integers, of one dimension, on the CPU. Raises ValueError for a
+    number or a shape that is out of range, TypeError for a value that is no number.
     """
     if not isinstance(block_tokens, int):
         raise TypeError(f"block_tokens={block_tokens!r}: expected an int")
@@ -121,7 +125,7 @@ def block_keys(root: bytes, tokens: Tokens, block_tokens: int) -> list[bytes]:
 
 
 def _packed(tokens: _Any) -> bytes:
-    """Little-endian int32s: 64,000 tokens take 0.9 ms from a list, 0.1 ms from an array."""
+    """Pack tokens as int32s, little-endian: 0.9 ms for 64,000 in a list, 0.1 ms in an array."""
     if isinstance(tokens, _NO_SEQUENCES):
         raise TypeError(f"tokens={_short(tokens)}: expected a sequence of ints")
     if hasattr(tokens, "data_ptr"):
@@ -142,7 +146,7 @@ def _packed(tokens: _Any) -> bytes:
 
 
 def _shared(tensor: _Any) -> _Any:
-    """The tensor's memory as an array, or its numbers in a list where it can not be one."""
+    """Return the tensor's memory as an array, or its numbers in a list if that is impossible."""
     if tensor.device.type != "cpu":
         raise ValueError(f"tokens on {tensor.device}: expected a tensor on the CPU: tokens.cpu()")
     try:
@@ -178,13 +182,13 @@ def _bad_token(numbers: Iterable[object], error: Exception) -> Exception:
 
 
 def _short(value: object) -> str:
-    """For a message: what was given may be a prompt."""
+    """Return a value cut for a message, because it may be a prompt."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def check_key(key: object, what: str = "key") -> bytes:
-    """Return it. Raises TypeError or ValueError."""
+    """Return the checked key. Raises TypeError or ValueError."""
     if not isinstance(key, bytes):
         raise TypeError(f"{what}={key!r}: expected {KEY_BYTES} bytes")
     if len(key) != KEY_BYTES:
@@ -193,7 +197,7 @@ def check_key(key: object, what: str = "key") -> bytes:
 
 
 def check_shard(shard: str) -> str:
-    """Return it. Raises TypeError or ValueError."""
+    """Return the checked shard. Raises TypeError or ValueError."""
     if not isinstance(shard, str):
         raise TypeError(f"shard={_short(shard)}: expected a str")
     if shard and not _SHARD.fullmatch(shard):
@@ -215,7 +219,7 @@ def path(parent: bytes, key: bytes, shard: str = "") -> str:
 
 
 def parse(name: str) -> Name | None:
-    """Return what a file's name says; None if it is none of these."""
+    """Return the facts of a file's name; None if it is no block's name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

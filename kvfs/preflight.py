@@ -1,11 +1,12 @@
-"""Whether this machine has what a configuration asks for.
+"""Checks whether this machine has the resources of a configuration.
 
 Contract: each check takes plain values, changes nothing, and raises ConfigError with one line that
-names the option, the value, what was expected and, where there is one, the cure. What holds now may
-not hold at the mount: the daemon still meets each error where it happens.
-Invariant: the mount point is looked up in the table of mounts before it is touched, or a dead mount
-there would hang the check.
-Not for the syntax of options (config), nor for trials of the kernel (cli/probe).
+names the option, the value, the expected one and, where there is one, the cure. A check may pass
+and the mount still fail later, so the daemon handles each error where it happens.
+
+Invariant: the checks look up the mount point in the table of mounts before they touch it, because a
+dead mount there would hang them. Not for the syntax of options (config), nor for trials of the
+kernel (cli/probe).
 """
 
 import errno
@@ -22,13 +23,13 @@ from kvfs.units import MIB, format_size
 SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's default file
 
 _NVME_SHARE = 0.80
-# How each line of `kvfs.core.namespaces.access_log` begins, also one that a death has torn.
+# The beginning of each line of `kvfs.core.namespaces.access_log`, also of one cut by a crash.
 _ACCESS = re.compile(rb'\{"(op":"(read|write|absent)"|t":[\d.]+,"op":"lost")')
 _OVERLAYFS_MAGIC = 0x794C7630
 
 
 def check_mountpoint(mountpoint: Path) -> None:
-    """Expect a directory on which nothing is mounted."""
+    """Expect a directory that is no mount point."""
     # Before any stat: that could hang on a daemon which does not answer.
     if mount := runtime.mount_at(mountpoint):
         raise ConfigError(
@@ -51,7 +52,7 @@ def check_mountpoint(mountpoint: Path) -> None:
 def check_resources(
     mountpoint: Path, *, ram: int, nvme: Path | None, nvme_size: int, log: Path | None
 ) -> None:
-    """Hold sizes and directories against this machine."""
+    """Compare sizes and directories with this machine."""
     if ram > (most := runtime.memory()):
         raise ConfigError(f"ram={format_size(ram)}: more than the memory, {most // MIB}M")
     if nvme is not None:
@@ -63,7 +64,7 @@ def check_resources(
 
 
 def check_access_log(path: Path, mountpoint: Path, tiers: Iterable[Path]) -> None:
-    """Expect a new file, or one of accesses, outside of what they are about: it is appended to."""
+    """Expect a new file, or an access log to append to, outside of the mount and its tiers."""
     check_apart("access_log", path, mountpoint)
     real = Path(os.path.realpath(path))
     if mount := runtime.kvfs_holding(real):
@@ -80,14 +81,14 @@ def check_access_log(path: Path, mountpoint: Path, tiers: Iterable[Path]) -> Non
 
 
 def older(path: Path) -> Path:
-    """The former half of a log of accesses."""
+    """Return the path of the older half of an access log."""
     return path.with_name(f"{path.name}.1")
 
 
 def check_access_file(path: Path) -> None:
-    """Expect nothing at this path, or what `expect_accesses` takes."""
+    """Expect no file at this path, or one that `expect_accesses` takes."""
     try:
-        expect_regular(path, path.lstat())  # an open alone may do something to a device
+        expect_regular(path, path.lstat())  # an open alone may affect a device
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
@@ -100,7 +101,7 @@ def check_access_file(path: Path) -> None:
 
 
 def expect_regular(path: Path, found: os.stat_result) -> None:
-    """No device, directory, pipe or link is written to."""
+    """Refuse to write to a device, directory, pipe or link."""
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(
             f"access_log={path}: {stat.filemode(found.st_mode)} is no regular file: give a new name"
@@ -108,7 +109,7 @@ def expect_regular(path: Path, found: os.stat_result) -> None:
 
 
 def expect_accesses(path: Path, file: int) -> None:
-    """An open file is a regular one, and empty or a log of accesses."""
+    """Expect that an open file is a regular one, and empty or an access log."""
     expect_regular(path, os.fstat(file))
     first = os.pread(file, 64, 0)
     if first and not _ACCESS.match(first):
@@ -119,7 +120,7 @@ def expect_accesses(path: Path, file: int) -> None:
 
 
 def default_nvme_size(directory: Path) -> int:
-    """80 % of what is free on the file system of the tier's directory."""
+    """Return 80 % of the free bytes on the file system of the tier's directory."""
     volume = os.statvfs(_existing(directory))
     size = int(volume.f_bavail * volume.f_frsize * _NVME_SHARE) // MIB * MIB
     if size < SMALLEST_TIER:
@@ -146,9 +147,9 @@ def _existing(directory: Path) -> Path:
 
 
 def check_apart(name: str, path: Path, mountpoint: Path) -> None:
-    """Keep apart what a mount needs and the mount, which hides what is below its mount point.
+    """Refuse a path inside the mount point, which hides it, or around the mount point.
 
-    A daemon that uses what is there would wait for itself.
+    A daemon that uses a file there would wait for itself.
     """
     real = Path(os.path.realpath(path))
     if real.is_relative_to(mountpoint):

@@ -1,9 +1,10 @@
-"""What happened between two looks at a status: rates, and shares of opens.
+"""Rates and shares of opens between two looks at a status.
 
-Contract: pure; statuses as the control socket gives them in, rates a second out. Counters begin at
-0 with each daemon, so between two daemons there is no rate (`between` is None). A *hit* is an open
-to read whose bytes were in a tier of this machine; what had to come from the bucket is none, as
-what could not be produced is none. Not for asking the daemon, nor for showing anything.
+Contract: pure; the input is statuses as the control socket gives them, the output is rates a
+second. Counters begin at 0 with each daemon, so between two daemons there is no rate (`between` is
+None). A *hit* is an open to read whose bytes were in a tier of this machine. An open that needed
+the bucket is no hit, nor is one whose bytes no tier had. Not for asking the daemon, nor for showing
+anything.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +16,14 @@ LOCAL = ("ram", "nvme")
 
 
 class Look(NamedTuple):
-    """A status, and when (s, monotonic) it was had."""
+    """A status, and its time (s, monotonic)."""
 
     at: float
     status: Status
 
 
 class Opens(NamedTuple):
-    """To read: where their bytes were, or that nothing had them. Counts, or counts a second."""
+    """Opens to read, by the place of their bytes, if any had them. Counts, or counts a second."""
 
     hits: float = 0
     bucket: float = 0
@@ -34,12 +35,12 @@ class Opens(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Share that was in a tier here; None if there were no opens."""
+        """Return the share of opens with bytes in a local tier; None if there were no opens."""
         return self.hits / self.all if self.all else None
 
 
 class Rates(NamedTuple):
-    """A second: of the mount, of each tier's hits, and of each namespace's opens."""
+    """Rates a second: of the mount, of each tier's hits, and of each namespace's opens."""
 
     seconds: float
     flows: dict[str, float]
@@ -55,7 +56,7 @@ def _bucket(*names: str) -> Callable[[Status], float]:
     return lambda status: float(sum(status["tiers"].get("s3", {}).get(name, 0) for name in names))
 
 
-# What moves through a mount: counts, and bytes where the name says so.
+# The flows of a mount: counts, and bytes if the name says so.
 FLOWS: dict[str, Callable[[Status], float]] = {
     "opens": _counter("opens_passthrough", "opens_served", "opens_lent"),
     "misses": _counter("misses"),
@@ -72,7 +73,7 @@ FLOWS: dict[str, Callable[[Status], float]] = {
 
 
 def opens_of(namespace: Status) -> Opens:
-    """Since its daemon began."""
+    """Return the opens of a namespace since its daemon began."""
     counters = namespace["counters"]
     return Opens(
         sum(counters.get(f"read_{name}", 0) for name in LOCAL),
@@ -82,7 +83,7 @@ def opens_of(namespace: Status) -> Opens:
 
 
 def between(before: Look, after: Look) -> Rates | None:
-    """None if another daemon answered, or no time has passed."""
+    """Return the rates; None if another daemon answered, or no time has passed."""
     seconds = after.at - before.at
     old, new = before.status, after.status
     if seconds <= 0 or _daemon(old) != _daemon(new):
@@ -107,5 +108,5 @@ def _daemon(status: Status) -> tuple[int, int]:
 
 
 def _since(before: Opens, after: Opens, seconds: float) -> Opens:
-    """One that was dropped and made anew since begins at 0."""
+    """Return the opens a second; those of a namespace made anew since begin at 0."""
     return Opens(*(max(0, new - old) / seconds for old, new in zip(before, after, strict=True)))

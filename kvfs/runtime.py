@@ -1,9 +1,9 @@
-"""Where a mount keeps what it needs while it runs, and what this machine offers it.
+"""The paths of a mount's files while it runs, and the resources of this machine.
 
-Paths are functions of the mount point alone, so that the command line finds a daemon without
-asking anyone. The facts (mounts, memory, file system types) come from the kernel's own files and
-are read anew at each call. Nothing here changes anything, except `make_private`, and nothing
-touches a mount point that is mounted: its daemon may be dead, and to ask it would be to hang.
+Paths are functions of the mount point alone, so that the command line finds a daemon without a
+request. The facts (mounts, memory, file system types) come from the kernel's own files and are read
+anew at each call. Nothing here changes anything, except `make_private`. Nothing touches a mount
+point that is mounted: its daemon may be dead, and a request to it would hang.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from kvfs.errors import ConfigError
 
 FSTYPE = "fuse.kvfs"
 PROC = Path("/proc")
-FIRST_CONTROL = 1 << 62  # the inode of .kvfs; those of what is in it follow
+FIRST_CONTROL = 1 << 62  # the inode of .kvfs; those of its files follow
 
 # An AF_UNIX address has 107 bytes; this leaves room for /tmp/kvfs-4294967294/ and /control.sock.
 _LONGEST_ESCAPE = 64
@@ -38,14 +38,14 @@ class Mount(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Who mounted a FUSE file system, for a message."""
+        """Return the user of a FUSE file system, for a message."""
         return next((one for one in self.super_options if one.startswith("user_id=")), "user_id=?")
 
 
 def mounts(proc: Path = PROC) -> list[Mount]:
-    """Return what is mounted in this mount namespace, the topmost mount of a path last."""
+    """Return all mounts in this mount namespace, the topmost mount of a path last."""
     found = []
-    # Not splitlines, which ends lines at characters that anybody may have in a directory's name.
+    # Not splitlines: a directory's name may contain characters that end lines for it.
     for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
@@ -56,7 +56,7 @@ def mounts(proc: Path = PROC) -> list[Mount]:
 
 
 def mount_at(path: Path) -> Mount | None:
-    """Return what is mounted exactly at this canonical path, or None."""
+    """Return the mount at exactly this canonical path, or None."""
     return next((mount for mount in reversed(mounts()) if mount.path == str(path)), None)
 
 
@@ -77,12 +77,12 @@ def kvfs_holding(path: Path) -> Mount | None:
 
 
 def is_control_file(ino: int) -> bool:
-    """Return whether this is the number of `.kvfs` or of what is in it, on a mount of kvfs."""
+    """Return whether this is the number of `.kvfs` or of a file in it, on a mount of kvfs."""
     return ino >= FIRST_CONTROL
 
 
 def kvfs_mount(mountpoint: Path) -> Mount:
-    """Return the kvfs mount at this canonical path, or refuse, saying what is there instead."""
+    """Return the kvfs mount at this canonical path. ConfigError says what is there instead."""
     mount = mount_at(mountpoint)
     if mount is None:
         raise ConfigError(f"{mountpoint} is not a mount point; mounts of kvfs: {list_mounts()}")
@@ -92,7 +92,7 @@ def kvfs_mount(mountpoint: Path) -> Mount:
 
 
 def list_mounts() -> str:
-    """Where kvfs are mounted, for a message."""
+    """Return the mount points of all kvfs, for a message."""
     return ", ".join(mount.path for mount in mounts() if mount.fstype == FSTYPE) or "none"
 
 
@@ -109,7 +109,7 @@ def canonical(path: str | os.PathLike[str]) -> Path:
 def escape(mountpoint: Path) -> str:
     r"""Return one file name for an absolute path, unique to it: /mnt/kv-1 -> mnt-kv\x2d1.
 
-    The rules are those of `systemd-escape --path`; what would be too long for a socket's address
+    The rules are those of `systemd-escape --path`. A name that is too long for a socket's address
     ends in a hash behind a `~`, which the rules never produce.
     """
     path = os.path.normpath(os.fsencode(mountpoint)).strip(b"/")
@@ -139,22 +139,22 @@ def runtime_dir(mountpoint: Path) -> Path:
 
 
 def socket_path(mountpoint: Path) -> Path:
-    """Return where the daemon behind this mount point listens."""
+    """Return the socket on which the daemon behind this mount point listens."""
     return runtime_dir(mountpoint) / "control.sock"
 
 
 def keeper_path(mountpoint: Path) -> Path:
-    """Return where the keeper of this mount listens."""
+    """Return the socket on which the keeper of this mount listens."""
     return runtime_dir(mountpoint) / "keeper.sock"
 
 
 def boot_id() -> str:
-    """Return what names this boot of the machine."""
+    """Return the identity of this boot of the machine."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine() -> str:
-    """Return what tells this machine, or container, from others: its id, if it has one, and name.
+    """Return the identity of this machine, or container: its id, if it has one, and its name.
 
     Containers of one image may share the id, and those of one host its name.
     """
@@ -178,14 +178,14 @@ def ram_root() -> Path:
 
 
 def ram_path(identity: str) -> Path:
-    """Return where the RAM tier of this identity is. Raises ConfigError if that is no name."""
+    """Return the path of the RAM tier of this identity. ConfigError: the identity is no name."""
     return kept.inside(ram_root(), identity)
 
 
 def make_private(directory: Path) -> Path:
     """Create a directory for this user alone, its kvfs parent too; refuse another user's.
 
-    Under /tmp and /dev/shm anyone could have created the name before us.
+    Under /tmp and /dev/shm any user could have created the name before us.
     """
     for made in (directory.parent, directory):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,12 +198,12 @@ def make_private(directory: Path) -> Path:
 
 
 def memory(proc: Path = PROC) -> int:
-    """Return how many bytes of memory this process may use: the machine's, or its cgroup's."""
+    """Return the bytes of memory this process may use: the machine's, or its cgroup's."""
     return min([_meminfo(proc, "MemTotal"), *_cgroup_limits(proc)])
 
 
 def available_memory(proc: Path = PROC) -> int:
-    """Return how many bytes could be taken now without swapping, as the kernel estimates it."""
+    """Return the bytes that are free without swapping, by the kernel's estimate."""
     return min([_meminfo(proc, "MemAvailable"), *_cgroup_limits(proc)])
 
 
@@ -239,7 +239,7 @@ def _limits_upward(mount: Mount, path: str, name: str) -> list[int]:
     for directory in (group, *group.parents):
         try:
             text = (directory / name).read_text().strip()
-        except OSError:  # the root group has no limit, and what is above the mount is no group
+        except OSError:  # the root group has no limit, and above the mount there is no group
             continue
         if text.isdecimal():
             limits.append(int(text))

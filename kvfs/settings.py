@@ -1,10 +1,10 @@
-"""All that a namespace can be told: every field typed, with unit, default, meaning and limits.
+"""All settings of a namespace: every field typed, with unit, default, meaning and limits.
 
 Contract: `Settings` is frozen and always consistent. `parse` and `changed` take texts by field name
-and give a new `Settings`, or raise ConfigError naming the field, the value and what is allowed;
-`to_text` gives texts that `parse` takes back. Whether a mount has what they ask for (a tier, say)
-is for the daemon to see. Not for options of the whole mount: `kvfs.config`; nor for rules by which
-new namespaces get theirs: `kvfs.templates`.
+and give a new `Settings`. ConfigError names the field, the value and the allowed ones. `to_text`
+gives texts that `parse` takes back. The daemon checks whether a mount has the resources for them (a
+tier, for example). Not for options of the whole mount: `kvfs.config`; nor for the rules for new
+namespaces: `kvfs.templates`.
 """
 
 import json
@@ -30,7 +30,7 @@ MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
-_LONGEST_FINGERPRINT = 2048  # bytes: all that `kvfs.prefix.Fingerprint` says, as JSON
+_LONGEST_FINGERPRINT = 2048  # bytes: the longest JSON text of a `kvfs.prefix.Fingerprint`
 
 
 def _media(text: str) -> tuple[str, ...]:
@@ -69,68 +69,62 @@ def _setting(default: Any, kind: Kind, meaning: str) -> Any:  # noqa: ANN401 - t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one namespace was told to be. Raises ConfigError where two fields contradict."""
+    """The settings of one namespace. Raises ConfigError where two fields contradict."""
 
     media: tuple[str, ...] = _setting(
-        (), _TIERS, "where its objects may be: ram+nvme, say; all: every tier of the mount"
+        (), _TIERS, "tiers for its objects, such as ram+nvme; all: every tier of the mount"
     )
     eviction: Eviction = _setting(
-        "adaptive", choice(*EVICTIONS), "which object goes first when room is needed"
+        "adaptive", choice(*EVICTIONS), "policy that orders its objects for eviction"
     )
     quota_soft: int = _setting(
-        0, SIZE, "physical bytes beyond which its objects go before those of others; 0: none"
+        0, SIZE, "physical bytes above which it gives room before other namespaces; 0: none"
     )
-    quota_hard: int = _setting(0, SIZE, "physical bytes that it never exceeds; 0: no limit")
-    quota_objects: int = _setting(0, _OBJECTS, "objects that it never exceeds; 0: no limit")
-    ttl: int = _setting(0, DURATION, "age at which an object is gone; 0: none")
+    quota_hard: int = _setting(0, SIZE, "physical bytes that it may have at most; 0: no limit")
+    quota_objects: int = _setting(0, _OBJECTS, "objects that it may have at most; 0: no limit")
+    ttl: int = _setting(0, DURATION, "age at which kvfs drops an object; 0: no age")
     ttl_from: Literal["write", "use"] = _setting(
-        "write", choice("write", "use"), "what the age counts from"
+        "write", choice("write", "use"), "event from which the age counts"
     )
-    pin: bool = _setting(
-        default=False, kind=SWITCH, meaning="its objects are never dropped to make room"
-    )
+    pin: bool = _setting(default=False, kind=SWITCH, meaning="never drop its objects to make room")
     weight: int = _setting(
-        100, count(1, 1000), "its share of what namespaces compete for, beside theirs"
+        100, count(1, 1000), "its share of bandwidth and of room, relative to other namespaces"
     )
-    read_iops: int = _setting(0, _OPENS, "opens to read; 0: no limit")
-    write_iops: int = _setting(0, _OPENS, "opens to write; 0: no limit")
-    read_bytes: int = _setting(0, _BYTES, "sizes of objects opened to read; 0: no limit")
-    write_bytes: int = _setting(0, _BYTES, "sizes of objects written; 0: no limit")
+    read_iops: int = _setting(0, _OPENS, "opens for reading; 0: no limit")
+    write_iops: int = _setting(0, _OPENS, "opens for writing; 0: no limit")
+    read_bytes: int = _setting(0, _BYTES, "bytes of objects opened for reading; 0: no limit")
+    write_bytes: int = _setting(0, _BYTES, "bytes of objects written; 0: no limit")
     priority: Literal["normal", "bulk"] = _setting(
-        "normal", choice("normal", "bulk"), "bulk: gives way to normal; for model weights"
+        "normal", choice("normal", "bulk"), "bulk gives way to normal; for model weights"
     )
     write: Literal["back", "through"] = _setting(
         "back",
         choice("back", "through"),
-        "back: lower tiers get an object when room is needed; through: when it is closed",
+        "through: lower tiers get an object at its close; back: when RAM needs room",
     )
     compression: Literal["off", "s3", "nvme"] = _setting(
         "off",
         choice("off", "s3", "nvme"),
-        "what is compressed, without loss: objects on their way to s3; nvme: copies on NVMe as "
-        "well, which are read through RAM",
+        "s3: compress uploads, without loss; nvme: compress copies on NVMe as well",
     )
     publish: Literal["immediate", "close"] = _setting(
-        "immediate", choice("immediate", "close"), "when others see a new file's name"
+        "immediate", choice("immediate", "close"), "when other processes see the name of a new file"
     )
     prefetch: bool = _setting(
         default=True,
         kind=SWITCH,
-        meaning="bring the next blocks of a prefix from the bucket before they are opened",
+        meaning="fetch the next blocks of a prefix from the bucket ahead of their opens",
     )
     prefix: bool = _setting(
         default=False,
         kind=SWITCH,
-        meaning="its paths are prefixes: a block has a directory for what follows it, made and "
-        "removed with it",
+        meaning="directories are prefixes: each block has one for the blocks after it",
     )
-    uid: int | None = _setting(None, _ID, "owner of new files, whoever makes them")
-    gid: int | None = _setting(None, _ID, "group of new files, whoever makes them")
-    mode: int | None = _setting(None, _MODE, "mode of new files, whatever they ask for")
-    fingerprint: str = _setting("", _TEXT, "what its objects were made by: model, dtype")
-    version: int = _setting(
-        1, count(1, 1 << 31), "objects of other versions are not there any more"
-    )
+    uid: int | None = _setting(None, _ID, "owner of new files, for every writer")
+    gid: int | None = _setting(None, _ID, "group of new files, for every writer")
+    mode: int | None = _setting(None, _MODE, "mode of new files, for every writer")
+    fingerprint: str = _setting("", _TEXT, "model, dtype and so on that made its objects")
+    version: int = _setting(1, count(1, 1 << 31), "a change makes all its objects vanish at once")
 
     def __post_init__(self) -> None:
         if 0 < self.quota_hard < self.quota_soft:
@@ -167,9 +161,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """Return what to_json wrote. A field that an older version did not know has its default.
+        """Return the settings that to_json wrote.
 
-        Raises ConfigError for one that only a newer version knows, and for what is no settings.
+        A field that an older version did not know has its default. Raises ConfigError for a field
+        that only a newer version knows, and for text that has no settings.
         """
         try:
             texts = json.loads(text)
@@ -180,7 +175,7 @@ class Settings:
         return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
 
     def check_media(self, mounted: Collection[str]) -> None:
-        """Raise ConfigError for a tier that is not mounted, or for no place to write to."""
+        """Raise ConfigError for a tier that is not mounted, or for the bucket alone."""
         missing = set(self.media) - set(mounted)
         if missing:
             raise ConfigError(
@@ -195,7 +190,7 @@ class Settings:
 
 
 def _with_unit(name: str, text: str) -> str:
-    """A size in bytes as it is written now; catalogs of earlier versions have it without unit."""
+    """Return a size with its unit; catalogs of earlier versions have bytes without one."""
     kind = _KINDS.get(name)
     return f"{text}B" if kind in {SIZE, _BYTES} and text.isdigit() else text
 

@@ -1,10 +1,10 @@
-"""Which settings a new namespace gets, by its name, from a configuration file.
+"""The settings of a new namespace, by its name, from a configuration file.
 
 Contract: the file is TOML with tables `[namespace."PATTERN"]`, patterns as fnmatch(3) has them
 (`*`, `?`, `[...]`, case counts). The first table of the file whose pattern matches gives all the
-settings; without one they are the defaults. Values are texts, whole numbers or true and false.
-Everything wrong with the file is a ConfigError that names file, table, field and value. Not for
-namespaces that exist: they keep what they have.
+settings; without one they are the defaults. Values are texts, whole numbers or true and false. Any
+mistake in the file is a ConfigError that names file, table, field and value. Not for namespaces
+that exist: they keep their settings.
 """
 
 import re
@@ -28,13 +28,13 @@ TABLE = "namespace"
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Settings by pattern, in the order of the file. `Templates()` gives nobody any."""
+    """Settings by pattern, in the order of the file. `Templates()` has none."""
 
     by_pattern: tuple[tuple[str, Settings], ...] = ()
 
     @classmethod
     def read(cls, path: Path, tiers: Collection[str] = MEDIA) -> "Templates":
-        """Return what the file says, on a mount with these tiers, or raise ConfigError."""
+        """Return the templates of a file, on a mount with these tiers, or raise ConfigError."""
         try:
             document = tomllib.loads(path.read_bytes().decode())
         except OSError as error:
@@ -73,7 +73,7 @@ def _settings(path: Path, pattern: str, table: object, tiers: Collection[str]) -
 
 
 def _check_pattern(pattern: str) -> None:
-    """Raises ConfigError for one that no directory's name can match."""
+    """Raises ConfigError for a pattern that no directory's name can match."""
     rest = re.sub(r"\[(?=(!?\]?))\1[^]]*\]", "", pattern)  # a ] that comes first is a member
     if pattern in {"", ".", ".."} or "/" in pattern or "[" in rest:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Sizes and durations as people write them: 16M, 2GiB, 1.5T; 30s, 12h, 7d.
 
-Contract: units of sizes are powers of 1024, whatever they are called; what `format_size` gives,
-`parse_size` takes back exactly, and `parse_duration` what `format_duration` gives. Not for output
-that may round.
+Contract: units of sizes are powers of 1024, whether they are called M or MiB. `parse_size` takes
+back the texts of `format_size` exactly, and `parse_duration` those of `format_duration`. Not for
+output that may round.
 """
 
 import re

@@ -7,6 +7,13 @@
 # KVFS_OPTIONS replaces the options chosen here, for example KVFS_OPTIONS=ram=64G,nvme=/data/kvfs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+usage="usage: scripts/up.sh [MOUNTPOINT], default /mnt/kv"
+case ${1:-} in
+-h | --help)
+    echo "$usage"
+    exit 0
+    ;;
+esac
 mountpoint=${1:-/mnt/kv}
 kvfs=$PWD/.venv/bin/kvfs
 MIB=$((1 << 20))
@@ -15,6 +22,10 @@ fail() {
     echo "up: $*" >&2
     exit 1
 }
+case $mountpoint in
+-*) fail "unknown option $mountpoint; $usage" ;;
+esac
+[ $# -lt 2 ] || fail "$2 is one word too many; $usage"
 [ "$(id -u)" -eq 0 ] ||
     fail "run it as root; without: scripts/install.sh, then .venv/bin/kvfs mount DIRECTORY -o ..."
 case $mountpoint in

@@ -45,7 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of LONG first, then those with many tests; each test where it is in its file."""
+    """Run the files of LONG first, then those with many tests; keep the order within a file."""
     files = Counter(_file(item) for item in items)
     order = {name: at for at, name in enumerate(LONG)}
     items.sort(key=lambda item: (order.get(_file(item), len(LONG)), -files[_file(item)]))
@@ -64,7 +64,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 @pytest.fixture(scope="module")
 def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """The same for all tests of a file, which leave each other's files alone."""
+    """The same for all tests of a file; no test changes another test's files."""
     with _mounts(tmp_path_factory.mktemp("module")) as make:
         yield make
 
@@ -137,13 +137,13 @@ def kv(mount: Mount) -> Mounted:
 
 @pytest.fixture(params=["passthrough=auto", "passthrough=off"])
 def either(request: pytest.FixtureRequest, mount: Mount) -> Mounted:
-    """The usual mount with the kernel moving the bytes, and again with the daemon doing it."""
+    """The usual mount, with the kernel reading and writing bytes, and again with the daemon."""
     return mount(f"{USUAL},{request.param}")
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for a whole run. Its credentials are in the environment, as people give them."""
+    """One server for a whole run. Its credentials are in the environment, as users give them."""
     server = Server(tmp_path_factory.mktemp("s3") / "server")
     before = dict(os.environ)
     try:

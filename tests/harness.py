@@ -1,4 +1,4 @@
-"""A real mount for tests, which leaves nothing behind and whose daemon may log no surprise."""
+"""A real mount for tests. It leaves nothing behind, and unexpected log lines fail the test."""
 
 import os
 import re
@@ -22,7 +22,7 @@ KVFS = (sys.executable, "-m", "kvfs")
 
 
 def wait_for(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:  # noqa: ANN401
-    """Poll until `condition()` is true, and return it. The one place in the tests that sleeps."""
+    """Poll until `condition()` is true, and return it. Only this function of the tests sleeps."""
     began = time.monotonic()
     while not (found := condition()):
         waited = time.monotonic() - began
@@ -58,7 +58,7 @@ class Mounted:
 
     @property
     def pid(self) -> int:
-        """The daemon that serves at this moment."""
+        """The pid of the present daemon."""
         found: int = self.status()["daemon_pid"]
         return found
 
@@ -67,7 +67,7 @@ class Mounted:
         return found
 
     def idle(self) -> dict[str, Any]:
-        """The status once nothing is written, moved, counted or thrown away any more."""
+        """The status once no write, copy, count or deletion is under way."""
 
         def still() -> dict[str, Any] | None:
             status = self.status()
@@ -90,7 +90,7 @@ class Mounted:
         self.mount(options)
 
     def kill_daemon(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """As the machine's OOM killer would; another daemon takes over."""
+        """Kill the daemon, as the OOM killer would; another daemon takes over."""
         before = self.status()
         # Python's fault handler says where every thread was, and may itself fall over one that goes
         # on meanwhile: seen once, in a thread that was importing.
@@ -102,7 +102,7 @@ class Mounted:
         wait_for(lambda: self.status()["takeovers"] > before["takeovers"], "another one serves")
 
     def kill(self) -> None:
-        """kill -9 of all of it, as at the end of a container; the dead mount is taken away."""
+        """Kill all processes, as at the end of a container; unmount the dead mount."""
         daemon = self.pid
         for pid in (self.keeper, daemon):
             os.kill(pid, signal.SIGKILL)
@@ -122,11 +122,11 @@ class Mounted:
         self.check_accounts()
 
     def expect_log(self, pattern: str) -> None:
-        """A warning or error that matches is what this test is about; there must be one."""
+        """Require a warning or error that matches: the test is about it."""
         self._expected.append(re.compile(pattern))
 
     def allow_log(self, pattern: str) -> None:
-        """A warning or error that matches may come, depending on who is faster."""
+        """Allow a warning or error that matches, if it depends on timing."""
         self._allowed.append(re.compile(pattern))
 
     def check_log(self) -> None:
@@ -142,7 +142,7 @@ class Mounted:
             assert any(pattern.search(line) for line in loud), f"no {pattern.pattern!r} in the log"
 
     def check_gauges(self) -> None:
-        """Nothing is open, reserved or under way when nobody uses the mount."""
+        """Check that nothing is open, reserved or under way when no program uses the mount."""
 
         status: dict[str, Any] = {}
 
@@ -157,9 +157,9 @@ class Mounted:
             raise AssertionError(f"{error}: {status}") from error
 
     def check_accounts(self) -> None:
-        """Each tier holds what it says: backing files, and bytes as the device counts them.
+        """Check each tier's accounts: backing files, and bytes as the device counts them.
 
-        What a takeover sweeps goes behind the back of whoever asks, a moment later perhaps.
+        A takeover deletes files in the background, perhaps a moment later.
         """
         wrong: list[object] = []
 
@@ -200,7 +200,7 @@ class Mounted:
 
 
 def _files(tier: dict[str, Any]) -> tuple[int, int]:
-    """Backing files of a tier, and bytes that they take."""
+    """Backing files of a tier, and the bytes that they take."""
     found = []
     for path in Path(tier["path"], "objects").rglob("*"):
         if path.name != PROBE:
@@ -211,19 +211,19 @@ def _files(tier: dict[str, Any]) -> tuple[int, int]:
 
 
 def local(status: dict[str, Any]) -> dict[str, Any]:
-    """The tiers that have files."""
+    """The local tiers."""
     return {name: tier for name, tier in status["tiers"].items() if name != "s3"}
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has begun, and those that they have."""
+    """The child processes of a process, and theirs."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for path in lists for child in path.read_text().split()]
     return children + [one for child in children for one in descendants(child)]
 
 
 def _is_kvfs(pid: int) -> bool:
-    """Or another process has the number by now."""
+    """Whether the pid still is of kvfs: another process may have the number by now."""
     try:
         return b"kvfs" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

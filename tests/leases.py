@@ -18,7 +18,7 @@ class Borrower:
             self.offer()
 
     def offer(self) -> None:
-        """Say which socket is to be taken."""
+        """Send the number of the socket that the daemon takes."""
         self.say(leasing.pack_socket(self.theirs.fileno()))
 
     def say(self, question: bytes) -> None:
@@ -27,13 +27,13 @@ class Borrower:
     def borrow(
         self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = ""
     ) -> tuple[list[int], list[int]]:
-        """(descriptors, leases)."""
+        """Ask for blocks: (descriptors, leases)."""
         return self._ask(leasing.Request(parent, list(keys), shard, size))
 
     def make(
         self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = "", mode: int = 0o644
     ) -> tuple[list[int], list[int]]:
-        """(descriptors, leases), to be written."""
+        """Ask for new blocks to write: (descriptors, leases)."""
         return self._ask(leasing.Request(parent, list(keys), shard, size, mode=mode))
 
     def _ask(self, request: leasing.Request) -> tuple[list[int], list[int]]:

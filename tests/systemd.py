@@ -1,8 +1,7 @@
 """A real systemd as process 1 of namespaces of its own, for tests of units.
 
-Contract: it has this machine's files, but what is written to /etc, /mnt, /usr/local, /run and
-/var/log is its own, and none of this machine's services are among its units. All of it ends with
-`end`.
+Contract: it has this machine's files, but its writes to /etc, /mnt, /usr/local, /run and /var/log
+stay its own. None of this machine's services are among its units. `end` ends all of it.
 """
 
 import os
@@ -64,7 +63,7 @@ class Systemd:
 
     @property
     def pid(self) -> int:
-        """Of process 1, as it is called here."""
+        """The number of its process 1 on this machine."""
         own = self.process.pid
         children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
         return int(children[0]) if children else 0
@@ -77,7 +76,7 @@ class Systemd:
         return self.systemctl("is-system-running", check=False) in {"running", "degraded"}
 
     def run(self, *command: str | Path, check: bool = True) -> str:
-        """As root of that machine. Standard output and errors together, stripped."""
+        """Run as root of that machine; return standard output and errors together, stripped."""
         done = subprocess.run(
             ["nsenter", f"--target={self.pid}", "--all", "--wdns=/", *command],
             stdin=subprocess.DEVNULL,
@@ -98,7 +97,7 @@ class Systemd:
         return self.systemctl("show", "--value", f"--property={name}", unit)
 
     def end(self) -> None:
-        """With process 1 end all others, and with the last one its mounts."""
+        """End process 1, and all others with it; the last one takes the mounts along."""
         if self.process.poll() is None and (pid := self.pid):
             os.kill(pid, signal.SIGKILL)
         self.process.wait(PATIENCE)

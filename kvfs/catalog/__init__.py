@@ -1,4 +1,4 @@
-"""The truth about names and placement, kept in RocksDB. Only this package knows keys."""
+"""RocksDB holds all names, attributes and places of copies. Only this package knows its keys."""
 
 from kvfs.catalog.batch import Batch
 from kvfs.catalog.catalog import Catalog

@@ -1,7 +1,8 @@
-"""The catalog's keys and records as they are stored, for whoever doubts them.
+"""The catalog's keys and records as RocksDB stores them, for `kvfs fsck`.
 
-Contract: each function decodes one pair of `Catalog.records` and gives None for what kvfs cannot
-have written; nothing raises. Not for use: `Catalog` itself trusts its records, and is faster.
+Contract: each function decodes one pair of `Catalog.records`. It returns None for a pair that kvfs
+cannot have written; no function raises. Not for use by the daemon: `Catalog` itself trusts its
+records, and is faster.
 """
 
 import stat
@@ -16,7 +17,7 @@ _MODELS_MAX = (1 << 32) - 1  # an inode has 32 bits for it
 
 
 def inode(key: bytes, record: bytes) -> Inode | None:
-    """A record that would be written otherwise than it was read is none of ours."""
+    """The inode of a record; None if packing it again gives other bytes."""
     ino = number(key)
     if ino is None:
         return None
@@ -54,7 +55,7 @@ def publication(value: bytes) -> tuple[int, bytes] | None:
 
 
 def dropped(value: bytes) -> bytes | None:
-    """The name of a value of DROPPED, empty where it is not known."""
+    """The name of a value of DROPPED; empty if the name is not known."""
     good = len(value) <= _NAME_MAX and b"/" not in value and b"\0" not in value
     return value if good else None
 
@@ -66,10 +67,10 @@ def model(key: bytes, value: bytes) -> int | None:
 
 
 def stored(value: bytes) -> Stored | None:
-    """What a value of STORED says."""
+    """The `Stored` of a value of STORED."""
     try:
         found = keys.stored(value)
-    except ValueError:  # of which a UnicodeDecodeError is one
+    except ValueError:  # a UnicodeDecodeError is a ValueError
         return None
     return found if found.key else None
 

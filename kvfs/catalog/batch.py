@@ -1,7 +1,8 @@
 """Changes of the catalog that happen together or not at all.
 
-Contract: every change of state is one `Batch`. It only collects until it is left; then the catalog
-writes it, and what was asked for by `then` follows. Not for reading: that is `Catalog`.
+Contract: every change of state is one `Batch`. A batch only collects changes until its block ends.
+Then the catalog writes the changes, and the consequences given to `then` follow. Not for reading:
+that is `Catalog`.
 """
 
 import logging
@@ -30,13 +31,14 @@ _current: ContextVar[tuple[int, int] | None] = ContextVar("_current", default=No
 
 
 class Answers:
-    """Which requests of the kernel have been carried out: what makes a change happen once.
+    """The kernel's requests that were carried out: they make each change happen only once.
 
     A change of names writes the number of its request into its own batch (`Batch.answers`). If the
-    daemon dies before it has replied, the kernel sends the request again to the next one, which
-    finds it here and only replies. Entries are few: one for each change under way at the same time,
-    and overwritten by later ones. Request numbers rise for as long as a mount lives and are never
-    reused. `known` has what the predecessor carried out, request -> inode, until `forget`.
+    daemon dies before it has replied, the kernel sends the request again to the next daemon. That
+    daemon finds the request here and only replies. Entries are few: one for each change under way
+    at the same time; later entries overwrite them. Request numbers rise for as long as a mount
+    lives and are never reused. `known` maps each request that the previous daemon carried out to
+    its inode, until `forget`.
     """
 
     def __init__(self) -> None:
@@ -54,16 +56,16 @@ class Answers:
         self._reserved = self._end
 
     def forget(self) -> None:
-        """All that comes again has come."""
+        """The kernel has sent all requests again; drop the previous daemon's entries."""
         self.known.clear()
         self._free.extend(range(self._reserved))
         self._reserved = 0
 
     @contextmanager
     def carrying_out(self, request: int) -> Iterator[None]:
-        """The task's batch that says `answers()` is the one that carries the request out.
+        """Let the task's batch that calls `answers()` carry out this request.
 
-        Left before the reply, which must follow without an await.
+        The block ends before the reply. The reply must follow without an await.
         """
         if self._free:
             index = self._free.pop()
@@ -87,7 +89,7 @@ class Answers:
 
 
 class Records(Protocol):
-    """What a batch needs of the catalog, whose methods explain themselves there."""
+    """The part of the catalog that a batch needs. `Catalog` explains the methods."""
 
     format: int
     answers: Answers
@@ -105,10 +107,10 @@ class Records(Protocol):
 class Batch:
     """Changes that happen together or not at all: `with catalog.batch() as batch: ...`.
 
-    Leaving the block commits, and then does what `then` was given. An exception discards all of
-    it, and each inode that was put is again what the catalog has, each that was to `change` what it
-    was. Raises CatalogError.
-    Before it commits, `Catalog.settle` may add what follows from the names in `named`.
+    Leaving the block commits the changes, and then runs the functions given to `then`. An exception
+    discards all of them. Then each inode that was put takes the catalog's values again, and each
+    inode given to `change` takes its values before the change. Raises CatalogError. Before the
+    batch commits, `Catalog.settle` may add changes that follow from the names in `named`.
     """
 
     __slots__ = ("_before", "_catalog", "_changes", "_put", "_then", "named", "sync")
@@ -123,7 +125,7 @@ class Batch:
         self.sync = False
 
     def then(self, consequence: Callable[[], None]) -> None:
-        """What is to be done once this is committed, and only then. It reads no disk."""
+        """Run `consequence` once this batch is committed, and only then. It reads no disk."""
         self._then.append(consequence)
 
     def change(self, inode: Inode) -> Inode:
@@ -145,13 +147,13 @@ class Batch:
         self._changes.append((keys.INODES + keys.number_key(inode.ino), inode.pack()))
 
     def _be_of_format(self, number: int) -> None:
-        """What is written now is nothing that the kvfs of an older format could read."""
+        """Raise the catalog's format: kvfs of an older format could not read this batch."""
         if self._catalog.format < number:
             self.set_fact("format", str(number))
             self.then(partial(setattr, self._catalog, "format", number))
 
     def delete(self, inode: Inode) -> None:
-        """Forget an inode with its attributes; its names are unlinked apart."""
+        """Delete an inode and its extended attributes. `unlink` removes its names."""
         self._changes.append((keys.INODES + keys.number_key(inode.ino), None))
         for name in self._catalog.xattr_names(inode.ino):
             self._changes.append((keys.XATTRS + keys.name_key(inode.ino, name), None))
@@ -170,15 +172,15 @@ class Batch:
         ]
         self.named.append((parent, entry.name))
 
-    # What there will be
+    # The state after this batch
 
     def _change_of(self, key: bytes) -> tuple[bool, bytes | None]:
-        """Whether a key changes, and what it will have; None: it goes."""
+        """Whether a key changes, and its new value; None: the key is deleted."""
         found = (value for changed, value in reversed(self._changes) if changed == key)
         return next(((True, value) for value in found), (False, None))
 
     def inode(self, ino: int) -> Inode | None:
-        """The record that was put last, else what the catalog has; None if it was deleted."""
+        """The record that was put last, else the catalog's; None if the inode was deleted."""
         changed, record = self._change_of(keys.INODES + keys.number_key(ino))
         if changed and record is None:
             return None
@@ -186,7 +188,7 @@ class Batch:
         return self._catalog.inode(ino) if found is None else found
 
     def marked(self, kind: bytes, ino: int) -> bytes | None:
-        """What a mark will say; None if there will be none."""
+        """The value of a mark after this batch; None if there will be none."""
         changed, value = self._change_of(kind + keys.number_key(ino))
         return value if changed else self._catalog.mark(kind, ino)
 
@@ -197,7 +199,7 @@ class Batch:
         return None if value is None else keys.by_name(name, value)
 
     def names(self, parent: int, start: bytes = b"") -> Iterator[bytes]:
-        """Names in a directory that begin so, in no order."""
+        """Names in a directory that begin with `start`, in no order."""
         prefix = keys.NAMES + keys.name_key(parent, start)
         changed = {key: value for key, value in self._changes if key.startswith(prefix)}
         at = len(keys.NAMES) + keys.U64.size
@@ -219,7 +221,7 @@ class Batch:
         self._changes.append((keys.MARKS + keys.number_key(ino), None))
 
     def answers(self, ino: int = 0) -> None:
-        """This is the change that the kernel's request asked for; it made the inode, if any."""
+        """Note that this batch carries out the kernel's request, and made inode `ino`, if any."""
         entry = self._catalog.answers.entry(ino)
         if entry is not None:
             self._changes.append(entry)
@@ -231,7 +233,7 @@ class Batch:
         self._changes.append((keys.FACTS + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """One of the kinds that belong to a number: n, r, t, p, l, e; of a bucket s, u, z, k."""
+        """Set a mark of a kind keyed by number: n, r, t, p, l, e; for the bucket s, u, z, k."""
         self._be_of_format(keys.BUCKETED if kind in keys.BUCKET_KINDS else keys.PLACED)
         self._changes.append((kind + keys.number_key(ino), value))
 
@@ -239,7 +241,7 @@ class Batch:
         self._changes.append((kind + keys.number_key(ino), None))
 
     def erase(self, kind: bytes, key: bytes) -> None:
-        """Remove one key of a kind, whatever it means: for what cannot be decoded."""
+        """Remove one key of a kind, whatever its meaning: for keys that cannot be decoded."""
         self._changes.append((kind + key, None))
 
     def __enter__(self) -> "Self":
@@ -264,7 +266,7 @@ class Batch:
         self._follow()
 
     def _follow(self) -> None:
-        """Do what follows, all of it: the change has happened. Raises what the first of it met."""
+        """Run all consequences: the change has happened. Raises the first exception of them."""
         met: Exception | None = None
         for consequence in self._then:
             try:
@@ -276,13 +278,13 @@ class Batch:
             raise met
 
     def _undo(self) -> None:
-        """The records in memory must not say what was never committed: some are of open files."""
+        """Restore records in memory to committed values: some of the records are of open files."""
         for inode, before in reversed(self._before):
             inode.take(before)
         for inode in self._put:
             try:
                 stored = self._catalog.inode(inode.ino)
-            except CatalogError as error:  # the one that is raised tells more
+            except CatalogError as error:  # the exception that is raised tells more
                 log.error("inode %d may differ from its record: %s", inode.ino, error)
                 continue
             if stored is not None:

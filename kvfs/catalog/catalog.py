@@ -1,9 +1,9 @@
-"""What is in the catalog: inodes, names, extended attributes and the state of a mount.
+"""The catalog: inodes, names, extended attributes and the state of a mount.
 
-Contract: every change of state is one `Batch`, atomic towards the death of the process. Inode
-numbers and directory cookies come from one counter that never goes back, not even after a power
-loss, nor where its newest changes are lost (`doubt`). What is asked for is answered from the
-database at once (`database` says what that waits for). The format: `keys`, `inode`.
+Contract: every change of state is one `Batch`. A batch is atomic if the process dies. Inode numbers
+and directory cookies come from one counter. The counter never goes back, not even after a power
+loss, nor where the catalog lost its newest changes (`doubt`). The database answers reads at once
+(`database` documents the waits). The format: `keys`, `inode`.
 """
 
 import logging
@@ -27,26 +27,30 @@ log = logging.getLogger(__name__)
 
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 _NUMBER = re.compile(r"[0-9]{1,19}")
-IDS_AT_ONCE = 1 << 20  # one synced write reserves so many numbers
-DOUBT = "doubt"  # a fact: since when changes are missing, which nobody could restore
+IDS_AT_ONCE = 1 << 20  # one synced write reserves this many numbers
+DOUBT = "doubt"  # a fact: the change after which changes are missing, which kvfs could not restore
 
 
 class Catalog:
     """An open catalog. Raises CatalogError when RocksDB fails, ConfigError at opening."""
 
     def __init__(self, path: Path, *, first_id: int = FIRST_ID, read_only: bool = False) -> None:
-        """`first_id` is where a new catalog begins to count; one to be read must be there."""
+        """Open or create it.
+
+        A new catalog counts from `first_id`; `read_only` needs an existing one.
+        """
         self.database = Database(path, read_only=read_only)
         self.path = path
         self.answers = Answers()
-        self.carried: dict[str, str] = {}  # facts that go along with the next change
-        self.unreadable: set[int] = set()  # inodes whose records make no sense, so far
-        # Adds to a batch what follows from its names, before it commits. It may raise.
+        self.carried: dict[str, str] = {}  # facts that the next change writes too
+        self.unreadable: set[int] = set()  # inodes with undecodable records, so far
+        # Adds to a batch the changes that follow from its names, before the batch commits. It may
+        # raise.
         self.settle: Callable[[Batch], None] = lambda _: None
         try:
             self._check_format(read_only=read_only)
             self._next_id = self._reserved = self._first_free(first_id)
-            self.doubt = self.fact(DOUBT) or ""  # what may be missing; "": nothing
+            self.doubt = self.fact(DOUBT) or ""  # changes that may be missing; "": none
             self._doubt(read_only=read_only)
         except BaseException:
             self.database.discard()
@@ -76,10 +80,11 @@ class Catalog:
         return int(found or first_id)
 
     def _doubt(self, *, read_only: bool) -> None:
-        """Remember, and say, that changes are missing which the journal lacks as well."""
+        """Record and log that changes are missing which the journal lacks as well."""
         found = self.database.recovered
         emptied = not (self._had_format or self.database.fresh)
-        # Also where the last session ended: a log that is lost as a whole had a later one.
+        # Also where the last session ended: if the whole log is lost, changes after that may be
+        # lost too.
         gone = found.no_journal and (emptied or found.number > 0)
         if found.unreached:
             log.warning(
@@ -110,17 +115,17 @@ class Catalog:
             self.count_from(max(self._next_id, time.time_ns() // 1000))
 
     def believe(self) -> None:
-        """What is missing is not to be had any more."""
+        """Clear `doubt`, when fsck repairs: nothing can restore the missing changes."""
         self.set_fact(DOUBT, "")
         self.doubt = ""
 
     @property
     def recovered(self) -> Recovered:
-        """What the last opening found missing in the log."""
+        """The changes that the last opening found missing in the log."""
         return self.database.recovered
 
     def close(self) -> None:
-        """Sync and close. What was committed before survives a power loss after.
+        """Sync and close. Changes committed before this call survive a later power loss.
 
         Raises CatalogError.
         """
@@ -142,7 +147,7 @@ class Catalog:
             failpoints.reach("catalog.committed")
 
     def set_fact(self, name: str, value: str) -> None:
-        """Set a fact by itself, and sync it."""
+        """Write one fact in a synced write of its own."""
         with self.batch() as batch:
             batch.set_fact(name, value)
             batch.sync = True
@@ -158,22 +163,22 @@ class Catalog:
 
     @property
     def counter(self) -> int:
-        """Every number that was given out is smaller."""
+        """The counter: every number given out so far is smaller."""
         return self._next_id
 
     def count_from(self, number: int) -> None:
-        """The counter is behind what was given out: go on from a greater number."""
+        """Go on from this greater number, because the counter is behind numbers given out."""
         self.set_fact("next_id", str(number))
         self._next_id = self._reserved = number
 
     # Reading
 
     def records(self, kind: bytes, under: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Every key of a kind, without it, and its value, as all are at the first of them.
+        """Yield every (key, value) of a kind, the key without its kind, as of the first of them.
 
-        under: only those whose keys begin so.
-        What changes meanwhile is not seen. Raises CatalogError, also if the catalog is opened anew
-        meanwhile, which it cannot be while somebody reads the old one.
+        under: only keys that begin with these bytes. The iterator does not see later changes.
+        Raises CatalogError, also if the catalog is opened again meanwhile; that cannot happen while
+        a reader uses the old one.
         """
         opened = self.database.openings
         for key, value in self.database.scan(kind + under):
@@ -182,7 +187,7 @@ class Catalog:
                 raise CatalogError(f"catalog {self.path} was opened anew while it was read")
 
     def record(self, kind: bytes, key: bytes) -> bytes | None:
-        """What is there now under one key."""
+        """The present value of one key; None if there is none."""
         return self.database.get(kind + key)
 
     def fact(self, name: str) -> str | None:
@@ -190,7 +195,10 @@ class Catalog:
         return None if value is None else value.decode("utf-8", "backslashreplace")
 
     def inode(self, ino: int) -> Inode | None:
-        """Raises CatalogError also for a record that makes no sense."""
+        """The inode, or None if there is none.
+
+        Raises CatalogError also for an undecodable record.
+        """
         record = self.database.get(keys.INODES + keys.number_key(ino))
         if record is None:
             return None
@@ -200,7 +208,7 @@ class Catalog:
         return found
 
     def _readable(self, ino: int, record: bytes) -> Inode | None:
-        """The inode, or None for a record that makes no sense."""
+        """The inode, or None for an undecodable record."""
         try:
             return Inode.unpack(ino, record)
         except struct.error as error:
@@ -214,7 +222,7 @@ class Catalog:
             return None
 
     def inodes(self, inos: Sequence[int]) -> list[Inode | None]:
-        """Many at once; None where there is none, or an unreadable one."""
+        """Many inodes at once; None for each that is missing or unreadable."""
         if not inos:
             return []
         records = self.database.get_all([keys.INODES + keys.number_key(ino) for ino in inos])
@@ -225,7 +233,7 @@ class Catalog:
             return [None if data is None else self._readable(ino, data) for ino, data in found]
 
     def inodes_after(self, ino: int, limit: int) -> list[Inode]:
-        """Up to `limit` inodes with greater numbers, in order; without the `unreadable` ones."""
+        """Up to `limit` inodes with greater numbers, in order, without the `unreadable` ones."""
         found = (
             self._readable(number, record)
             for key, record in self.database.scan(keys.INODES, keys.number_key(ino + 1))
@@ -245,7 +253,7 @@ class Catalog:
         return [None if value is None else keys.by_name(b"", value).ino for value in found]
 
     def dentry(self, parent: int, cookie: int) -> Dentry | None:
-        """The entry that one of an inode's links means."""
+        """The entry of one link of an inode, by directory and cookie."""
         value = self.database.get(keys.COOKIES + keys.cookie_key(parent, cookie))
         return None if value is None else keys.by_cookie(cookie, value)
 
@@ -262,7 +270,7 @@ class Catalog:
         return [keys.by_cookie(keys.U64.unpack(key)[0], value) for key, value in found]
 
     def names(self, parent: int, start: bytes) -> Iterator[bytes]:
-        """Names in a directory that begin so, in order."""
+        """Names in a directory that begin with `start`, in order."""
         prefix = keys.NAMES + keys.name_key(parent, start)
         return (start + key for key, _ in self.database.scan(prefix))
 
@@ -270,7 +278,7 @@ class Catalog:
         return self.database.get(keys.XATTRS + keys.name_key(ino, name))
 
     def xattr_sizes(self, ino: int) -> dict[bytes, int]:
-        """Bytes of each value, by its name."""
+        """The size in bytes of each extended attribute's value, by name."""
         found = self.database.scan(keys.XATTRS + keys.number_key(ino))
         return {name: len(value) for name, value in found}
 
@@ -283,9 +291,10 @@ class Catalog:
     def marks(
         self, kind: bytes, *, after: int = -1, limit: int | None = None
     ) -> list[tuple[int, bytes]]:
-        """(inode, value) of all that is marked so, by number; not what has no number for a key.
+        """(inode, value) of every mark of this kind, in order of the numbers.
 
-        after, limit: only so many, with greater numbers.
+        after, limit: return at most `limit` marks, with numbers greater than `after`. Keys that are
+        not numbers are left out.
         """
         found = (
             (ino, value)
@@ -295,11 +304,11 @@ class Catalog:
         return list(islice(found, limit))
 
     def any_mark(self, kind: bytes) -> bool:
-        """Whether anything is marked so."""
+        """Whether any inode has a mark of this kind."""
         return next(iter(self.database.scan(kind)), None) is not None
 
     def mark(self, kind: bytes, ino: int) -> bytes | None:
-        """What an inode is marked with; None if it is not."""
+        """The value of an inode's mark; None if the inode has no such mark."""
         return self.database.get(kind + keys.number_key(ino))
 
     def unfinished(self) -> list[int]:

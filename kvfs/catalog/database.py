@@ -1,12 +1,13 @@
-"""RocksDB, and what is done when its disk is full or fails.
+"""RocksDB, with recovery when its disk is full or fails.
 
-Contract: keys and values are bytes. A write is one batch, atomic towards the death of the process;
-after a power loss the newest may be missing, never parts of one. A write that fails is tried once
-more on a database that was opened anew, with room that was kept for that day; where even that fails
-what is there can be read as long as RocksDB lets it. Calls take microseconds and are made from the
-daemon's loop; none waits for a disk in the usual case (the write-ahead log goes to the page cache).
-RocksDB reads its log up to the first damage and passes over the rest in silence: each opening holds
-the log against the journal, and takes from there what is missing (`Recovered`).
+Contract: keys and values are bytes. A write is one batch, atomic if the process dies. After a power
+loss the newest writes may be missing, never a part of one. If a write fails, the database is opened
+again, with disk room that was kept for this case, and the write is tried once more. If even that
+fails, the database can still be read as long as RocksDB allows it. Calls take microseconds, and the
+daemon's loop makes them. No call waits for a disk in the usual case: the write-ahead log goes to
+the page cache. RocksDB reads its log up to the first damage and silently skips the rest. Therefore
+each opening compares the log with the journal, and takes the missing changes from the journal
+(`Recovered`).
 """
 
 import logging
@@ -38,22 +39,22 @@ from kvfs.errors import CatalogError, ConfigError
 log = logging.getLogger(__name__)
 
 BALLAST = 8 << 20  # bytes; by the size of a record some 30,000 changes, not measured
-RECOVERY_PERIOD = 1.0  # s
+RECOVERY_PERIOD = 1.0  # s between two recoveries
 
 _READ_ONLY = AccessType.read_only(error_if_log_file_exist=False)
 
-RESTORED_AT_ONCE = 1000  # changes that are taken from the journal in one write
-LOOKED_AT = 0.2  # s that a mount reads on in its tables, some 200,000 objects
+RESTORED_AT_ONCE = 1000  # changes from the journal in one write
+LOOKED_AT = 0.2  # s that a mount spends reading its tables, some 200,000 objects
 _DAMAGE = ("Corruption", "No such file", "Is a directory", "File exists")
 CURE = "nothing is changed; restore it, or remove the whole NVMe directory to begin anew"
 
 
 class Recovered(NamedTuple):
-    """What an opening found: the log ends with change `number`, and `taken` are in the journal."""
+    """The result of an opening: the log's last change is `number`; the journal had `taken` more."""
 
     number: int = 0
     taken: int = 0
-    lost: int = 0  # how many more there were at least, on this mount of the file system
+    lost: int = 0  # changes that are lost as well, at least, on this mount of the file system
     unreached: int = 0  # the same on another one: they did not reach the disk
     no_journal: bool = False
     short: bool = False  # the journal ends before the log does: both may lack their ends
@@ -62,22 +63,22 @@ class Recovered(NamedTuple):
 class Database:
     """An open database. Raises CatalogError when RocksDB fails, ConfigError at opening.
 
-    `openings` counts how often it was opened: what is read goes on only within one of them.
+    `openings` counts how often it was opened. An iterator is valid only within one opening.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """One to be read must be there."""
+        """Open or create it. With `read_only` the database must exist."""
         self.path = path
         self.openings = 0
         self._ballast = path.with_name(path.name + ".ballast")
         self._recovered = -RECOVERY_PERIOD
-        self._read_only = False  # for want of room
+        self._read_only = False  # for lack of room
         self._looked_at = read_only
-        self._failed = False  # a write, and not for want of room
-        self._number = 0  # of the last change
+        self._failed = False  # a write failed, and not for lack of room
+        self._number = 0  # number of the last change
         self.recovered = Recovered()
         self._check_whole()
-        self.fresh = not (path / "CURRENT").exists()  # nothing was ever written
+        self.fresh = not (path / "CURRENT").exists()  # RocksDB has never written here
         try:
             if not read_only:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,7 +105,7 @@ class Database:
             self.recovered, _ = self._compare()
 
     def _compare(self) -> tuple[Recovered, list[Changes]]:
-        """What the log lacks, and what of that the journal has, without a gap."""
+        """Find the changes missing in the log, and those that the journal has without a gap."""
         number = int(self._db.get(CHANGES) or 0)
         found = journal.read(self.journal.path, number)
         if found is None:
@@ -117,14 +118,15 @@ class Database:
         where = found.where or (self._db.get(BOOT) or b"").decode("utf-8", "replace")
         here = where in {"", self.journal.where}
         lost, unreached = (left, 0) if here else (0, left)
-        # A death between the two writes of a change leaves the journal without the last one, whole.
+        # If a process dies between the two writes of a change, the journal lacks the last change,
+        # whole.
         expected = found.last + (found.end == found.last)
         silent = int(self._db.get(UNJOURNALED) or 0)
         short = here and not self._number and max(expected, silent) < number
         return Recovered(number, len(missing), lost, unreached, short=short), missing
 
     def _join(self) -> None:
-        """Take from the journal what the log lacks, and begin it anew."""
+        """Take from the journal the changes that the log lacks, and begin a new journal."""
         found, missing = self._compare()
         at = found.number
         while missing:
@@ -139,7 +141,7 @@ class Database:
                 "taken from the journal",
                 *(self.path, found.number, found.taken),
             )
-        if found.lost and self.openings > 1:  # the first time the catalog says more
+        if found.lost and self.openings > 1:  # at the first opening the catalog logs more
             log.error(
                 "catalog %s: it was opened anew, and lacks its newest %d changes",
                 *(self.path, found.lost),
@@ -149,7 +151,7 @@ class Database:
         self.journal.begin(self._number)
 
     def _check_whole(self) -> None:
-        """RocksDB would begin anew beside tables whose CURRENT is lost, and delete them."""
+        """Raise if CURRENT is missing beside tables: RocksDB would delete the tables."""
         left = [*self.path.glob("*.sst"), *self.path.glob("[0-9]*.log")]
         if left and not (self.path / "CURRENT").exists():
             raise ConfigError(
@@ -157,7 +159,7 @@ class Database:
             )
 
     def look_through(self, seconds: float) -> None:
-        """Read what is stored, for so long at most. Raises CatalogError for a damaged table."""
+        """Read the tables for at most `seconds`. Raises CatalogError for a damaged table."""
         found = self._iterator(ReadOptions())
         until = time.monotonic() + seconds
         valid, step = found.valid, found.next
@@ -172,7 +174,7 @@ class Database:
             del found, valid, step
 
     def close(self) -> None:
-        """Sync and close. What was written before survives a power loss after.
+        """Sync and close. Changes written before this call survive a later power loss.
 
         Raises CatalogError.
         """
@@ -185,11 +187,11 @@ class Database:
         try:
             self._db.close()
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
-            # On a full disk: nothing is lost, the next opening reads it from the log.
+            # The disk is full. Nothing is lost: the next opening reads the changes from the log.
             log.warning("catalog %s: tables were not written at the end: %s", self.path, error)
 
     def discard(self) -> None:
-        """Close what nothing was written to."""
+        """Close a database that nothing was written to."""
         self.journal.close()
         self._db.close()
 
@@ -197,7 +199,7 @@ class Database:
 
     @property
     def state(self) -> tuple[int, int]:
-        """As long as this is the same, everything that was read is still so."""
+        """A token: while it stays the same, everything that was read is still true."""
         return self.openings, self._number
 
     def get(self, key: bytes) -> bytes | None:
@@ -216,13 +218,13 @@ class Database:
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Pairs whose key begins with `prefix`, from prefix + start on; keys without the prefix.
 
-        As all are at the first of them.
+        All pairs are as of the first of them.
         """
         options = ReadOptions()
         options.set_iterate_upper_bound(_after(prefix))
         cut = len(prefix)
         found = self._iterator(options)
-        # Rdict.items() would end at a block that cannot be read as it does behind the last key.
+        # Rdict.items() would end at an unreadable block as if it were the last key.
         valid, key, value, step = found.valid, found.key, found.value, found.next
         try:
             found.seek(prefix + start)
@@ -233,7 +235,7 @@ class Database:
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: scan failed: {_line(error)}") from error
         finally:
-            del found, valid, key, value, step  # RocksDB stays open while an error's frame has them
+            del found, valid, key, value, step  # an error's frame would keep RocksDB open
 
     def _iterator(self, options: ReadOptions) -> RdictIter:
         try:
@@ -244,7 +246,7 @@ class Database:
     # Writing
 
     def write(self, changes: Changes, *, sync: bool) -> None:
-        """All of it or nothing, if need be after a recovery."""
+        """Write all changes or none, if necessary after a recovery."""
         options = self._synced if sync else self._unsynced
         number = self._number + 1
         try:
@@ -268,8 +270,8 @@ class Database:
         return batch
 
     def set_ballast(self) -> None:
-        """Keep some room for the day on which others have filled the disk. Raises OSError."""
-        os.stat(self.path)  # whose file system may be gone: nothing is made in its place
+        """Keep some disk room for the case that others fill the disk. Raises OSError."""
+        os.stat(self.path)  # if its file system is gone, raise: create nothing in its place
         flags = os.O_WRONLY | os.O_CREAT
         file = kept.opened(self._ballast, flags, "room for a full disk", "remove it")
         try:
@@ -278,10 +280,10 @@ class Database:
             os.close(file)
 
     def _recover(self, error: Exception) -> None:
-        """RocksDB takes no write after one that failed: give it room, and open it anew.
+        """Give RocksDB room and open it again, because it refuses writes after one that failed.
 
-        While the disk takes no write it stays as it is: what is in its memory can be read.
-        Blocks for as long as its log takes to read, once in RECOVERY_PERIOD. Raises CatalogError.
+        While the disk refuses writes the database stays as it is: data in its memory can be read.
+        Blocks while RocksDB reads its log, once in RECOVERY_PERIOD. Raises CatalogError.
         """
         now = time.monotonic()
         if now - self._recovered < RECOVERY_PERIOD:
@@ -320,7 +322,7 @@ class Database:
             ) from error
 
     def _open_for_reading(self) -> None:
-        """There is not even room for a new log: what is there can still be looked up."""
+        """Open read-only: the disk has no room even for a new log, but reads still work."""
         try:
             self._open(read_only=True)
             self._read_only = True
@@ -333,7 +335,7 @@ def _line(error: Exception) -> str:
 
 
 def _write_batch(changes: Changes, number: int) -> WriteBatch:
-    """RocksDB's form of it, which can be written once only."""
+    """The changes in RocksDB's form, which can be written only once."""
     batch = WriteBatch(raw_mode=True)
     batch.put(CHANGES, b"%d" % number)
     for key, value in changes:
@@ -351,11 +353,11 @@ def _after(prefix: bytes) -> bytes:
 
 
 def _options() -> Options:
-    """Memory that does not grow with the number of objects: 32 MiB of blocks, 2 x 16 of writes."""
+    """Options with bounded memory for any number of objects: 32 MiB of blocks, 2 x 16 of writes."""
     table = BlockBasedOptions()
     table.set_block_cache(Cache(32 << 20))
-    # Indices and filters stay out of the block cache: 10^6 objects' do not fit, and a look-up that
-    # has to read them again took 330 us instead of 5 (memory is the same, 50 MiB).
+    # Indices and filters stay out of the block cache: those of 10^6 objects do not fit. A look-up
+    # that reads them again took 330 us instead of 5 (memory is the same, 50 MiB).
     table.set_cache_index_and_filter_blocks(v=False)
     # Misses are the usual answer to an engine's lookup.
     table.set_bloom_filter(10, block_based=False)

@@ -1,14 +1,14 @@
 """The inode: one record of the catalog, and its bytes.
 
-A record says what an object is and where its copies are. What can be derived (a file's link
-count, whether a copy in RAM survived, how full a tier is) is not in it. Not for names: a dentry
-holds those, and `Inode.links` only says which dentries there are.
+A record says what an object is and where its copies are. It has no derived facts: not a file's link
+count, nor whether a copy in RAM survived, nor how full a tier is. Not for names: a dentry holds a
+name, and `Inode.links` only says which dentries there are.
 
 Record format 2, little endian: the fixed part `_FIXED`, `_PLACE` if its flag is set, then `links`
-pairs of (parent, cookie), then the rest: `target`. Format 1 knew no places: what it
-wrote is in the mount's own namespace, and its name says nothing. Format 3 has one more flag. Format
-4 has another one, and if it is set `_PACKED` and a codec's name before the links. Format 5 has
-digests of sparse files, whose length says so: the record has their last 16 bytes.
+pairs of (parent, cookie), then the rest: `target`. Format 1 had no places: its inodes are in the
+mount's own namespace, and their names say nothing. Format 3 has one more flag. Format 4 has another
+flag; if it is set, `_PACKED` and a codec's name come before the links. Format 5 has digests of
+sparse files, told by their length: the record has their last 16 bytes.
 """
 
 import stat
@@ -26,16 +26,16 @@ _PAIR = Struct("<QQ")
 _PACKED = Struct("<QQ16sB")
 _SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
 
-SPARSE = b"s"  # before the 16 bytes of a digest of what is not zeros only: `movement/files.py`
+SPARSE = b"s"  # before the 16 bytes of a digest of nonzero blocks: `movement/files.py`
 SPARSE_LENGTH = 17
-SPARSE_LEAST = 1 << 20  # bytes; of smaller ones it does not matter whether they are holes
+SPARSE_LEAST = 1 << 20  # bytes; for smaller files holes do not matter
 
 
 class PackedCopy(NamedTuple):
     """A compressed copy: a file of `size` bytes, which have the xxh3-128 `digest`.
 
-    blocks: units of 512 bytes that it takes. It is smaller than the object, by which a file tells
-    which of both it is.
+    blocks: units of 512 bytes that the copy takes. A compressed copy is smaller than the object;
+    the size of a file tells which of the two it is.
     """
 
     codec: str
@@ -68,20 +68,20 @@ class Inode:
     ram_epoch: int = 0  # the life of the RAM tier that holds a copy; 0: no copy there
     sealed: bool = False  # False: being written, or torn by a crash
     on_nvme: bool = False
-    digest: bytes = b""  # xxh3-128 of the content, empty while nobody computed it; see `sparse`
-    # (parent inode, cookie) of each dentry. A directory has one, whose parent is its `..`; an
+    digest: bytes = b""  # xxh3-128 of the content, empty until computed; see `sparse`
+    # (parent inode, cookie) of each dentry. A directory has one, with the parent of its `..`. An
     # unlinked file that is still open has none.
     links: tuple[tuple[int, int], ...] = ()
     target: bytes = b""  # of a symbolic link; of a block's file in a prefix path, its shard
-    # The namespace that it is accounted to, and what its name said when it was given (layouts):
-    # the group that it goes with, the group before that in its prompt (0: not known), the model.
+    # The namespace that it is accounted to, and facts that its name gave when it was named
+    # (layouts): its group, the group before that in its prompt (0: not known), the model.
     namespace: int = ROOT_INO
     key: int = 0
     parent_key: int = 0
     model: int = 0
     kept: bool = False  # only its owner unlinks it
     in_bucket: bool = False  # this version is in the bucket as well, or only there
-    packed: PackedCopy | None = None  # its copy on NVMe is this one; `blocks` are of all others
+    packed: PackedCopy | None = None  # its copy on NVMe; `blocks` are those of all other copies
 
     @property
     def is_dir(self) -> bool:
@@ -98,15 +98,15 @@ class Inode:
 
     @property
     def sparse(self) -> bool:
-        """Whether its digest is, or is to be, of what is not zeros: SPARSE and its xxh3-128.
+        """Whether its digest is of its nonzero blocks only: SPARSE and their xxh3-128.
 
-        A digest that was computed stays of its kind, whatever copies take since.
+        A computed digest stays of its kind, however many blocks copies take later.
         """
         return len(self.digest) == SPARSE_LENGTH if self.digest else self.mostly_holes
 
     @property
     def data(self) -> int:
-        """Bytes of it that are not in holes, as far as is known."""
+        """Bytes of it that are not in holes, as far as known."""
         return min(self.size, self.blocks * 512)
 
     @property
@@ -115,20 +115,20 @@ class Inode:
 
     @property
     def told(self) -> str:
-        """Its mode, owner, group and time, which a bucket has beside its bytes."""
+        """Its mode, owner, group and time, which the bucket stores beside its bytes."""
         return f"{stat.S_IMODE(self.mode):04o} {self.uid} {self.gid} {self.mtime_ns}"
 
     @property
     def placed(self) -> bool:
-        """Whether its record has the part that format 1 did not know."""
+        """Whether its record has `_PLACE`, which format 1 did not have."""
         return self.key != 0 or self.namespace != ROOT_INO
 
     def copy(self) -> "Inode":
-        """The record as it is now, whatever becomes of this one."""
+        """A copy of the record as it is now. Later changes of this one do not affect it."""
         return Inode(*_ALL(self))  # 1.3 us; dataclasses.replace takes 9
 
     def take(self, other: "Inode") -> None:
-        """Become equal to another record of the same inode."""
+        """Take all values of another record of the same inode."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 

@@ -1,16 +1,17 @@
-"""The catalog's second log: each change once more, in files of its own that RocksDB does not know.
+"""The catalog's second log: each change once more, in files that RocksDB does not know.
 
-Contract: RocksDB reads its log up to the first damaged record, and says nothing. Changes are
-numbered; the database has the number of its last one, so the journal tells how many are missing,
-and has them. `append` follows each write of the database, and never fails: a journal that cannot be
-written is begun anew later, and `why` says so meanwhile. `read` trusts a record by its checksum
-only. What the tables have is dropped, a segment at a time. Nothing is synced: the journal outlives
-the death of the process, as the log does; after a power loss it has what reached the disk.
+Contract: RocksDB reads its log up to the first damaged record, and reports nothing. Changes are
+numbered, and the database stores the number of its last change. So the journal tells how many
+changes are missing, and has them. `append` follows each write of the database, and never fails. If
+the journal cannot be written, kvfs begins a new one later, and `why` gives the reason meanwhile.
+`read` trusts a record by its checksum only. A segment is deleted once RocksDB's tables have all its
+changes. Nothing is synced. The journal survives the death of the process, as the log does; after a
+power loss it has the part that reached the disk.
 
-A segment is named by the number of its first change, in hexadecimals. It is a row of records:
-`_HEAD` (magic, checksum, number, length of what follows), then the changes in MessagePack: an
-array of (key, value), nil to delete. The first record has the number before the segment's first,
-and says on which mount of its file system it was written.
+A segment is named by the number of its first change, in hexadecimal. It is a row of records:
+`_HEAD` (magic, checksum, number, length of the body), then the changes in MessagePack: an array of
+(key, value), nil to delete. The first record has the number before the segment's first change, and
+says on which mount of its file system it was written.
 """
 
 import contextlib
@@ -34,35 +35,35 @@ from kvfs.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SEGMENT = 8 << 20  # bytes; read within 20 ms when the catalog is opened
-LARGEST = 8 * SEGMENT  # bytes that are read of one, which has one change beyond SEGMENT
-RETRY = 10.0  # s until a journal that could not be written is begun anew
+LARGEST = 8 * SEGMENT  # bytes; kvfs reads no more of one segment. One change may exceed SEGMENT
+RETRY = 10.0  # s until a new journal is begun after a failed write
 
 Changes = list[tuple[bytes, bytes | None]]
 
 _MAGIC = b"kvj1"
 _HEAD = Struct("<4sIQI")
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-_NAME = re.compile(r"[0-3][0-9a-f]{15}")  # more changes than anybody makes
-_NEW = "new"  # the name of a segment before it has its first record
+_NAME = re.compile(r"[0-3][0-9a-f]{15}")  # more changes than a catalog ever has
+_NEW = "new"  # the name of a segment before its first record
 
 
 class Found(NamedTuple):
-    """What a journal has. `end`: changes up to this number were made, at least."""
+    """The content of a journal. `end`: changes up to this number were made, at least."""
 
     records: dict[int, bytes]  # changes by their number
     end: int
-    last: int  # the greatest number of a change that it has
+    last: int  # the greatest number of a change in it
     where: str  # the mount of the file system that the newest segment was written on
 
 
 class Journal:
-    """Of one catalog; `where` names this mount of its file system."""
+    """The journal of one catalog; `where` names this mount of its file system."""
 
     def __init__(self, path: Path, tables: Path, where: str) -> None:
         self.path = path
         self.where = where
-        self.why = ""  # nothing is written
-        self._tables = tables  # where RocksDB's files are
+        self.why = ""  # reason why nothing is written
+        self._tables = tables  # directory of RocksDB's files
         # 1.9 us for the changes of a create, which struct would pack in 5.
         self._pack = msgpack.Packer(use_bin_type=True).pack
         self._fd = -1
@@ -74,7 +75,7 @@ class Journal:
     # Writing
 
     def begin(self, number: int) -> None:
-        """The tables have all up to this change: what was written before is dropped."""
+        """Begin a new journal after change `number`: the tables have all changes up to it."""
         self.close()
         self._segments.clear()
         try:
@@ -104,7 +105,7 @@ class Journal:
             self._stop(error)
 
     def append(self, number: int, changes: Changes) -> None:
-        """RocksDB has taken this change."""
+        """Write the changes of one batch that RocksDB has taken."""
         if self._fd < 0:
             if time.monotonic() - self._tried < RETRY:
                 return
@@ -124,12 +125,15 @@ class Journal:
             self._stop(error)
 
     def _cut(self) -> None:
-        """A part of a record is no damage, and is not to look like that."""
+        """Cut off a partly written record, so that it does not look like damage."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._size)
 
     def _rotate(self, number: int) -> None:
-        """A new segment; those whose changes are all in tables go, in a thread. Raises OSError."""
+        """Begin a new segment.
+
+        A thread deletes those whose changes the tables have. Raises OSError.
+        """
         self.close()
         newest = max(self._logs(), default=0)
         self._segments.append((self._current, newest))
@@ -141,7 +145,7 @@ class Journal:
             threading.Thread(target=_unlink, args=(gone,), daemon=True).start()
 
     def _logs(self) -> Iterator[int]:
-        """Numbers of RocksDB's own logs: it removes one when the tables have what is in it."""
+        """Numbers of RocksDB's logs: RocksDB removes one when the tables have its changes."""
         for name in os.listdir(self._tables):
             number, _, kind = name.partition(".")
             if kind == "log" and number.isdigit():
@@ -158,7 +162,7 @@ class Journal:
         self.why = str(error)
 
     def close(self) -> None:
-        """The next `append` but one begins anew."""
+        """Close the file. The next `append` but one begins a new journal."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -200,7 +204,7 @@ def _checksum(number: int, body: bytes) -> int:
 
 
 def _segments(path: Path) -> list[tuple[int, Path]]:
-    """By the number of their first change."""
+    """All segments, by the number of their first change."""
     found = []
     for name in os.listdir(path) if path.is_dir() else ():
         if _NAME.fullmatch(name):
@@ -211,11 +215,11 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
 
 
 def read(path: Path, number: int) -> Found | None:
-    """What there is after this change; None if there is no journal. Raises OSError."""
+    """Changes after this number; None if there is no journal. Raises OSError."""
     segments = _segments(path)
     if not segments:
         return None
-    # A segment is of no use if the next one begins at, or before, the change that is asked for.
+    # A segment is useless if the next one begins at, or before, the wanted change.
     firsts = [first for first, _ in segments[1:]]
     needed = [
         one
@@ -233,9 +237,10 @@ def read(path: Path, number: int) -> Found | None:
 def _read_segment(
     path: Path, first: int, after: int, records: dict[int, bytes]
 ) -> tuple[str, int, int]:
-    """Where it was written, and the greatest numbers of a change that it has, and tells of.
+    """Where a segment was written, its greatest change number, and the greatest one it implies.
 
-    Those after a number are added to `records`. All that ever was a segment has its first record.
+    Changes after number `after` are added to `records`. Every complete segment has its first
+    record.
     """
     try:
         data = _content(path)
@@ -247,7 +252,7 @@ def _read_segment(
         end = _record_end(data, at)
         if end is None:
             if whole:
-                tells += 1  # what is damaged was one at least
+                tells += 1  # the damaged part had one change at least
             whole = False
             at = data.find(_MAGIC, at + 1)
             if at < 0:
@@ -265,7 +270,7 @@ def _read_segment(
 
 
 def _content(path: Path) -> bytes:
-    """Of a segment. Raises ConfigError, OSError."""
+    """The content of a segment. Raises ConfigError, OSError."""
     file = kept.opened(path, os.O_RDONLY, "a segment of a journal", "remove it")
     try:
         size = os.fstat(file).st_size
@@ -279,7 +284,7 @@ def _content(path: Path) -> bytes:
 
 
 def _record_end(data: bytes, at: int) -> int | None:
-    """Where the record ends that begins here; None if there is none."""
+    """Where the record ends that begins at `at`; None if no record begins there."""
     if len(data) - at < _HEAD.size:
         return None
     magic, checksum, number, length = _HEAD.unpack_from(data, at)

@@ -1,8 +1,8 @@
 """The command line: a command's module is imported only when that command runs.
 
-`kvfs status` in a monitoring loop must not pay for what `kvfs mount` needs. Every refusal is one
-line on stderr: exit code 2 for what the caller got wrong, 1 for what went wrong. Nothing is
-decided here; the commands ask the daemon, or start it.
+`kvfs status` in a monitoring loop must not load the code that `kvfs mount` needs. Every refusal is
+one line on stderr. The exit code is 2 for a mistake of the caller, and 1 for a failure. The
+commands decide nothing themselves: they ask the daemon, or start it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ COMMANDS = (
     *("evict", "pin", "set", "ns", "connect", "export", "upgrade", "fsck", "gc", "doctor"),
     *("bench", "profile", "simulate", "replay"),
 )
-# Commands that share a module have NAME_command in it; a command alone is `command` in its own.
+# A module with several commands has NAME_command in it; a single command is called `command`.
 _HOMES = {
     **dict.fromkeys(("evict", "flush", "import", "pin", "warm"), "jobs"),
     **dict.fromkeys(("set", "upgrade"), "options"),
@@ -33,7 +33,7 @@ _PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 
 
 class Refusal(click.ClickException):
-    """One line on stderr, and exit code 1."""
+    """A failure: one line on stderr, and exit code 1."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable(" ".join(reason.split())))
@@ -44,7 +44,7 @@ class Refusal(click.ClickException):
 
 
 class BadInput(Refusal):
-    """Nothing was changed."""
+    """A mistake of the caller, exit code 2. Nothing was changed."""
 
     exit_code = 2
 
@@ -65,7 +65,7 @@ def _one_line() -> Iterator[None]:
 
 
 def with_notes(error: BaseException, text: str = "") -> str:
-    """Return what an error says, or the text, and what went wrong after it."""
+    """Return the error's message, or the text instead, followed by the notes of the error."""
     return "; ".join([text or str(error), *getattr(error, "__notes__", ())])
 
 
@@ -73,18 +73,18 @@ class Group(click.Group):
     """Commands whose refusals are one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before the command, with the same care for refusals."""
+        """Parse the options before the command, with the same care for refusals."""
         with _one_line():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own signature
-        """Run the command, and turn what it raises into one line and an exit code."""
+        """Run the command, and turn its exceptions into one line and an exit code."""
         with _one_line():
             return super().invoke(ctx)
 
 
 class Commands(Group):
-    """It imports a command's module when the command is asked for."""
+    """The group that imports a command's module when the user asks for the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in the order of their use."""
@@ -124,18 +124,18 @@ def give(found: Any, show: Callable[[Any], object], *, as_json: bool) -> None:  
 
 
 def is_kvfs(path: Path) -> bool:
-    """Return whether a kvfs is mounted there."""
+    """Return whether `path` is a mount point of kvfs."""
     mount = runtime.mount_at(path)
     return mount is not None and mount.fstype == runtime.FSTYPE
 
 
 def kvfs_mounts() -> list[str]:
-    """Return where one is mounted."""
+    """Return the mount points of all kvfs mounts."""
     return [found.path for found in runtime.mounts() if found.fstype == runtime.FSTYPE]
 
 
 def is_mount(path: Path) -> bool:
-    """Return whether a kvfs is mounted there; else it is an NVMe directory, or ConfigError."""
+    """Return whether a kvfs is mounted there. False: it is an NVMe directory; else ConfigError."""
     if is_kvfs(path):
         return True
     lacking = [part for part in _PARTS if not os.path.exists(path / part)]
@@ -149,7 +149,7 @@ def is_mount(path: Path) -> bool:
 
 
 def assignments(words: Iterable[str], what: str) -> dict[str, str]:
-    """Return the texts of NAME=VALUE words by name; `what` they are: options, settings.
+    """Return the values of NAME=VALUE words by name. `what` names them: options, settings.
 
     Raises ConfigError for a word of another form, and for a name that is given twice.
     """
@@ -165,7 +165,7 @@ def assignments(words: Iterable[str], what: str) -> dict[str, str]:
 
 
 class Place(NamedTuple):
-    """What a path means: an inode of a mount."""
+    """An inode of a mount, which a path led to."""
 
     mountpoint: Path
     ino: int
@@ -174,7 +174,7 @@ class Place(NamedTuple):
 def on_mount(path: str, *, follow: bool = True) -> Place:
     """Return the mount that a path is on, and its inode there. Raises ConfigError.
 
-    follow: what a symbolic link leads to; else the link itself.
+    `follow`: use the target of a symbolic link; without it the link itself.
     """
     real = Path(os.path.realpath(path))
     if not follow and os.path.islink(path):
@@ -192,9 +192,10 @@ def on_mount(path: str, *, follow: bool = True) -> Place:
 
 
 def printable(text: str | os.PathLike[str]) -> str:
-    """Return a text with names of others in it so that it moves nothing of the terminal.
+    """Return a text safe for a terminal, although it contains names that other users chose.
 
-    Names may have any bytes but a slash: what cannot be printed is escaped as Python does it.
+    Names may have any bytes but a slash. A character that cannot be printed is escaped as Python
+    does it.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in os.fspath(text))
 
@@ -211,4 +212,4 @@ def human(size: int) -> str:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvfs")
 def main() -> None:
-    """Mount and look after kvfs, a file system for the KV caches of LLM inference."""
+    """Run kvfs, a file system for the KV caches of LLM inference."""

@@ -1,10 +1,10 @@
-"""`kvfs bench`: what this mount does on this machine, beside a plain directory, in turns.
+"""`kvfs bench`: measure this mount on this machine, beside a plain directory, in turns.
 
-Contract: only room that is free is used, in a namespace of its own that no bucket gets, so nothing
-is dropped for it; both sides are cleared at the end, and what a run has left that was killed is
-cleared by the next one. Every byte that was read is compared, outside of the time that counts. One
-process with one thread: what it says is for looking whether something is wrong, not for comparing
-machines; `scripts/bench` measures properly.
+Contract: the benchmark uses only free room, in a namespace of its own that no bucket gets, so kvfs
+drops nothing for it. Both sides are cleared at the end. The next run clears the files of a run that
+was killed. Every byte that was read is compared, outside of the measured time. One process with one
+thread measures: its figures show whether something is wrong, and do not compare machines;
+`scripts/bench` measures properly.
 """
 
 import math
@@ -27,18 +27,18 @@ from kvfs.cli.screen import pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
 
-NAME = "kvfs-bench-"  # and the process that it is of
+NAME = "kvfs-bench-"  # and the number of the process that made it
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 16 * MIB)
 TURNS = 3
 MOST = 256 * MIB  # of each size, on each side
 FILES_MOST = 500
 LEAST = SIZES[-1]
-SHARE = 2  # a half of what is free, at most
+SHARE = 2  # a half of the free room, at most
 
 
 class Times(NamedTuple):
-    """Seconds, one for each file."""
+    """The seconds that each file took."""
 
     write: list[float]
     open: list[float]
@@ -47,14 +47,14 @@ class Times(NamedTuple):
 
 @dataclass
 class Side:
-    """`best` by size: the fastest turn."""
+    """One side of the comparison. `best` by size: the fastest turn."""
 
     name: str
     path: Path
     turns: dict[int, list[Times]] = field(default_factory=dict)
 
     def rates(self, size: int) -> dict[str, float]:
-        """Bytes and opens a second of the fastest turn, and seconds of an open of all turns."""
+        """Return the best rates of bytes and opens a second, and the seconds of all opens."""
         turns = self.turns[size]
         opens = sorted(one for turn in turns for one in turn.open)
         files = len(turns[0].open)
@@ -75,13 +75,13 @@ class Side:
     default=Path("/dev/shm"),  # noqa: S108 (a directory of its own is made in it)
     show_default=True,
     metavar="DIR",
-    help="A directory to compare with.",
+    help="Directory to compare with.",
 )
 @json_option
 def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
-    """Write and read files through the kvfs at MOUNTPOINT and beside it, and compare.
+    """Measure a mount beside a plain directory.
 
-    It takes some seconds, and at most half of what is free; nothing is dropped for it.
+    This takes some seconds and at most half of the free space. kvfs drops nothing for it.
     """
     runtime.kvfs_mount(mountpoint)
     for left in _left(mountpoint):
@@ -118,7 +118,7 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
 
 
 def _left(folder: Path) -> list[Path]:
-    """What runs of this user have left there whose processes do not live any more."""
+    """Return directories that ended runs of this user have left there."""
     return [
         path
         for path in folder.glob(f"{NAME}*")
@@ -163,7 +163,7 @@ def _new(folder: Path) -> Path:
 
 
 def _turn(folder: Path, size: int, files: int) -> Times:
-    """Files are written, opened and read, one after the other, and unlinked."""
+    """Write files, then open and read them, one after the other, and unlink them."""
     files = max(1, min(files, FILES_MOST))
     data = os.urandom(size)
     buffer = bytearray(size)

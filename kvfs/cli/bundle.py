@@ -1,9 +1,9 @@
 """`kvfs doctor --bundle`: one file with all that a report of a defect needs, and no secret.
 
-Contract: everything is read; nothing is changed, and what cannot be had is a line with the reason.
-Environment: only variables of ENVIRONMENT, and of CREDENTIALS whether they are set. No bytes of
-objects, no keys of a bucket's account. Names of objects, namespaces and models are masked
-(`Masks`) unless `names` is said. Not for judging what was found: `doctor` does that.
+Contract: the command only reads and changes nothing. If it cannot read a part, the bundle has a
+line with the reason. Environment: the variables of ENVIRONMENT, and for CREDENTIALS only whether
+they are set. No bytes of objects, no keys of a bucket's account. Names of objects, namespaces and
+models are masked (`Masks`) without `names`. Not for judging the findings: `doctor` does that.
 """
 
 import io
@@ -48,7 +48,7 @@ PROC = (
 OF_PROCESS = ("status", "limits", "stat", "schedstat", "io", "wchan")
 
 MASK = "<masked>"
-SECRET_LEAST = 6  # characters; what is shorter is in many words
+SECRET_LEAST = 6  # characters; many words contain a shorter one
 # Fields of a status whose texts are names of objects, namespaces or models, or come from users.
 NAMED = {"name", "path", "model", "fingerprint", "files", "key", "problem", "note"}
 _QUOTED = re.compile(r"""b?'[^'\n]*'|b?"[^"\n]*\"""")
@@ -75,7 +75,7 @@ Member = tuple[str, str]  # name in the archive, content
 
 
 def write(path: Path, checks: list[dict[str, Any]], *, names: bool, fsck: bool) -> list[str]:
-    """Return what is in it. Raises ConfigError if it cannot be written, or is there."""
+    """Write the bundle and return its contents. ConfigError: it exists, or cannot be written."""
     members = [
         ("doctor.json", _json(checks)),
         ("versions.json", _json(_versions())),
@@ -180,7 +180,7 @@ def _end_of(path: Path) -> str:
 
 
 def _check(mountpoint: Path) -> dict[str, Any]:
-    """What is wrong, by kind, without hashes and without a name."""
+    """Return the findings of a check by kind, without hashes and without a name."""
     request(mountpoint, "check", repair=False, hashes=False)
     kinds = Counter[str]()
     for answer in polled(lambda: request(mountpoint, "checked")):
@@ -191,7 +191,7 @@ def _check(mountpoint: Path) -> dict[str, Any]:
 
 
 def scrub(text: str, environment: Mapping[str, str]) -> str:
-    """Without what variables hold that are secrets by their name, and passwords in URLs."""
+    """Return the text without passwords in URLs and the values of variables named as secrets."""
     secrets = [
         value
         for name, value in environment.items()
@@ -203,13 +203,13 @@ def scrub(text: str, environment: Mapping[str, str]) -> str:
 
 
 class Masks:
-    """Texts for other people's eyes: what could be a secret or a file's name is masked.
+    """Masks all parts of texts for other people's eyes that could be a secret or a file's name.
 
-    `text` keeps of each line what is known to be harmless (words, numbers, times, names of kvfs's
-    modules and tiers, paths given as `safe`) and puts MASK for everything else: what is quoted,
-    what has a shape that names and keys have, and the words given as `names`. A plain word that is
-    a file's name and was not given is not told from another word. `value` does the same to plain
-    values, by the fields that have names. Not for what must be kept word for word.
+    `text` keeps the words of each line that are known to be harmless: words, numbers, times, names
+    of kvfs's modules and tiers, paths given as `safe`. It puts MASK for everything else: quoted
+    text, text in a shape that names and keys have, and the words given as `names`. `text` cannot
+    tell a file's name that is a plain word from another word, unless it was given. `value` does the
+    same to plain values, by the fields that have names. Not for texts that must stay word for word.
     """
 
     def __init__(self, names: Iterable[str] = (), safe: Iterable[str] = ()) -> None:
@@ -219,7 +219,7 @@ class Masks:
         self._safe = sorted({path for path in safe if path}, key=len, reverse=True)
 
     def text(self, text: str) -> str:
-        """Line by line."""
+        """Return the text with each line masked."""
         return "\n".join(map(self._line, text.split("\n")))
 
     def _line(self, line: str) -> str:
@@ -242,7 +242,7 @@ class Masks:
         return MASK if re.search(r"\w", word) else word
 
     def value(self, value: Any, field: str = "") -> Any:  # noqa: ANN401 - JSON
-        """A copy in which the texts of fields that have names are masked, and all with secrets."""
+        """Return a copy without secrets; texts of fields that have names are masked."""
         if isinstance(value, dict):
             return {name: self.value(one, name) for name, one in value.items()}
         if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""`kvfs connect`: the two ways in which an engine can use a namespace, and what to paste for each.
+"""`kvfs connect`: the two ways in which an engine can use a namespace, and the text for each.
 
-Contract: nothing is changed, and nothing but what is to be pasted is on stdout with --file or
---native. Not for making a namespace: `kvfs ns create --for`.
+Contract: the command changes nothing. With --file or --native, stdout has only the text to paste.
+Not for making a namespace: `kvfs ns create --for`.
 """
 
 import json
@@ -21,11 +21,21 @@ WAYS = {"files": "by files", "native": "natively"}
 @click.command(epilog="Engines: " + ", ".join(profiles.ENGINES))
 @click.argument("engine", metavar="ENGINE")
 @namespace_argument
-@click.option("--file", "way", flag_value="files", help="Only what lets ENGINE use it by files.")
-@click.option("--native", "way", flag_value="native", help="Only what has it use kvfs's connector.")
+@click.option(
+    "--file",
+    "way",
+    flag_value="files",
+    help="Print only the configuration for the engine's own file connector.",
+)
+@click.option(
+    "--native",
+    "way",
+    flag_value="native",
+    help="Print only the configuration for kvfs's connector.",
+)
 @json_option
 def command(engine: str, namespace: Named, way: str | None, *, as_json: bool) -> None:
-    """Print how ENGINE uses NAMESPACE: by files, natively, and what each of them gives."""
+    """Print how ENGINE can use NAMESPACE."""
     chosen = profiles.engine(engine)
     names = {one: name for one in WAYS if (name := getattr(chosen, one)) is not None}
     if way is not None and way not in names:

@@ -1,7 +1,7 @@
 """`kvfs doctor`: can this machine run kvfs at full speed, and what would cure it if not?
 
-Works without a mount and changes nothing that lasts. What can be tried is tried, in a mount
-namespace of its own, since configuration files say what should be, not what is.
+Works without a mount and changes nothing that lasts. The doctor tries each feature in a mount
+namespace of its own, because configuration files do not prove how the kernel behaves.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ STYLES = {"ok": "green", "degraded": "yellow", "missing": "red"}
 
 
 class Check(NamedTuple):
-    """One thing looked at. `degraded` still mounts, slower; `missing` does not mount."""
+    """One check and its result. `degraded` still mounts, slower; `missing` does not mount."""
 
     name: str
     verdict: Verdict
@@ -61,15 +61,17 @@ def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pa
     "--bundle",
     callback=_file,
     metavar="FILE.tar.gz",
-    help="Write this, and all else that a report of a defect needs, into a new file.",
+    help=("Write the report, and all other facts that a defect report needs, to a new file."),
 )
-@click.option("--names", is_flag=True, help="Do not mask names of objects and namespaces in it.")
-@click.option("--no-fsck", is_flag=True, help="Do not look for damage in what is mounted for it.")
+@click.option(
+    "--names", is_flag=True, help="Do not mask names of objects and namespaces in the bundle."
+)
+@click.option("--no-fsck", is_flag=True, help="Do not run a check of the mounts for the bundle.")
 def command(*, as_json: bool, bundle: Path | None, names: bool, no_fsck: bool) -> None:
-    """Check whether this machine can run kvfs at full speed, and say what would cure it.
+    """Check whether this machine can run kvfs.
 
-    The exit code is 0 if it can, 1 if it cannot, or only slower. With --bundle it is 0 if the file
-    is written. No secret is in it, and look at it before you send it.
+    The exit code is 0 for full speed, 1 if kvfs cannot run or is slower. With --bundle it is 0 if
+    the file is written. The bundle contains no secrets; look at it before you send it.
     """
     if (names or no_fsck) and bundle is None:
         raise ConfigError("--names and --no-fsck go with --bundle")

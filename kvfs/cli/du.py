@@ -1,4 +1,4 @@
-"""`kvfs du`: what trees, namespaces and models take, by tier."""
+"""`kvfs du`: the bytes of trees, namespaces and models, by tier."""
 
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ BY = ("tier", "namespace", "model")
 
 @click.command
 @click.argument("path", metavar="[PATH]", default=".", type=click.Path())
-@click.option("--by", type=click.Choice(BY), help="Show only this.")
-@click.option("--walk", is_flag=True, help="Look at each file, also of all the mount.")
+@click.option("--by", type=click.Choice(BY), help="Show one table only.")
+@click.option("--walk", is_flag=True, help="Look at each file, also for a whole mount.")
 @json_option
 def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
-    """Show what is below PATH (here, if it is not given): bytes and objects by tier and model.
+    """Show bytes and objects by tier, namespace and model.
 
-    Of a whole mount the daemon's counts are shown. Below it, and with --walk, each file is looked
-    at, which tells packed and logical sizes as well.
+    The default PATH is the current directory. For a whole mount, the daemon's counters answer
+    at once. Below it, and with --walk, kvfs looks at each file, and shows compressed and logical
+    sizes.
     """
     mountpoint = on_mount(path).mountpoint
     if walk or str(runtime.canonical(path)) != str(mountpoint):
@@ -34,7 +35,7 @@ def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
 
 
 def _counted(mountpoint: Path) -> dict[str, Any]:
-    """What the daemon has counted all along, in the shape of a walk; null is not counted."""
+    """Return the daemon's running counts in the shape of a walk; null is not counted."""
     status = request(mountpoint, "status")
     tiers, spaces = status["tiers"], status["namespaces"]
     s3 = tiers.get("s3")
@@ -61,7 +62,7 @@ def _pair(counted: dict[str, Any], name: str) -> dict[str, int]:
 
 
 def _space(counted: dict[str, Any]) -> dict[str, int]:
-    """With what only the bucket has, of which a daemon of an earlier version does not tell."""
+    """Add the bytes that only the bucket has; a daemon of an earlier version does not tell them."""
     return {"bytes": counted["bytes"], "objects": counted["objects"] + counted.get("spilled", 0)}
 
 

@@ -33,42 +33,46 @@ PORT = click.IntRange(1, 65535)
 
 @click.command
 @mountpoint_argument
-@click.option("--ganesha", is_flag=True, help="nfs-ganesha.  [default]")
-@click.option("--knfsd", is_flag=True, help="The kernel's server: /etc/exports.")
+@click.option("--ganesha", is_flag=True, help="Configure nfs-ganesha.  [default]")
+@click.option("--knfsd", is_flag=True, help="Configure the kernel's server: /etc/exports.")
 @click.option(
     "--allow",
     multiple=True,
     default=LOOPBACK,
     metavar="NET",
-    help="Clients that may mount it, as 10.1.0.0/16; again for more.  [default: this machine]",
+    help=(
+        "Network or host of clients that may mount it, such as 10.1.0.0/16 "
+        "(repeatable).  [default: this machine]"
+    ),
 )
-@click.option("--read-only", is_flag=True, help="Clients may not change anything.")
+@click.option("--read-only", is_flag=True, help="Let clients read only.")
 @click.option(
     "--no-root-squash",
     "keep_root",
     multiple=True,
     metavar="NET",
-    help="Root of these clients, within --allow, stays root. Others' is nobody.",
+    help=(
+        "Do not squash root for clients in this network, which is part of --allow "
+        "(repeatable). Root of all other clients maps to nobody."
+    ),
 )
-@click.option("--all-as", metavar="UID:GID", help="Every user of every client acts as this one.")
-@click.option(
-    "--any-port", is_flag=True, help="Take clients from ports that ordinary users may use."
-)
-@click.option("--v3", is_flag=True, help="NFSv3 as well, which needs rpcbind (ganesha).")
-@click.option("--listen", metavar="ADDRESS", help="Where ganesha listens.  [default: by --allow]")
-@click.option("--port", type=PORT, default=NFS_PORT, show_default=True, help="Of ganesha.")
+@click.option("--all-as", metavar="UID:GID", help="Map every user of every client to this user.")
+@click.option("--any-port", is_flag=True, help="Accept clients from ports above 1023.")
+@click.option("--v3", is_flag=True, help="Serve NFSv3 as well. Needs rpcbind (ganesha).")
+@click.option("--listen", metavar="ADDRESS", help="Address for ganesha.  [default: by --allow]")
+@click.option("--port", type=PORT, default=NFS_PORT, show_default=True, help="Port of ganesha.")
 @click.option(
     "--mountd-port",
     type=PORT,
     default=MOUNTD_PORT,
     show_default=True,
-    help="Of ganesha, with --v3.",
+    help="Port of ganesha's mountd, with --v3.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the configuration to this file."
 )
-@click.option("--start", is_flag=True, help="Run it; docs/nfs.md says where it leaves files.")
-@click.option("--stop", is_flag=True, help="End what --start began.")
+@click.option("--start", is_flag=True, help="Start ganesha with it. docs/nfs.md lists the files.")
+@click.option("--stop", is_flag=True, help="Stop the ganesha of --start.")
 def command(
     mountpoint: Path,
     allow: tuple[str, ...],
@@ -87,7 +91,7 @@ def command(
     start: bool,
     stop: bool,
 ) -> None:
-    """Export the kvfs at MOUNTPOINT by NFS: print what a server is to be told, or --start one."""
+    """Print an NFS server configuration, or --start one."""
     if start + stop + (output is not None) > 1:
         raise ConfigError("--start, --stop and --output exclude each other: give one of them")
     if ganesha and knfsd:
@@ -141,7 +145,7 @@ def _stop(mountpoint: Path, *, knfsd: bool) -> None:
 
 
 def _fsid(mountpoint: Path) -> UUID:
-    """Of a mount that an NFS server may serve. Raises ConfigError."""
+    """Return the fsid of a mount that an NFS server may serve. Raises ConfigError."""
     mount = runtime.kvfs_mount(mountpoint)
     if "allow_other" not in mount.super_options:
         raise ConfigError(
@@ -174,7 +178,7 @@ def _give(text: str, output: Path | None) -> None:
         found = b""
         if output.is_file():
             with output.open("rb") as file:
-                found = file.read(kept.LIMIT)  # more than any server is told
+                found = file.read(kept.LIMIT)  # longer than the configuration of any server
         if found and not is_ours(found):
             raise ConfigError(
                 f"--output {output} is there already, and not by kvfs export: give another file, "

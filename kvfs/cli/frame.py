@@ -1,8 +1,8 @@
-"""One frame of `kvfs top`: what there is to see in so many columns and rows.
+"""One frame of `kvfs top`, for a number of columns and rows.
 
-Contract: `after` and `without_answer` give the next frame, `render` draws it; columns that matter
-least go where the terminal is narrow, rows that do not fit are counted. Not for asking, nor for
-keys.
+Contract: `after` and `without_answer` give the next frame, `render` draws it. A narrow terminal
+loses the least important columns first; the frame counts the rows that do not fit. Not for asking,
+nor for keys.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from kvfs.cli.screen import duration, line
 from kvfs.rates import Look, Opens, Rates, between, opens_of
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
-TIMES = ("0.5", "2", "4")  # the room whose hit ratio is shown
+TIMES = ("0.5", "2", "4")  # sizes for which the hit ratio is shown, as multiples of today's
 WIDE = 100  # columns from which on everything is shown
 MIDDLE = 70
 LEAST = 3  # rows of a table, however low the terminal is
-OBJECTS_PART = 3  # of what the tables of tiers leave, a third is for objects
+OBJECTS_PART = 3  # objects get a third of the rows that the tables of tiers leave
 BAR = 10
 
 
 class View(NamedTuple):
-    """What the user has chosen."""
+    """The choices of the user: sorting, ranking of objects, and scroll position."""
 
     sort: str = "bytes"
     reverse: bool = False
@@ -35,28 +35,28 @@ class View(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The last answers, and since when there are none."""
+    """The last answers of the daemon, and the time since which it has given none."""
 
     look: Look | None = None
     rates: Rates | None = None
-    objects: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
+    objects: dict[str, Any] = {}  # noqa: RUF012 (it is never changed)
     silent_since: float = 0.0
     now: float = 0.0
     problem: str = ""
 
     def after(self, look: Look, objects: dict[str, Any]) -> "Frame":
-        """The daemon has answered."""
+        """Return the next frame after an answer of the daemon."""
         rates = None if self.look is None else between(self.look, look)
         return Frame(look, rates, objects)
 
     def without_answer(self, now: float, problem: str) -> "Frame":
-        """It has not: what was known stays to be seen."""
+        """Return the next frame after a failed request: the last figures stay visible."""
         return self._replace(
             silent_since=self.silent_since or now, now=now, problem=problem, rates=None
         )
 
     def render(self, view: View, width: int, height: int) -> RenderableType:
-        """At most so many columns and rows."""
+        """Draw the frame in at most `width` columns and `height` rows."""
         if self.look is None:
             return line(self.problem or "asking the daemon")
         status = self.look.status
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
         flows = _flows(status, self.rates)
         lines = max(1, -(-len(flows.plain) // max(1, width)))
         fixed = len(head) + 1 + len(status["tiers"]) + lines
-        left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines of what is left out
+        left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines for the omitted rows
         found = self.objects.get("objects", [])
         for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
         spaces = _namespaces(status, self.rates, view, width, max(LEAST, left - for_objects))
@@ -96,7 +96,7 @@ class Frame(NamedTuple):
 def _table(
     width: int, columns: list[tuple[str, int]], rows: list[list[str]], *, left: tuple[str, ...]
 ) -> Table:
-    """Of those columns whose least width there is. One line a row."""
+    """Return a table with the columns that the width allows. Each row is one line."""
     made = Table(box=None, header_style="bold", width=width, pad_edge=False, expand=False)
     for name, least in columns:
         if width >= least:
@@ -147,7 +147,7 @@ def _rate(found: float | None) -> str:
 
 
 def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
-    """What moves, in a line or more."""
+    """Return the rates of the flows, in one line or more."""
 
     def rate(name: str, size: str = "") -> str:
         if rates is None:
@@ -222,7 +222,7 @@ def _percent(ratio: float | None) -> str:
 
 
 def _sorting(sort: str, now: dict[str, Opens]) -> tuple[Callable[[Any], Any], bool]:
-    """By what, and whether the highest is first."""
+    """Return the sort key, and whether the highest is first."""
     if sort == "name":
         return lambda one: one["name"], False
     keys: dict[str, Callable[[Any], Any]] = {

@@ -1,8 +1,8 @@
-"""`kvfs fsck`: what is wrong with a kvfs, mounted or not, and the repair of it.
+"""`kvfs fsck`: find defects of a kvfs, mounted or not, and repair them.
 
-A mounted one is checked by its daemon, beside its operations; one that is not mounted by this
-process, which holds its NVMe directory meanwhile. Exit codes are those of fsck(8), but for wrong
-usage, which is 2 as everywhere here.
+The daemon checks a mounted kvfs, beside its operations. This process checks one that is not
+mounted, and holds its NVMe directory meanwhile. Exit codes are those of fsck(8), except for wrong
+usage, which is 2 for all commands of kvfs.
 """
 
 import json
@@ -35,23 +35,29 @@ NOTES = {
 
 
 class Failed(Refusal):
-    """The check could not be made, or not to its end."""
+    """The check did not start, or did not reach its end."""
 
     exit_code = FAILED
 
 
 @click.command
 @target_argument
-@click.option("--repair", is_flag=True, help="Mend what is found; without it nothing is changed.")
-@click.option("--hashes", is_flag=True, help="Read all bytes and compare them with their digests.")
-@click.option("--bucket", is_flag=True, help="List the bucket as well, and compare.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Repair the findings. Without --repair the check changes nothing.",
+)
+@click.option("--hashes", is_flag=True, help="Read all copies and compare their digests.")
+@click.option("--bucket", is_flag=True, help="Compare the catalog with a listing of the bucket.")
 @click.option(
     "-o",
     "options",
     multiple=True,
     metavar="s3_endpoint=...,...",
-    help="Where the bucket is, if it is not mounted: s3, s3_endpoint (Amazon's without it), "
-    "s3_region, s3_profile; and s3_shared=off if no other node uses it.",
+    help=(
+        "Bucket of an unmounted kvfs: s3, s3_endpoint (default: Amazon's), s3_region, "
+        "s3_profile, and s3_shared=off if no other node uses it."
+    ),
 )
 @json_option
 def command(
@@ -63,10 +69,12 @@ def command(
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check the kvfs that is mounted on TARGET, or whose NVMe directory TARGET is.
+    """Check catalog and tiers for damage, and --repair it.
 
-    Exit code 0: nothing is wrong; 1: all that was wrong is repaired; 4: something is left as it
-    is; 8: the check could not be made; 2: wrong usage.
+    TARGET is a mount point, or the NVMe directory of an unmounted kvfs.
+
+    Exit codes: 0 no damage; 1 all damage repaired; 4 damage left; 8 the check failed; 2 wrong
+    usage.
     """
     live = is_mount(target)
     how = {"repair": repair, "hashes": hashes}
@@ -82,7 +90,7 @@ def command(
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
-                # What its layers would log is among the findings.
+                # The findings have all that its layers would log.
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
                 fsck.run(target, shown.take, options=",".join(options), **how)
     except InUseError as error:
@@ -113,7 +121,7 @@ def _ask_daemon(mountpoint: Path, take: Callable[[Answer], None], how: dict[str,
 
 
 class _Report:
-    """What was found, as it comes; `quiet` keeps it for one JSON document."""
+    """Shows the findings as they come; `quiet` keeps them for one JSON document."""
 
     def __init__(self, target: Path, *, quiet: bool) -> None:
         self.bar = progress()
@@ -140,7 +148,7 @@ class _Report:
         )
 
     def _print(self, line: str) -> None:
-        """Above the bar, if both are on the same screen."""
+        """Print a line above the bar, if both are on the same screen."""
         if self.bar.disable or not sys.stdout.isatty():
             click.echo(line)
         else:

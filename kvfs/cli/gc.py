@@ -1,7 +1,7 @@
-"""`kvfs gc`: what no node that shares a bucket can mean any more, and its deletion.
+"""`kvfs gc`: find bucket objects that no node references, and delete them.
 
-The bucket is asked by this process, with the credentials that it finds; the daemon of a mount is
-asked only what it has there.
+This process asks the bucket, with the credentials that it finds. It asks the daemon of a mount only
+for the content of that mount.
 """
 
 import json
@@ -55,16 +55,20 @@ def _target(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     "options",
     multiple=True,
     metavar="s3=...,...",
-    help="Where the bucket is, as for a mount: s3, s3_endpoint, s3_region, s3_profile.",
+    help="Bucket, as for a mount: s3, s3_endpoint, s3_region, s3_profile.",
 )
-@click.option("--delete", is_flag=True, help="Delete it; without it nothing is changed.")
+@click.option(
+    "--delete",
+    is_flag=True,
+    help="Delete the garbage. Without --delete the command changes nothing.",
+)
 @click.option(
     "--older-than",
     default="1d",
     show_default=True,
     callback=_duration,
     metavar="DURATION",
-    help="Leave alone what was written later, by the store's clock.",
+    help="Keep objects that are younger, by the clock of the store.",
 )
 @click.option(
     "--node-age",
@@ -72,19 +76,22 @@ def _target(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     show_default=True,
     callback=_duration,
     metavar="DURATION",
-    help="Call a node stale that was not seen for so long.",
+    help="Treat a node as stale after this time without a sign of life.",
 )
 @click.option(
     "--forget-node",
     "forget",
     multiple=True,
     metavar="IDENTITY",
-    help="This stale node is gone for good: what only it had is garbage.",
+    help="Treat objects that only this stale node references as garbage (repeatable).",
 )
 @click.option(
     "--all-recorded",
     is_flag=True,
-    help="No kvfs without a record uses the prefix: also delete what no record explains.",
+    help=(
+        "Also delete objects that no node record explains. Only if every kvfs on this "
+        "prefix has a record."
+    ),
 )
 @json_option
 def command(
@@ -98,10 +105,10 @@ def command(
     all_recorded: bool,
     as_json: bool,
 ) -> None:
-    """Find what no node that shares a bucket can mean any more, and delete it with --delete.
+    """Find bucket objects that no node references.
 
-    TARGET is where a kvfs is mounted, or the NVMe directory of one that is not; without it, -o says
-    where the bucket is.
+    TARGET is a mount point, or the NVMe directory of an unmounted kvfs. Without TARGET, -o names
+    the bucket. --delete deletes what was found.
     """
     from kvfs import gc  # noqa: PLC0415 (it needs the layers below the daemon)
 

@@ -1,8 +1,8 @@
-"""Long work of a daemon: `kvfs evict`, `warm`, `pin`, `import` and `flush`, and who follows it.
+"""Long work of a daemon: `kvfs evict`, `warm`, `pin`, `import` and `flush`, with its progress.
 
-Contract: one request begins it, others ask how far it is, and a bar shows that. Of evict, warm, pin
-and du each daemon has jobs with numbers: Ctrl-C ends what they have not begun, and the exit code is
-130 then. Not for what the work is, nor for the table of `kvfs du`.
+Contract: one request begins the work, further requests ask for its progress, and a bar shows it.
+The jobs of evict, warm, pin and du have numbers in each daemon. Ctrl-C cancels all that they have
+not begun; the exit code is then 130. Not for the work itself, nor for the table of `kvfs du`.
 """
 
 import os
@@ -24,13 +24,13 @@ from kvfs.errors import ConfigError, ControlError, KvfsError
 
 POLL_S = 0.1
 AT_ONCE = 1000  # paths of one job; a request has room for 3000
-STALLED_S = 120.0  # a store that is tried again has a pause of a minute between two attempts
+STALLED_S = 120.0  # the daemon pauses for up to a minute between two attempts at a bucket
 
 Answer = dict[str, Any]
 
 
 def polled(ask: Callable[[], Answer], over: str = "ended") -> Iterator[Answer]:
-    """How far it is, again and again; the last answer says that it is over."""
+    """Yield the progress of the work at intervals; the last answer says that it is over."""
     while not (found := ask())[over]:
         yield found
         time.sleep(POLL_S)
@@ -38,14 +38,14 @@ def polled(ask: Callable[[], Answer], over: str = "ended") -> Iterator[Answer]:
 
 
 class Jobs(NamedTuple):
-    """What one command has begun: jobs of some daemons, of which `verb` tells how far they are."""
+    """The jobs that one command began in some daemons; `verb` asks for their progress."""
 
     verb: str
     begun: list[tuple[Path, int]]
 
     @classmethod
     def start(cls, paths: Iterable[str], verb: str, asked: str = "swept", **how: object) -> "Jobs":
-        """For these files and directories. Raises ConfigError, ControlError."""
+        """Start jobs for these files and directories. Raises ConfigError, ControlError."""
         wanted: dict[Path, list[int]] = {}
         for path in paths:
             place = on_mount(path)
@@ -58,7 +58,7 @@ class Jobs(NamedTuple):
         return cls(asked, begun)
 
     def look(self, *, cancel: bool = False) -> Answer:
-        """How far each is, as a sum."""
+        """Return the progress of all jobs, as a sum."""
         first, *others = (
             request(mountpoint, self.verb, job=job, cancel=cancel) for mountpoint, job in self.begun
         )
@@ -69,7 +69,7 @@ class Jobs(NamedTuple):
     def follow(
         self, bar: Progress, show: Callable[[Answer], Mapping[str, Any]], told: Callable[..., str]
     ) -> Answer:
-        """What they have found once all are over. Ctrl-C ends them; `told` is what is said then."""
+        """Return the result once all jobs are over. Ctrl-C ends them and prints `told`'s text."""
         try:
             with bar:
                 task = bar.add_task("", total=None)
@@ -85,7 +85,7 @@ class Jobs(NamedTuple):
         return found
 
     def counted(self, what: str) -> Answer:
-        """The same with a bar that counts files. Raises KvfsError if they could not see all."""
+        """Follow the jobs with a bar that counts files. KvfsError: they could not see all files."""
         found = self.follow(
             counting(), lambda one: {"description": what, "completed": one["files"]}, lambda _: ""
         )
@@ -95,7 +95,7 @@ class Jobs(NamedTuple):
 
 
 def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> Answer:
-    """Numbers are added, also those within; what is over is so if both are."""
+    """Add the numbers of two answers, also nested ones; the sum is over if both are."""
     merged = dict(one)
     for name, value in other.items():
         if name not in merged:
@@ -125,19 +125,26 @@ paths_argument = click.argument(
 @click.option(
     "--to",
     type=click.Choice(["nvme", "s3"]),
-    help="The tier that they go to: nvme leaves memory (the default where there is an NVMe tier), "
-    "s3 every local tier.",
+    help=(
+        "Fastest tier that may keep a copy: nvme frees RAM (the default with an NVMe "
+        "tier), s3 frees RAM and NVMe."
+    ),
 )
-@click.option("--drop", is_flag=True, help="Leave every local tier, and lose what only is here.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--drop",
+    is_flag=True,
+    help="Free all local tiers, and drop objects that only this machine has.",
+)
+@click.option("--dry-run", is_flag=True, help="Only list the objects that would be evicted.")
 @json_option
 def evict_command(
     paths: tuple[str, ...], *, to: str | None, drop: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Have files and all below directories PATH... leave their faster tiers now.
+    """Evict the files below PATH... from the faster tiers now.
 
-    What nothing else has is copied to NVMe first, or refused; nothing is lost without --drop. What
-    is open, pinned or never dropped stays. The exit code is 1 if anything was refused.
+    kvfs copies an object to NVMe first if no other tier has it, or refuses. Nothing is lost without
+    --drop. Objects that are open, pinned or of eviction=never stay. The exit code is 1 if kvfs
+    refused any object.
     """
     if drop and to == "nvme":
         raise ConfigError("--to nvme loses nothing: --drop goes with --to s3, or alone")
@@ -163,11 +170,11 @@ def _evicted(found: Answer, *, dry: bool) -> str:
 
 @click.command
 @paths_argument
-@click.option("--no-wait", is_flag=True, help="Return when it has begun.")
+@click.option("--no-wait", is_flag=True, help="Return when the job has started.")
 def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
-    """Bring files and all below directories PATH... to their fastest tier.
+    """Bring the files below PATH... to their fastest tier.
 
-    What is used meanwhile, or was lately, is not dropped for it. Ctrl-C ends what is not begun.
+    kvfs evicts no recently used object for them. Ctrl-C cancels the files that have not started.
     """
     jobs = Jobs.start(paths, "warm", "warmed")
     if no_wait:
@@ -195,15 +202,15 @@ def _warmed(found: Answer) -> str:
 
 @click.command
 @paths_argument
-@click.option("--off", is_flag=True, help="They may be dropped again.")
+@click.option("--off", is_flag=True, help="Remove the pin.")
 def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
-    """Keep PATH... from being dropped to make room.
+    """Protect PATH... from being dropped to make room.
 
-    A top-level directory, or the mount itself, gets the setting pin=on of namespaces: all that is
-    and will be in it is never dropped, and stays in memory if it is there. Below that, files are
-    pinned one by one, those that are there now; they may leave memory for NVMe.
+    A namespace, or the mount itself, gets the setting pin=on: kvfs drops none of its objects, now
+    or later, and keeps those in RAM that are there. Below a namespace, kvfs pins the existing files
+    one by one; a pinned file may leave RAM for NVMe.
     """
-    places = {path: on_mount(path) for path in paths}  # all of them first: nothing is half done
+    places = {path: on_mount(path) for path in paths}  # resolve all first: nothing is half done
     spaces = {path: name for path in places if (name := _namespace(path, places[path].mountpoint))}
     for path, name in spaces.items():
         settings = {"pin": "off" if off else "on"}
@@ -221,7 +228,7 @@ def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
 
 
 def _namespace(path: str, mountpoint: Path) -> str:
-    """The namespace whose directory it is, "." for the mount's own; "" if it is none."""
+    """Return the namespace with this directory: "." for the mount's own, "" for none."""
     real = Path(os.path.realpath(path))
     if not real.is_dir():
         return ""
@@ -234,9 +241,9 @@ def _namespace(path: str, mountpoint: Path) -> str:
 @mountpoint_argument
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
-    """Have the kvfs at MOUNTPOINT know all that is in its bucket, or below some PATHs of it.
+    """Add the objects of the bucket to the catalog.
 
-    A PATH is below MOUNTPOINT, or relative to it. What is known already is passed over.
+    A PATH below MOUNTPOINT, or relative to it, limits the command. Known objects are skipped.
     """
     runtime.kvfs_mount(mountpoint)
     request(mountpoint, "import", paths=[_below(mountpoint, path) for path in paths])
@@ -268,9 +275,9 @@ def _below(mountpoint: Path, path: str) -> str:
 
 @click.command
 @mountpoint_argument
-@click.option("--wait", is_flag=True, help="Return when the bucket has it all.")
+@click.option("--wait", is_flag=True, help="Return when the bucket has all objects.")
 def flush_command(mountpoint: Path, *, wait: bool) -> None:
-    """Have the kvfs at MOUNTPOINT upload at once what its bucket lacks."""
+    """Upload at once all objects that the bucket lacks."""
     runtime.kvfs_mount(mountpoint)
     found = request(mountpoint, "flush")
     if not wait:
@@ -279,7 +286,7 @@ def flush_command(mountpoint: Path, *, wait: bool) -> None:
             f"({human(found['bytes_left'])}) are to be uploaded"
         )
         return
-    done, moved, total = -1, time.monotonic(), 0  # others may add to what is left
+    done, moved, total = -1, time.monotonic(), 0  # others may add to the rest
     with moving("uploading") as bar:
         task = bar.add_task("", total=None)
         while found["objects_left"] or not found["loaded"]:

@@ -1,4 +1,4 @@
-"""`kvfs match`: how much of a prompt a namespace has, where that is, and what comes next."""
+"""`kvfs match`: the cached prefix of a prompt, the place of its blocks, and the blocks after it."""
 
 import bisect
 import json
@@ -20,7 +20,7 @@ FEW = 8  # tokens in a line
 
 
 class _Spec(NamedTuple):
-    """What the namespace's fingerprint says."""
+    """The parts of the namespace's fingerprint that a match needs."""
 
     root: bytes
     block_tokens: int
@@ -34,17 +34,19 @@ class _Spec(NamedTuple):
     "file",
     required=True,
     type=click.File("rb"),
-    help="Ids of the prompt's tokens: a list of JSON, or numbers with space between; - for stdin.",
+    help=(
+        "File with the token ids of the prompt: a JSON list, or numbers and spaces; - for stdin."
+    ),
 )
 @click.option(
     "--shards",
-    help="Names of a block's files, joined by commas; by default as the fingerprint says.",
+    help=("Names of the files of a block, joined by commas. Default: as in the fingerprint."),
 )
 @json_option
 def command(namespace: str, file: Any, *, shards: str | None, as_json: bool) -> None:  # noqa: ANN401 - click's file
-    """Tell how much of a prompt is cached in NAMESPACE, where that is, and what comes next.
+    """Show how much of a prompt is cached in NAMESPACE.
 
-    NAMESPACE is its path, also on a client of NFS, or its name if one kvfs is mounted.
+    NAMESPACE is a path, also on an NFS client. Its name alone works if one kvfs is mounted.
     """
     directory = _directory(namespace)
     spec = _spec(directory)
@@ -77,7 +79,7 @@ def _directory(namespace: str) -> Path:
 
 
 def _spec(directory: Path) -> _Spec:
-    """Raises ConfigError."""
+    """Return the specification of the namespace. Raises ConfigError."""
     try:
         text = os.getxattr(directory, FINGERPRINT).decode(errors="replace")
     except OSError as error:
@@ -99,7 +101,7 @@ def _spec(directory: Path) -> _Spec:
 
 
 def _tokens(data: bytes, name: str) -> list[int]:
-    """Raises ConfigError."""
+    """Return the tokens of a prompt. Raises ConfigError."""
     try:
         text = data.decode()
         found = json.loads(text) if text.lstrip().startswith("[") else list(map(int, text.split()))
@@ -143,7 +145,7 @@ def _describe(
 
 
 def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.Answer | None:
-    """In one call for each 65536 blocks; None where the file system does not answer."""
+    """Ask in one call for each 65536 blocks; None where the file system does not answer."""
     try:
         descriptor = os.open(directory / matching.NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # an NFS client, or another file system
@@ -168,7 +170,7 @@ def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.Answer | N
 
 
 def _bisect(directory: Path, spec: _Spec, keys: list[bytes]) -> int:
-    """By some 2 log n stats: a block is there only with all before it."""
+    """Count the leading blocks by some 2 log n stats: a block needs all blocks before it."""
 
     def there(at: int) -> bool:
         parent = keys[at - 1] if at else spec.root
@@ -180,7 +182,7 @@ def _bisect(directory: Path, spec: _Spec, keys: list[bytes]) -> int:
 
 
 def _continuations(directory: Path, parent: bytes) -> int:
-    """Blocks that follow the last one that matched."""
+    """Count the blocks that follow the last one that matched."""
     try:
         names = os.listdir(directory / parent.hex())
     except OSError:

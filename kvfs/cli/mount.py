@@ -1,7 +1,7 @@
 """`kvfs mount`: check everything, start the keeper, return when the mount answers.
 
-The keeper gets the finished configuration on its stdin, as JSON, and says on its stdout, in one
-line, that it is ready or why not. Not for what it does afterwards.
+The keeper gets the finished configuration on its stdin, as JSON. It says on its stdout, in one
+line, that it is ready, or the reason for its failure. Not for the later work of the keeper.
 """
 
 import json
@@ -19,27 +19,55 @@ from kvfs.cli import human, mountpoint_argument, printable, users
 from kvfs.config import Config
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
-from kvfs.parsing import rows
+from kvfs.parsing import kinds_of, rows
 
 USAGE_ERROR = 2
 
 
+# In the order of a reader: the few that most mounts need come first.
+GROUPS = {
+    "Most needed": ("ram", "nvme", "nvme_size", "s3", "allow_other"),
+    "Bucket": tuple(row.name for row in rows(Config) if row.name.startswith("s3_")),
+    "Speed": ("passthrough", "huge", "movers", "promote_after", "reclaimable", "entry_timeout"),
+    "Sharing": ("namespaces", "bandwidth", "nvme_writes"),
+    "Damage": ("verify_after", "scrub", "watchdog"),
+    "Watching": ("metrics", "web", "log", "log_level", "access_log", "access_log_size"),
+    "Kernel": ("mount_flags",),
+}
+
+
 def _options_help() -> str:
-    described = [
-        f"  {row.name:<15}{row.meaning}\n"
-        f"  {'':<15}[{row.unit}; default: {row.default}{'; kvfs set' if row.hot else ''}]"
-        for row in rows(Config)
-    ]
-    note = "  Sizes are 512M, 2G, 1.5T; those marked 'kvfs set' can change while mounted."
-    return "\b\nMount options:\n" + "\n".join([*described, note])
+    """Return the help with each name on a line of its own, so that columns do not touch."""
+    by_name = {row.name: row for row in rows(Config)}
+    kinds = kinds_of(Config)
+    lines = []
+    for title, names in GROUPS.items():
+        lines.append(f"{title}:")
+        for row in map(by_name.__getitem__, names):
+            change = "; kvfs set" if row.hot else "; kvfs upgrade" if row.upgrade else ""
+            unit = "|".join(kinds[row.name].words) or row.unit
+            given = "FLAG" if row.name == "mount_flags" else f"{row.name}="
+            lines += [
+                f"  {given}  [{unit}; default: {row.default}{change}]",
+                f"      {row.meaning}",
+            ]
+    note = (
+        "Sizes are 512M, 2G, 1.5T. 'kvfs set' changes an option while mounted, 'kvfs upgrade'\n"
+        "with a new daemon. All other options need a new mount."
+    )
+    return "\b\n" + "\n".join([*lines, note])
 
 
 @click.command(epilog=_options_help())
 @mountpoint_argument
 @click.option(
-    "-o", "options", multiple=True, metavar="OPTION[=VALUE],...", help="Mount options, as below."
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPTION[=VALUE],...",
+    help="Mount options, listed below.",
 )
-@click.option("-f", "--foreground", is_flag=True, help="Stay until unmounted.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground until unmounted.")
 def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> None:
     """Mount kvfs on the directory MOUNTPOINT."""
     config = Config.from_options(mountpoint, ",".join(options))
@@ -51,15 +79,15 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
             click.echo(f"kvfs: nvme={fresh} does not exist: the mount makes it", err=True)
         _become_keeper(config)
     _start(config)
-    if fresh:  # a slip of the pen looks like this
+    if fresh:  # a mistyped name looks like this
         click.echo(f"kvfs: nvme={fresh} did not exist: it was made, and is empty", err=True)
     click.echo(_what_is_on(mountpoint))
 
 
 def _check_ended(mountpoint: Path) -> None:
-    """Raises ConfigError if a mount that was detached is still kept, with what would end it.
+    """Raises ConfigError if a mount that was detached still has a keeper, with the cure.
 
-    Nothing is mounted there: a keeper that answers has such a one.
+    Nothing is mounted there, so a keeper that answers is one of a detached mount.
     """
     try:
         keeper = request_keeper(mountpoint, "status")["keeper_pid"]
@@ -78,7 +106,7 @@ def _check_ended(mountpoint: Path) -> None:
 
 
 def _become_keeper(config: Config) -> NoReturn:
-    """For a service: the keeper is this very process, and says READY itself."""
+    """Become the keeper, for a service: this process itself says READY."""
     text = os.memfd_create("kvfs-config")
     os.write(text, config.to_json().encode())
     os.lseek(text, 0, os.SEEK_SET)
@@ -87,7 +115,7 @@ def _become_keeper(config: Config) -> NoReturn:
 
 
 def _start(config: Config) -> None:
-    """Start the keeper and return when the mount is served; raise what it says otherwise."""
+    """Start the keeper and return when it serves the mount; else raise its reason."""
     with tempfile.TemporaryFile() as stderr:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "kvfs.keeper"],
@@ -111,7 +139,7 @@ def _start(config: Config) -> None:
     if "error" in answer:
         keeper.wait()
         raise (ConfigError if answer.get("exit") == USAGE_ERROR else KvfsError)(answer["error"])
-    keeper.returncode = 0  # it is to outlive this process, which Popen would warn of
+    keeper.returncode = 0  # it outlives this process, and Popen would warn of that
 
 
 def _converse(keeper: "subprocess.Popen[str]", config: Config) -> str:
@@ -121,7 +149,7 @@ def _converse(keeper: "subprocess.Popen[str]", config: Config) -> str:
         with keeper.stdin:
             keeper.stdin.write(config.to_json())
     except BrokenPipeError:
-        return ""  # it died first; why is on its stderr
+        return ""  # it died first; the reason is on its stderr
     return keeper.stdout.readline()
 
 
@@ -148,7 +176,7 @@ def _what_is_on(mountpoint: Path) -> str:
 
 
 def _size(name: str, tier: dict[str, Any]) -> str:
-    """Of a tier that has one; a bucket that does not answer is said instead."""
+    """Return the size of a tier that has one, or that a bucket does not answer."""
     if name != "s3":
         return f"{human(tier['capacity_bytes'])} "
     return f"({tier['state']}: {tier['why']}) " if tier["state"] != "healthy" else ""

@@ -1,4 +1,4 @@
-"""`kvfs ns`: make, tell, show, list and drop namespaces, the top-level directories of a mount."""
+"""`kvfs ns`: make, change, show, list and drop namespaces, the top-level directories of a mount."""
 
 import os
 import time
@@ -31,11 +31,11 @@ from kvfs.settings import MEDIA, Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
-STEP = 0.1  # s between two looks at what is left of a dropped namespace
+STEP = 0.1  # s between two looks at the rest of a dropped namespace
 
 
 class Named:
-    """A namespace as the command line has it: PATH on a mount, or NAME if only one is mounted."""
+    """A namespace on the command line: PATH on a mount, or NAME if only one kvfs is mounted."""
 
     def __init__(self, text: str) -> None:
         if os.sep in text:
@@ -97,23 +97,24 @@ def _describe_settings() -> str:
 
 @click.group(name="ns", cls=Group, epilog=_describe_settings())
 def command() -> None:
-    """Look after namespaces: the top-level directories of a mount, each with a life of its own.
+    """Create, change and list namespaces.
 
-    NAMESPACE is its path, or its name if one kvfs is mounted; the mount point itself stands for
-    everything that is in no other namespace.
+    A namespace is a top-level directory with settings of its own. NAMESPACE is its path, or its
+    name if one kvfs is mounted. The mount point itself stands for all objects outside of other
+    namespaces.
     """
 
 
 @command.command()
 @namespace_argument
 @click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
-@_for("Give it the life that this connector needs, and print what to paste into its engine.")
+@_for("Set the settings that this connector needs, and print its configuration.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
-    """Make NAMESPACE, with these settings; `kvfs ns --help` explains them."""
+    """Create NAMESPACE with these settings. `kvfs ns --help` explains them."""
     before = profiles.settings(connector) if connector else {}
     texts = {**before, **assignments(settings, "setting")}
     wanted = Settings.parse(texts)
-    if connector is not None:  # all that can be wrong with it, before anything is made
+    if connector is not None:  # find all mistakes in it before anything is made
         configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
     _say_note(namespace, made)
@@ -122,7 +123,7 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
 
 
 def configuration(namespace: Named, connector: str, settings: Settings) -> str:
-    """What to paste into the engine. Raises ConfigError."""
+    """Return the configuration to paste into the engine. Raises ConfigError."""
     mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
     return profiles.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
 
@@ -131,9 +132,9 @@ def configuration(namespace: Named, connector: str, settings: Settings) -> str:
 @namespace_argument
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 def change(namespace: Named, settings: tuple[str, ...]) -> None:
-    """Change settings of NAMESPACE while it is used, all of them or none.
+    """Change settings of NAMESPACE while it is in use: all of them or none.
 
-    A greater version makes everything in it vanish at once; space follows in the background.
+    Another version drops all its objects at once. Their space becomes free in the background.
     """
     texts = assignments(settings, "setting")
     answer = namespace.ask("ns_set", settings=texts)
@@ -142,17 +143,17 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
 
 
 def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
-    """What a setting costs, beside what is printed to be pasted."""
+    """Print the cost of a setting on stderr, beside the text to paste."""
     if note := answer.get("note"):  # a daemon of an earlier version has none
         click.echo(f"kvfs: namespace {printable(namespace.name)}: {note}", err=True)
 
 
 @command.command()
 @namespace_argument
-@_for("Print what to paste into the engine of this connector, and nothing else.")
+@_for("Print only the configuration of this connector's engine.")
 @json_option
 def show(namespace: Named, connector: str | None, *, as_json: bool) -> None:
-    """Show what NAMESPACE is told, what it holds, and what another capacity would have hit."""
+    """Show the settings and contents of NAMESPACE, and its what-if hit ratios."""
     found = namespace.ask("ns_show")
     if connector is not None:
         expect_own(namespace, found)
@@ -193,12 +194,15 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
 
 
 def _of(found: int, quota: int, text: Callable[[int], str]) -> str:
-    """How much of a quota that is, if there is one."""
+    """Return a count with its share of the quota, if there is one."""
     return f"{text(found)} of {text(quota)}, {found / quota:.0%}" if quota else text(found)
 
 
 def expect_own(namespace: Named, found: dict[str, Any]) -> None:
-    """Raises ConfigError where the mount's own namespace would be told what is for one engine."""
+    """Raises ConfigError if the directory has no settings of its own.
+
+    Settings for one engine do not belong to the mount's own namespace.
+    """
     if not found["own"]:
         raise ConfigError(
             f"namespace {namespace.name}: the directory has no settings of its own; kvfs ns set "
@@ -207,7 +211,7 @@ def expect_own(namespace: Named, found: dict[str, Any]) -> None:
 
 
 def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
-    """Warn where the settings are not what the connector needs, beside what is to be pasted."""
+    """Warn on stderr if the settings differ from the connector's needs."""
     for name, needed in profiles.misfits(connector, told).items():
         has = f"{name}={told.get(name, 'off')}"
         click.echo(
@@ -220,7 +224,7 @@ def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
 @mountpoint_argument
 @json_option
 def list_(mountpoint: Path, *, as_json: bool) -> None:
-    """List the namespaces of the kvfs at MOUNTPOINT, and what is left of dropped ones."""
+    """List the namespaces of the mount, and the rest of dropped ones."""
     runtime.kvfs_mount(mountpoint)
     found = request(mountpoint, "ns_list")
     give(found, _list, as_json=as_json)
@@ -262,7 +266,7 @@ def overview(namespaces: list[dict[str, Any]]) -> Table:
 
 
 def models(found: list[dict[str, Any]]) -> list[Table | Text]:
-    """Return a table of those with most bytes, as far as it is short; nothing if there are none."""
+    """Return a table of the models with most bytes, at most MODELS_SHOWN; nothing for none."""
     if not found:
         return []
     rows = (
@@ -275,7 +279,7 @@ def models(found: list[dict[str, Any]]) -> list[Table | Text]:
 
 
 def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
-    """Return a line for each that takes nothing new."""
+    """Return a line for each namespace that accepts no new objects."""
     return [
         line(f"namespace {one['name']}: {one['problem']}") for one in namespaces if one["problem"]
     ]
@@ -283,9 +287,9 @@ def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
 
 @command.command()
 @namespace_argument
-@click.option("--wait", is_flag=True, help="Wait until its space is free again.")
+@click.option("--wait", is_flag=True, help="Return when its space is free.")
 def drop(namespace: Named, *, wait: bool) -> None:
-    """Drop NAMESPACE with everything in it: gone at once, its space follows in the background."""
+    """Drop NAMESPACE with all its objects. Its space becomes free in the background."""
     answer = namespace.ask("ns_drop")
     ino = answer["dropped"]
     if answer["before"]:
@@ -305,6 +309,6 @@ def drop(namespace: Named, *, wait: bool) -> None:
 
 
 def _left(namespace: Named, ino: int) -> dict[str, Any] | None:
-    """What is still there of a dropped one."""
+    """Return the counts of a dropped namespace that is not yet deleted, or None."""
     found = request(namespace.mountpoint, "ns_list")["dropped"]
     return next((one for one in found if one["ino"] == ino), None)

@@ -1,7 +1,7 @@
 """`kvfs set` and `kvfs upgrade`: other options for a mount, or another kvfs, while it is used.
 
-Contract: all options of a command change, or none. For an upgrade the keeper starts the new daemon,
-lets the old one finish what it is about, and takes the old one back if the new one does not serve.
+Contract: all options of a command change, or none. For an upgrade the keeper starts the new daemon
+and lets the old one finish its operations. If the new daemon does not serve, the old one continues.
 Not for options that only a mount can change.
 """
 
@@ -27,9 +27,9 @@ PATIENCE = 180.0  # s: the keeper's own bounds come first
 @mountpoint_argument
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 def set_command(mountpoint: Path, settings: tuple[str, ...]) -> None:
-    """Change options of the kvfs at MOUNTPOINT while it is mounted.
+    """Change options of a mount while it is mounted.
 
-    They hold until it is unmounted; `kvfs mount --help` marks those that can change.
+    The new values hold until the unmount. `kvfs mount --help` marks the options that can change.
     """
     wanted = assignments(settings, "option")
     for name, text in wanted.items():
@@ -47,12 +47,16 @@ def _options_help() -> str:
 @click.command(epilog=_options_help())
 @mountpoint_argument
 @click.option(
-    "-o", "options", multiple=True, metavar="OPTION=VALUE,...", help="Options to change with it."
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPTION=VALUE,...",
+    help="Options to change at the same time.",
 )
 def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
-    """Serve the kvfs at MOUNTPOINT with this version of kvfs, without unmounting it.
+    """Serve a mount with this version, without an unmount.
 
-    Who uses the mount waits for less than a second. Some options can change at the same time.
+    Programs on the mount wait for less than a second. Some options can change at the same time.
     """
     mount = runtime.kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"

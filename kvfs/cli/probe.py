@@ -1,8 +1,8 @@
-"""What the kernel really grants: a FUSE connection and a tmpfs, tried and thrown away.
+"""Tests the kernel's real support: it tries a FUSE connection and a tmpfs, and removes them.
 
 Not a command: `kvfs doctor` runs it as `unshare --mount python -m kvfs.cli.probe DIRECTORY`, so
-that whatever it mounts ends with it. Prints one JSON object: for each thing tried, an empty
-string if it works, else the reason.
+that its mounts end with it. Prints one JSON object: for each test, an empty string if it works,
+else the reason.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ OPTIONS = "rootmode=40000,user_id=0,group_id=0"
 
 
 def huge_pages(directory: Path) -> str:
-    """Mount a tmpfs there as the RAM tier is, and see whether it takes a huge page."""
+    """Mount a tmpfs there as the RAM tier does, and test whether it takes a huge page."""
     mount("kvfs-probe", directory, "tmpfs", 0, f"size={8 * MIB},huge=within_size")
     with (directory / "backing").open("wb") as file:
         os.ftruncate(file.fileno(), HUGE_PAGE)
@@ -64,7 +64,7 @@ def passthrough(directory: Path) -> str:
 
 
 def main(directory: Path) -> None:
-    """Try both there, and print what came of it."""
+    """Try both there, and print the results."""
     results = {}
     for trial in (huge_pages, passthrough):
         try:

@@ -1,4 +1,4 @@
-"""`kvfs profile`: what an access log of a mount says, and how large the mount should be."""
+"""`kvfs profile`: evaluate an access log of a mount, and recommend the size of the mount."""
 
 from itertools import islice
 from pathlib import Path
@@ -16,13 +16,13 @@ STEP = 1000  # lines between two looks at the bar
 
 @click.command
 @click.argument("log", metavar="LOG", type=click.Path(path_type=Path))
-@click.option("--limit", type=click.IntRange(min=1), help="Take the first so many lines only.")
+@click.option("--limit", type=click.IntRange(min=1), help="Read the first N lines only.")
 @json_option
 def command(log: Path, *, limit: int | None, as_json: bool) -> None:
-    """Summarise the access LOG of a mount: rates, sizes, reuse, hit ratio, and sizes to choose.
+    """Summarize an access LOG, and propose sizes.
 
-    `kvfs set MOUNTPOINT access_log=LOG` begins one, `access_log=none` ends it. LOG.1, the older
-    half, is read as well.
+    `kvfs set MOUNTPOINT access_log=LOG` starts a log, `access_log=none` ends it. The command also
+    reads LOG.1, the older half.
     """
     found, profile = 0, Profile()
     with counting("lines") as bar:

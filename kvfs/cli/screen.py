@@ -1,4 +1,4 @@
-"""How tables and progress reach a person, or the program behind a pipe."""
+"""Prints tables and progress for a person, or for the program behind a pipe."""
 
 from collections.abc import Container, Iterable
 
@@ -19,11 +19,11 @@ from rich.text import Text
 
 from kvfs.cli import printable
 
-PIPE_COLUMNS = 240  # a pipe has no width, and a line broken in two is of no use to grep
+PIPE_COLUMNS = 240  # a pipe has no width, and grep needs whole lines
 
 
 def screen() -> Console:
-    """Return where tables are printed: as wide as the terminal, or wide enough."""
+    """Return the console for tables: as wide as the terminal, or wide enough."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
@@ -31,7 +31,7 @@ def screen() -> Console:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and what they stand for."""
+    """Return a table of names and their values."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -60,7 +60,7 @@ def table(
 
 
 def line(text: str) -> Text:
-    """Return a text that is no markup, though names may look like it, and leaves its line alone."""
+    """Return a text that keeps to its line and is no markup, even if its names look like it."""
     return Text(printable(text))
 
 
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 
 
 def _bar(*columns: ProgressColumn) -> Progress:
-    """On stderr, and gone at its end; nothing in a file or a pipe."""
+    """Return a bar on stderr, which it clears at its end; a file or pipe gets nothing."""
     console = Console(stderr=True)
     return Progress(
         *columns,
@@ -91,7 +91,7 @@ def progress() -> Progress:
 
 
 def moving(what: str) -> Progress:
-    """The same for bytes that move, with a description behind them."""
+    """Return a bar for bytes that move, with a description behind them."""
     return _bar(
         *(TextColumn(what), BarColumn(), DownloadColumn(binary_units=True)),
         *(TextColumn("{task.description}"), TimeRemainingColumn()),
@@ -99,6 +99,6 @@ def moving(what: str) -> Progress:
 
 
 def counting(what: str = "files") -> Progress:
-    """The same for what has no known end: it counts."""
+    """Return a bar that counts without a known end."""
     counted = TextColumn(f"{{task.description}}: {{task.completed}} {what}")
     return _bar(SpinnerColumn(), counted, TimeElapsedColumn())

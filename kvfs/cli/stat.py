@@ -1,4 +1,4 @@
-"""`kvfs stat`: where one file or directory is, why it is kept, and what would drop it next."""
+"""`kvfs stat`: the places of a file or directory, why it is kept, and what would drop it next."""
 
 import stat
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ FEW = 8  # names in a line
 @click.argument("path", metavar="PATH", type=click.Path())
 @json_option
 def command(path: str, *, as_json: bool) -> None:
-    """Tell all that kvfs knows of a file or directory: tiers, heat, what would drop it next."""
+    """Show where a file is and when kvfs will evict it."""
     place = on_mount(path, follow=False)
     found = request(place.mountpoint, "stat", ino=place.ino)
     give(found, lambda _: screen().print(pairs(_rows(found))), as_json=as_json)

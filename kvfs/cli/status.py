@@ -1,4 +1,4 @@
-"""`kvfs status`: what a mount holds, what is on, and why what is off is off."""
+"""`kvfs status`: the content of a mount, its active parts, and the reason for each inactive one."""
 
 import time
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from kvfs.control import request
 @mountpoint_argument
 @json_option
 def command(mountpoint: Path, *, as_json: bool) -> None:
-    """Show tiers, bytes, objects, hits and what is on at MOUNTPOINT."""
+    """Show tiers, bytes, objects, hits and features."""
     runtime.kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
     give(status, _show, as_json=as_json)
@@ -29,7 +29,7 @@ def _show(status: dict[str, Any]) -> None:
     console = screen()
     spaces = status["namespaces"]
     facts = [*_facts(status), *_bucket(status["tiers"]), *_compression(status["tiers"])]
-    facts += _scrub(status.get("scrub"))  # a daemon of before has none
+    facts += _scrub(status.get("scrub"))  # an earlier daemon has none
     console.print(pairs(facts), _tiers(status["tiers"]), overview(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name, str(n)) for name, n in _counted(status)))
@@ -46,10 +46,10 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         state = status[name]
         why = f": {state['why']}" if state["why"] else ""
         facts.append((name.replace("_", " "), f"{'on' if state['on'] else 'off'}{why}"))
-    for option, state in status.get("shown", {}).items():  # a daemon of before has none
+    for option, state in status.get("shown", {}).items():  # an earlier daemon has none
         told = f"at {status['options'][option]}" if state["on"] else f"off now: {state['why']}"
         facts.append((option, told))
-    catalog = status.get("catalog", {"doubt": "", "journal": ""})  # a daemon of before has none
+    catalog = status.get("catalog", {"doubt": "", "journal": ""})  # an earlier daemon has none
     if catalog["doubt"]:
         facts.append(("catalog", f"{catalog['doubt']}: kvfs fsck --repair"))
     if catalog["journal"]:
@@ -70,7 +70,7 @@ def _keeper(status: dict[str, Any]) -> str:
 
 
 def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
-    """What waits for its upload, and what was done."""
+    """Yield the uploads that wait, and those that were done."""
     bucket = tiers.get("s3")
     if bucket is None:
         return
@@ -79,7 +79,7 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         waits += f" of at most {human(bucket['dirty_most_bytes'])}"
         waits += f", the oldest for {duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
-    if bucket.get("in_conflict"):  # a daemon of before has none
+    if bucket.get("in_conflict"):  # an earlier daemon has none
         yield "only here", f"{bucket['in_conflict']} objects, whose names others have in s3"
     counters = {
         "s3": "uploads downloads headers copies deletes spilled conflicts failures",
@@ -92,7 +92,7 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
 
 
 def _compression(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
-    """What it came to, by tier."""
+    """Yield the effect of compression, by tier."""
     for name in ("nvme", "s3"):
         counted = tiers.get(name, {})
         if any(counted.get(key) for key in ("compressed", "not_compressed", "decompressed")):
@@ -111,7 +111,7 @@ def _compressed(counted: dict[str, Any]) -> str:
 
 
 def _scrub(scrub: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
-    """How far a pass is, and what the last one found."""
+    """Yield the progress of a pass, and the findings of the last one."""
     if scrub is None:
         return
     current, last = scrub["pass"], scrub["last"]

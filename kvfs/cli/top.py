@@ -1,8 +1,8 @@
-"""`kvfs top`: a mount while it works, drawn again every few seconds.
+"""`kvfs top`: a live view of a mount, drawn again every few seconds.
 
-A thread asks the daemon, so that keys are heard while it does not answer; a takeover is said at the
-top, beside the last figures. `--once` waits for two looks, prints them and ends. Not for what a
-frame looks like (`frame`), nor for rates (`kvfs.rates`).
+A thread asks the daemon, so that keys work while it does not answer. The top line tells of a
+takeover, beside the last figures. `--once` waits for two looks, prints them and ends. Not for the
+shape of a frame (`frame`), nor for rates (`kvfs.rates`).
 """
 
 import os
@@ -68,7 +68,7 @@ class Poller:
         self._drawn.clear()
 
     def _objects(self) -> dict[str, Any]:
-        """None of a daemon of an older version, which does not know that verb."""
+        """Return the objects; none if the daemon is of an older version, without that verb."""
         try:
             return request_within(
                 self.mountpoint, PATIENCE, "objects", order=self.order, count=OBJECTS
@@ -77,7 +77,7 @@ class Poller:
             return {"problem": str(error)}
 
     def is_new(self) -> bool:
-        """Whether there is something to draw; it is drawn then."""
+        """Return whether there is something new to draw; the caller then draws it."""
         new = not self._drawn.is_set()
         self._drawn.set()
         return new
@@ -85,20 +85,20 @@ class Poller:
 
 @click.command
 @mountpoint_argument
-@click.option("--once", is_flag=True, help="Print one frame, after two looks, and end.")
+@click.option("--once", is_flag=True, help="Print one frame, after two measurements, and end.")
 @click.option(
     *("-i", "--interval"),
     type=click.FloatRange(0.2, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two measurements.",
 )
 def command(mountpoint: Path, *, once: bool, interval: float) -> None:
-    """Show what the kvfs at MOUNTPOINT does: tiers, namespaces, hot objects, movers.
+    """Show live activity: tiers, namespaces, hot objects.
 
-    Keys: q ends it, s sorts namespaces by another column, r reverses them, o shows the hottest or
-    the largest objects, arrows and page keys scroll.
+    Keys: q quits, s sorts namespaces by another column, r reverses the order, o switches between
+    the hottest and the largest objects, arrows and page keys scroll.
     """
     runtime.kvfs_mount(mountpoint)
     poller = Poller(mountpoint, interval)
@@ -133,7 +133,7 @@ def _once(poller: Poller) -> None:
 
 
 def _draw(poller: Poller, console: Console, live: Live, terminal: int) -> None:
-    """Until a key ends it, or the mount does."""
+    """Draw until a key or the end of the mount stops it."""
     view, size = View(), (0, 0)
     while not poller.gone:
         now = console.size.width, console.size.height
@@ -161,7 +161,7 @@ def _changed(view: View, key: str) -> View:
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """The terminal gives each key at once, and shows none."""
+    """Set the terminal to give each key at once and to echo none."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
@@ -172,7 +172,7 @@ def _keys() -> Iterator[int]:
 
 
 def _key(terminal: int) -> str:
-    """What was pressed within KEY_WAIT seconds; "" if nothing was."""
+    """Return the key that was pressed within KEY_WAIT seconds, or ""."""
     ready, _, _ = select.select([terminal], [], [], KEY_WAIT)
     if not ready:
         return ""

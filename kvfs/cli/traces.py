@@ -1,10 +1,10 @@
 """`kvfs simulate` and `kvfs replay`: a request trace, on paper and on a mount.
 
-Contract: `simulate` says what hit ratio a cache of some size has under some policies, and needs no
-mount; what is wrong is refused before the first simulation begins. Reading the trace is part of
-that, as only then a share of its blocks is known. `replay` says whether a mount finds what the
-simulator says: it plays a trace with small files in a directory of its own, as a program that knows
-nothing of kvfs.
+Contract: `simulate` computes the hit ratio of a cache of some size under some policies, and needs
+no mount. It refuses wrong input before the first simulation begins. It reads the trace first,
+because a size as a share of the trace's blocks is known only then. `replay` shows whether a mount
+reaches the simulator's result. It plays a trace with small files in a directory of its own, as a
+program that knows nothing of kvfs.
 """
 
 import itertools
@@ -56,8 +56,10 @@ def _loaded(bar: Progress, task: TaskID, trace: str, block_tokens: int, limit: i
     multiple=True,
     required=True,
     metavar="SIZE",
-    help="How large the cache is: a share of the trace's unique blocks (5%), a number of blocks "
-    "(20000), or bytes (64G, divided by --block-size). May be given several times.",
+    help=(
+        "Size of the cache: a share of the trace's unique blocks (5%), blocks (20000), "
+        "or bytes (64G, divided by --block-size) (repeatable)."
+    ),
 )
 @click.option(
     "--policy",
@@ -74,9 +76,9 @@ def _loaded(bar: Progress, task: TaskID, trace: str, block_tokens: int, limit: i
     help="Bytes of a block. The default is Llama-3.1-8B in bf16: 128 KiB a token "
     "(32 layers x 8 KV heads x 128 x 2 bytes, keys and values), so 64M for 512 tokens.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Take the first so many requests only.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after N requests.")
 @json_option
-@click.option("--plot", metavar="FILE.png", help="Draw the curves, and the bound, to this file.")
+@click.option("--plot", metavar="FILE.png", help="Draw the curves and the bound to this file.")
 def simulate_command(
     *,
     trace: str,
@@ -88,14 +90,15 @@ def simulate_command(
     as_json: bool,
     plot: str | None,
 ) -> None:
-    """Simulate caches of some capacities and policies on a request TRACE.
+    """Compute hit ratios of capacities on a request TRACE.
 
-    TRACE is JSON lines in the format of Mooncake (timestamp, input_length, output_length, and
-    hash_ids of blocks of --block-tokens), plain or compressed with xz or gzip, or - for standard
-    input. A last block that is partly filled may have a hash id or none. Tokens count as hits up
-    to the first missing block of a prompt, objects wherever they are found. The table and the
-    plot have Belady's bound as well, which no policy can exceed; the JSON has the policies only,
-    with ratios from 0 to 1.
+    TRACE has JSON lines in the format of Mooncake: timestamp, input_length, output_length, and
+    hash_ids of blocks of --block-tokens. It may be compressed with xz or gzip; - is standard input.
+    The last block of a prompt may be partly filled, with a hash id or without.
+
+    Tokens count as hits up to the first missing block of a prompt. Objects count wherever they are
+    found. Table and plot also show Belady's bound, which no policy exceeds. --json has the policies
+    only, with ratios from 0 to 1.
     """
     chosen = list(dict.fromkeys(policies or [DEFAULT_POLICY]))
     for name in chosen:
@@ -167,7 +170,7 @@ def _plot(path: str, results: Results, trace: Trace, policies: list[str]) -> Non
 @click.option(
     "--namespace",
     metavar="NAME",
-    help="Directory below MOUNTPOINT to use, new or empty; by default a new one, replay-PID.",
+    help="New or empty directory below MOUNTPOINT. Default: replay-PID.",
 )
 @block_tokens_option
 @click.option(
@@ -175,15 +178,15 @@ def _plot(path: str, results: Results, trace: Trace, policies: list[str]) -> Non
     default="4K",
     show_default=True,
     metavar="BYTES",
-    help="Bytes of the file that stands for a block, whatever its tokens; 4K at least.",
+    help="Size of the file for each block, at least 4K.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Play the first so many requests only.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after N requests.")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Keep the trace's pace, so many times faster; by default as fast as it goes.",
+    help="Keep the pace of the trace, N times faster. Default: no pauses.",
 )
-@click.option("--keep", is_flag=True, help="Leave directory and files when done.")
+@click.option("--keep", is_flag=True, help="Keep the directory and its files at the end.")
 @json_option
 def replay_command(
     *,
@@ -197,13 +200,12 @@ def replay_command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Play a request TRACE with real files on the kvfs at MOUNTPOINT, and count the hits.
+    """Play a request TRACE on a mount, and count the hits.
 
-    TRACE is what `kvfs simulate` takes. Each block of a prompt is opened, read and compared with
-    what was written; each one that is missing is written and renamed into place. Tokens count as
-    hits up to the first missing block of a prompt, objects wherever they are found, as the
-    simulator counts. A wrong byte ends it with exit code 1, and so do SIGINT and SIGTERM; what it
-    made is removed first. Works on any directory.
+    TRACE is a trace as for `kvfs simulate`. The replay opens, reads and compares each block of a
+    prompt. It writes missing blocks and renames them into place. Hits count as in the simulator. A
+    wrong byte, SIGINT or SIGTERM ends the replay with exit code 1, after it has removed its files.
+    It works on any directory.
     """
     size = parse_block_size(block_size)
     if size < SMALLEST_BLOCK:

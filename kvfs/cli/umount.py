@@ -1,9 +1,9 @@
-"""`kvfs umount`: save what only RAM holds, unmount, and wait until the daemon is gone.
+"""`kvfs umount`: save the objects that only RAM holds, unmount, and wait for the daemon's end.
 
-What cannot be saved is no reason to lose it silently: the command stops and says so, unless told
-`--now`. What is larger than any file of NVMe's file system is said, and lost: any user can make
-such a file, which must not hold up everybody's unmount. Keeper and daemon are waited for because
-the next mount needs their locks.
+If an object cannot be saved, the command stops and gives the reason, unless told `--now`. An object
+larger than the largest file of NVMe's file system is lost, with a message. Any user can make such a
+file, and it must not block the unmount for all others. The command waits for keeper and daemon,
+because the next mount needs their locks.
 """
 
 import os
@@ -28,10 +28,17 @@ NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
 
 @click.command
 @mountpoint_argument
-@click.option("--now", is_flag=True, help="Lose what only RAM holds; ends within 5 s.")
-@click.option("--lazy", is_flag=True, help="Detach now; the daemon ends with the last open file.")
+@click.option(
+    "--now", is_flag=True, help="Do not save objects that only RAM holds. Ends within 5 s."
+)
+@click.option(
+    "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
+)
 def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
-    """Unmount the kvfs at MOUNTPOINT, after saving to NVMe what only RAM holds."""
+    """Unmount, and save objects of RAM to NVMe first.
+
+    Objects that NVMe or the bucket has already need no saving.
+    """
     mounted = _is_mounted(mountpoint, now=now)
     keeper = _keeper(mountpoint)
     try:
@@ -43,7 +50,7 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             if mounted:
                 _unmount(mountpoint, lazy=lazy)
         except KvfsError:
-            if keeper is not None and now:  # the mount goes on, and must not lose anything later
+            if keeper is not None and now:  # the mount goes on, and must not lose an object later
                 request(mountpoint, "discard_ram", on=False)
             raise
         patience = NOW_S if now else EXIT_S
@@ -58,7 +65,7 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
 
 
 def _is_mounted(mountpoint: Path, *, now: bool) -> bool:
-    """False if it was unmounted, and its daemon still saves what `--now` gives up.
+    """Return False if it is unmounted, and `--now` has to end the daemon, which still saves.
 
     Raises ConfigError if there is no kvfs.
     """
@@ -85,7 +92,7 @@ def _keeper(mountpoint: Path) -> int | None:
 
 
 def _write_back(mountpoint: Path) -> None:
-    """Poll until nothing is left; a bar shows it if it takes long enough to be read."""
+    """Poll until nothing is left to save; a bar shows it if that takes long enough to be read."""
     with moving("writing back") as bar:
         task, total, least = None, 0, None
         moved = time.monotonic()
@@ -110,6 +117,12 @@ def _write_back(mountpoint: Path) -> None:
     if lost := found.get("too_large"):
         click.echo(
             f"kvfs: {lost} objects are lost with RAM: NVMe has no files as large, see the log",
+            err=True,
+        )
+    if lost := found.get("displaced"):
+        click.echo(
+            f"kvfs: {lost} objects were dropped to save what RAM held: NVMe is full, "
+            "a larger nvme_size keeps them",
             err=True,
         )
 

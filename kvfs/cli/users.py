@@ -1,7 +1,7 @@
-"""Who uses a mount, for a message: by what /proc shows of other processes, and by exports.
+"""Names the users of a mount for a message: from /proc of other processes, and from exports.
 
-Contract: only links are read, and no path is followed: that would ask the daemon, or hang. What is
-not visible from here is not found. Not for ending anybody.
+Contract: it only reads links and follows no path, because that would ask the daemon, or hang. It
+does not find a process that is not visible from here. Not for ending a process.
 """
 
 import os
@@ -38,7 +38,7 @@ def of_mount(mountpoint: Path) -> str:
 
 
 def of_detached() -> str:
-    """Name the processes with a file open on a mount that is nowhere any more: not whose it was."""
+    """Name the processes with a file open on a detached mount, without saying on which one."""
     return ", ".join(sorted(name for name in _names(_has_detached))) or UNSEEN
 
 

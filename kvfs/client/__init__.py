@@ -1,7 +1,7 @@
-"""Cached prefixes as tensors, for whoever writes an engine: docs/client.md.
+"""Cached prefixes as tensors, for the authors of engines: docs/client.md.
 
-Contract: what stands here is what may be used. Needs torch and xxhash, nothing else of kvfs, no
-mount and no daemon: any directory will do.
+Contract: the names exported here are the public interface. The client needs torch and xxhash. It
+needs no other part of kvfs, no mount and no daemon: any directory will do.
 """
 
 from kvfs.client.cache import Loaded, Match, PrefixCache

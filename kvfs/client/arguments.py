@@ -1,7 +1,7 @@
-"""Tensors and lists that callers give, checked before anything is read or written.
+"""Checks tensors and lists of callers before the client reads or writes anything.
 
-Contract: TypeError and ValueError name the argument, what it is and what was expected. What comes
-out is one tensor for each block.
+Contract: TypeError and ValueError name the argument, its value and the expected one. The results
+have one tensor for each block.
 """
 
 import os
@@ -57,7 +57,7 @@ def _check_block(block: object, spec: Spec, what: str) -> None:
 
 
 def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> Blocks:
-    """Tensors that blocks are loaded into, on `device` if one was said; contiguous ones there."""
+    """Return the tensors to load blocks into, on `device` if given; contiguous ones there."""
     if isinstance(given, torch.Tensor) and given.is_contiguous():
         _check_stack(given, spec, "out")
         _check_device(given, device)
@@ -81,7 +81,7 @@ def _check_device(first: torch.Tensor, device: torch.device | None) -> None:
 
 
 def _check_apart(blocks: list[torch.Tensor]) -> None:
-    """Blocks side by side may be views of one tensor, but none may begin, or lie, in another."""
+    """Raises ValueError if a block begins, or lies, in another; views of one tensor are fine."""
     places = sorted((block.data_ptr(), at) for at, block in enumerate(blocks) if block.numel())
     for (start, at), (after, other) in pairwise(places):
         whole = blocks[at].is_contiguous() and blocks[other].is_contiguous()
@@ -93,7 +93,7 @@ def _check_apart(blocks: list[torch.Tensor]) -> None:
 
 
 def directory_of(given: str | os.PathLike[str]) -> str:
-    """Return it as text."""
+    """Return the directory as text."""
     path = os.fspath(given)
     if not isinstance(path, str):
         raise TypeError(f"path={path!r}: expected text or a path, got {type(path)}")
@@ -103,7 +103,7 @@ def directory_of(given: str | os.PathLike[str]) -> str:
 
 
 def device_of(given: torch.device | str | None) -> torch.device:
-    """Return it, with its number; None is the CPU."""
+    """Return the device with its number; None is the CPU."""
     if given is None:
         return torch.device("cpu")
     try:
@@ -124,13 +124,13 @@ def device_of(given: torch.device | str | None) -> torch.device:
 
 
 def keys_of(parent: bytes, keys: Sequence[bytes]) -> list[bytes]:
-    """A chain of keys, with its parent."""
+    """Return a checked chain of keys; its parent is checked too."""
     check_key(parent, "parent")
     return [check_key(key, f"keys[{at}]") for at, key in enumerate(keys)]
 
 
 def count_of(given: int | None, what: str, most: int) -> int:
-    """Return it, or `most` if it is None or more."""
+    """Return the count, or `most` if it is None or more."""
     if given is None:
         return most
     if type(given) is not int:

@@ -1,9 +1,9 @@
-"""A cache of prefixes in a directory: what engines and connectors call.
+"""A cache of prefixes in a directory: engines and connectors call it.
 
-Contract: whatever is loaded is a contiguous prefix of what was asked for, whole, of this spec. What
-is gone, or can not be read or written, is a miss, counted in `stats` and logged, never raised;
-arguments that are wrong are. Not for namespaces (`kvfs.client.namespace`), for how blocks move
-(`leased`, `save`, `transfer`) or for engines (`kvfs.connectors`).
+Contract: a load returns a contiguous prefix of the requested blocks, whole, of this spec. A block
+that is gone, or cannot be read or written, is a miss: it is counted in `stats` and logged, never
+raised. Wrong arguments are raised. Not for namespaces (`kvfs.client.namespace`), for the movement
+of blocks (`leased`, `save`, `transfer`) or for engines (`kvfs.connectors`).
 """
 
 import os
@@ -34,7 +34,7 @@ _PIN = "user.kvfs.pin"  # of a file: SEMANTICS.md
 class Match(NamedTuple):
     """The longest cached prefix. keys: of all whole blocks of the prompt, cached or not.
 
-    bytes: of what is cached, by tier, where the mount says so.
+    bytes: of the cached blocks, by tier, where the mount says so.
     """
 
     blocks: int
@@ -44,7 +44,7 @@ class Match(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Blocks that were loaded, and where. What `tensors` has beyond `blocks` is of no account."""
+    """The loaded blocks and their tensors. The rest of `tensors` beyond `blocks` is undefined."""
 
     blocks: int
     tensors: Blocks
@@ -53,13 +53,15 @@ class Loaded(NamedTuple):
 class PrefixCache:
     """Blocks of one spec below one directory.
 
-    path: a kvfs namespace with `prefix` on, or any directory. create: make it if it is not there.
-    shard: which of the spec's shards is loaded and saved, "0" or 0 and so on; without it, where
-    there are several, `match` only. threads: blocks that are read or written at once.
+    - path: a kvfs namespace with `prefix` on, or any directory.
+    - create: make the directory if it does not exist.
+    - shard: the shard of the spec to load and save, "0" or 0 and so on. Without it, a cache with
+      several shards can only `match`.
+    - threads: the number of blocks to read or write at a time.
 
-    All methods may be called by any number of threads at once, not after a fork: open it there.
-    Raises OSError if the directory can not be had, SpecMismatchError if it is another spec's.
-    Whatever is used after `close` raises ValueError.
+    Any number of threads may call all methods at a time. A process must not use them after a fork:
+    it opens the cache there. Raises OSError if the directory cannot be had, SpecMismatchError if it
+    is another spec's. A use after `close` raises ValueError.
     """
 
     def __init__(
@@ -94,25 +96,25 @@ class PrefixCache:
         self.close()
 
     def close(self) -> None:
-        """Wait for what was begun. Mapped tensors stay good. In a forked child it does nothing."""
+        """Wait for running calls. Mapped tensors stay valid. Does nothing in a forked child."""
         process, self._process = self._process, None
         if process == os.getpid():
             self._threads.close()
             self._question.close()
             self._leases.close()
 
-    # What is cached
+    # Matching
 
     def match(self, tokens: Sequence[int]) -> Match:
         """Return the longest prefix of which all shards are cached. tokens: see `Spec.keys`."""
         return self._matching(self.spec.root, self.spec.keys(tokens))
 
     def match_keys(self, parent: bytes, keys: Sequence[bytes]) -> Match:
-        """The same for blocks that follow the block, or the root, `parent`."""
+        """Return the longest cached prefix of blocks that follow the block, or root, `parent`."""
         return self._matching(parent, arguments.keys_of(parent, keys))
 
     async def amatch(self, tokens: Sequence[int]) -> Match:
-        """`match` beside the loop, asyncio's or trio's, as all whose names begin with a."""
+        """Run `match` beside asyncio's or trio's loop. So do all methods with an "a" before."""
         keys = self.spec.keys(tokens)
         self._check_open()
         return await awaited(self._threads.submit(self._matching, self.spec.root, keys))
@@ -129,10 +131,11 @@ class PrefixCache:
     ) -> Loaded:
         """Return the longest cached prefix as tensors of `spec.shape`.
 
-        mode "copy": into `out`, `[n, *spec.shape]` or a list of n tensors, which is the most then;
-        without it into new memory of `device`, the CPU if none is said. "mmap": tensors over the
-        files, read when they are touched; writing into one changes this process's copy only.
-        blocks: not more than so many, as `match` has said it.
+        - mode "copy": copies into `out`, `[n, *spec.shape]` or a list of n tensors, at most n
+          blocks. Without `out` it copies into new memory of `device`, by default the CPU.
+        - mode "mmap": returns tensors over the files, which are read when the caller touches them.
+          Writing into one changes this process's copy only.
+        - blocks: the most blocks to load, as `match` has found.
 
         Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
@@ -148,7 +151,7 @@ class PrefixCache:
         device: Device = None,
         blocks: int | None = None,
     ) -> Loaded:
-        """The same for blocks that follow the block, or the root, `parent`."""
+        """Load blocks that follow the block, or root, `parent`, as `load` does."""
         load = self._load(parent, arguments.keys_of(parent, keys), out, mode, device, blocks)
         return self._threads.call(load)
 
@@ -160,7 +163,7 @@ class PrefixCache:
         device: Device = None,
         blocks: int | None = None,
     ) -> Future[Loaded]:
-        """`load` on a thread of the cache, which has `out` until it ends.
+        """Run `load` on a thread of the cache, which uses `out` until it ends.
 
         Wrong arguments are raised here.
         """
@@ -175,26 +178,26 @@ class PrefixCache:
         device: Device = None,
         blocks: int | None = None,
     ) -> Loaded:
-        """`load` beside the loop; who is cancelled waits until `out` is left alone."""
+        """Run `load` beside the loop; a cancelled task waits until the load leaves `out` alone."""
         return await awaited(self.submit_load(tokens, out, mode, device, blocks))
 
     # Saving
 
     def save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
-        """Save blocks from block `start` of the prompt on; those that are cached are not touched.
+        """Save blocks from block `start` of the prompt on; cached blocks are not touched.
 
-        blocks: `[n, *spec.shape]` or a list of n tensors, on the CPU or a CUDA device. Returns how
-        many blocks of the prompt's beginning are cached now: less than `start` if those before are
-        not, and nothing was saved.
+        blocks: `[n, *spec.shape]` or a list of n tensors, on the CPU or a CUDA device. Returns the
+        number of blocks from the prompt's beginning that are cached now. If it is less than
+        `start`, the blocks before are missing, and nothing was saved.
 
         Raises TypeError and ValueError for arguments, and nothing for blocks.
         """
         return self._threads.call(self._save(*self._tail(tokens, blocks, start)))
 
     def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: Blocks) -> int:
-        """Save blocks that follow the block, or the root, `parent`.
+        """Save blocks that follow the block, or root, `parent`.
 
-        Returns how many of them, from the first, are cached now: none if the parent is not.
+        Returns the number of them, from the first, that are cached now: none if the parent is not.
         """
         chain = arguments.keys_of(parent, keys)
         given = arguments.blocks_of(tensors, self.spec, "tensors")
@@ -203,20 +206,20 @@ class PrefixCache:
         return self._threads.call(self._save(parent, chain, given))
 
     def submit_save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> Future[int]:
-        """`save` on a thread of the cache. Wrong arguments are raised here; `blocks` must stay."""
+        """Run `save` on a thread of the cache. Raises for wrong arguments; `blocks` must stay."""
         return self._threads.submit(self._save(*self._tail(tokens, blocks, start)))
 
     async def asave(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
-        """`save` beside the loop; who is cancelled waits until `blocks` is left alone."""
+        """Run `save` beside the loop; a cancelled task waits until it leaves `blocks` alone."""
         return await awaited(self.submit_save(tokens, blocks, start))
 
-    # What comes before and after
+    # Prefetch and pins
 
     def prefetch(self, tokens: Sequence[int]) -> Future[int]:
-        """Open the longest cached prefix in the background; the result is how many blocks.
+        """Open the longest cached prefix in the background; the result is its number of blocks.
 
-        An open brings what only the bucket has, and counts as one of those after which a mount
-        brings a block from NVMe to RAM.
+        An open downloads a block that only the bucket has. It counts towards the opens after which
+        a mount promotes a block from NVMe to RAM.
         """
         shard = self._own_shard()
         keys = self.spec.keys(tokens)
@@ -233,14 +236,15 @@ class PrefixCache:
         return self._threads.submit(run)
 
     async def aprefetch(self, tokens: Sequence[int]) -> int:
-        """The same, waiting for the end."""
+        """Run `prefetch` and wait for its end."""
         return await awaited(self.prefetch(tokens))
 
     def pin(self, tokens: Sequence[int], *, on: bool = True) -> int:
-        """Have the longest cached prefix never dropped, or no longer; return how many blocks.
+        """Pin the longest cached prefix against drops, or unpin it; return its number of blocks.
 
-        All shards of it. Root and whoever mounted kvfs may; raises OSError, PermissionError above
-        all. On other file systems it is an attribute of the files, if anything, and means nothing.
+        It pins all shards. Only root and the user of the mount may pin: others get PermissionError.
+        Raises OSError. On other file systems a pin is at most an attribute of the files, without
+        effect.
         """
         keys = self.spec.keys(tokens)
         found = self._match(self.spec.root, keys, self.spec.shard_names).blocks
@@ -256,7 +260,7 @@ class PrefixCache:
                 return count
         return found
 
-    # How
+    # Internals
 
     def _matching(self, parent: bytes, keys: list[bytes]) -> Match:
         found = self._match(parent, keys, self.spec.shard_names)
@@ -275,7 +279,7 @@ class PrefixCache:
             return sure or self._bisection.ask(parent, keys[:known], shards)
         if known == len(keys):
             return found
-        # Other nodes may have put more into the bucket: one stat, if they have not.
+        # Other nodes may have put more into the bucket; if not, this costs one stat.
         last = keys[known - 1] if known else parent
         more = self._bisection.ask(last, keys[known:], shards).blocks
         theirs = TierBytes(0, 0, more * size * len(shards))
@@ -290,7 +294,7 @@ class PrefixCache:
         device: Device,
         blocks: int | None,
     ) -> Callable[[], Loaded]:
-        """Check all arguments; what is returned loads."""
+        """Check all arguments and return the function that loads."""
         shard = self._own_shard()
         most = keys[: arguments.count_of(blocks, "blocks", len(keys))]
         where = arguments.device_of(device)
@@ -368,7 +372,7 @@ class PrefixCache:
     def _tail(
         self, tokens: Sequence[int], blocks: Blocks, start: int
     ) -> tuple[bytes, list[bytes], list[torch.Tensor]]:
-        """Root, keys up to the last block that is given, and these blocks."""
+        """Return the root, the keys up to the last given block, and these blocks."""
         keys = self.spec.keys(tokens)
         given = arguments.blocks_of(blocks, self.spec, "blocks")
         begin = arguments.count_of(start, "start", len(keys))
@@ -382,7 +386,10 @@ class PrefixCache:
     def _save(
         self, parent: bytes, keys: list[bytes], given: list[torch.Tensor]
     ) -> Callable[[], int]:
-        """What is returned saves the blocks of the last keys; how many of all keys are cached."""
+        """Return a function that saves the blocks of the last keys.
+
+        It returns the number of all keys that are cached.
+        """
         shard = self._own_shard()
         start = len(keys) - len(given)
         transfer, after = self._transfer(given[0].device if given else arguments.device_of(None))
@@ -421,7 +428,10 @@ class PrefixCache:
         return run
 
     def _transfer(self, where: torch.device) -> tuple[Transfer | None, Done]:
-        """The way to a device, after what the caller's stream does now; None if it is straight."""
+        """Return the way to a device, after the present work of the caller's stream.
+
+        None if it needs no way: the block's memory is the file's content.
+        """
         if where.type == "cpu" and self.spec.stored.raw:
             return None, lambda: None
         transfer = self._transfers.get(where)

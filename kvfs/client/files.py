@@ -1,14 +1,14 @@
 """One block's file: opened, read, mapped, written.
 
-Contract: a file is the block's bytes and nothing else, so one of another size is no block. Nothing
-is opened twice, read into half, or left behind: what raises has closed and unlinked. Every function
-raises OSError; the calls that move bytes release the GIL. Not for names (`kvfs.prefix`), for the
-order of a chain, or for what a failure means.
+Contract: a file is the block's bytes and nothing else, so a file of another size is no block. A
+function opens nothing twice, reads nothing partly, and leaves nothing behind: before it raises, it
+closes and unlinks. Every function raises OSError; the calls that move bytes release the GIL. Not
+for names (`kvfs.prefix`), for the order of a chain, or for the meaning of a failure.
 
-A mapping is private and copied on write: who writes into a mapped tensor changes memory of its own,
-never the cache, and does not die. A file that is unlinked lives as long as a mapping of it. A file
-that is truncated under a mapping kills who reads there (SIGBUS): kvfs never truncates what has its
-name; on other file systems whoever cleans up must unlink as well.
+A mapping is private and copied on write. A process that writes into a mapped tensor changes its own
+memory, never the cache, and does not die. An unlinked file lives as long as a mapping of it. A
+process that reads a mapping of a truncated file dies (SIGBUS). kvfs never truncates a file that has
+its name; on other file systems, cleaners must unlink files instead of truncating them.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ _SHARED, _PRIVATE, _NORESERVE = 1, 2, 0x4000  # MAP_
 
 
 def open_block(path: str) -> int:
-    """Return a descriptor; who reads or maps the block finds out whether it is whole."""
+    """Return a descriptor; a later read or map finds out whether the block is whole."""
     # A FIFO is no block, and must not be waited for.
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def wrong_size(size: int, found: str) -> OSError:
-    """What a file is that is no block, because of its size."""
+    """Return the error for a file of a wrong size."""
     return OSError(errno.EFBIG, f"expected a file of {size} bytes, got {found}")
 
 
 def check_size(fd: int, size: int) -> None:
-    """OSError(EFBIG) is a file of another size.
+    """Raise OSError(EFBIG) for a file of another size.
 
-    Asked by reading over its end: with passthrough that is the kernel's affair, 2 us, while fstat
-    of an open file asks the daemon, 35 us.
+    A read beyond the file's end finds the size. With passthrough the kernel answers it in 2 us,
+    while fstat of an open file asks the daemon, 35 us.
     """
     count = len(os.pread(fd, 2, size - 1))
     if count != 1:
@@ -59,10 +59,10 @@ def check_size(fd: int, size: int) -> None:
 def read_into(fd: int, target: Sequence[memoryview]) -> None:
     """Fill all runs of `target`, one after the other, with the whole file.
 
-    OSError(EFBIG) is a file of another size.
+    Raises OSError(EFBIG) for a file of another size.
     """
     size, done = sum(map(len, target)), 0
-    runs = [*target, memoryview(bytearray(1))]  # one byte more: is there any?
+    runs = [*target, memoryview(bytearray(1))]  # one byte more, which must stay unread
     if len(runs) <= _AT_ONCE and (done := os.preadv(fd, runs, 0)) == size:
         return
     while rest := _after(runs, done):
@@ -75,7 +75,7 @@ def read_into(fd: int, target: Sequence[memoryview]) -> None:
 
 
 def _after(runs: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What follows the first `done` bytes, as far as one system call takes it."""
+    """Return the runs after the first `done` bytes, as many as one system call takes."""
     rest: list[memoryview] = []
     for run in runs:
         if len(rest) == _AT_ONCE:
@@ -95,11 +95,11 @@ def map_block(
 ) -> torch.Tensor:
     """Return the file as a uint8 tensor, which keeps the mapping; the descriptor may be closed.
 
-    OSError(EFBIG) is a file of another size.
+    Raises OSError(EFBIG) for a file of another size.
 
-    shared: the pages of the file itself, read only: for a device, which pins them. Writing into
-    such a tensor kills the process. unmapped: called when the mapping is gone; where there will be
-    none, by nobody.
+    - shared: map the pages of the file itself, read only, for a device that pins them. Writing into
+      such a tensor kills the process.
+    - unmapped: is called when the mapping is gone, and never if no mapping is made.
     """
     check_size(fd, size)
     prot, flags = (_READ, _SHARED) if shared else (_READ | _WRITE, _PRIVATE | _NORESERVE)
@@ -119,13 +119,13 @@ def _unmap(address: int, size: int, unmapped: Callable[[], None]) -> None:
 
 
 def create(path: str) -> int:
-    """Return a descriptor of a new file, to be written."""
+    """Create a file for writing and return its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[None]:
-    """Closed at the end, where the network or a quota may say no."""
+    """Close at the end, where the network or a quota may report an error."""
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ def write_all(fd: int, content: Sequence[memoryview], path: str) -> None:
 
 
 def write_temporary(directory: str, name: str, content: Sequence[memoryview]) -> str:
-    """Write all runs of it below `directory` and return the path, which nobody else has."""
+    """Write all runs to a new file below `directory`, and return its unique path."""
     path = f"{directory}/{name}.{secrets.token_hex(8)}.tmp"
     fd = create(path)
     try:
@@ -157,7 +157,7 @@ def write_temporary(directory: str, name: str, content: Sequence[memoryview]) ->
 
 
 def publish(temporary: str, path: str) -> None:
-    """Give a written file its name; on failure it is gone."""
+    """Give a written file its name; on failure the file is removed."""
     try:
         os.rename(temporary, path)
     except BaseException:
@@ -166,13 +166,13 @@ def publish(temporary: str, path: str) -> None:
 
 
 def is_inode(path: str, number: int) -> bool:
-    """Whether it is a file's name, still."""
+    """Return whether the path still names this file."""
     with contextlib.suppress(FileNotFoundError):
         return os.stat(path, follow_symlinks=False).st_ino == number
     return False
 
 
 def discard(path: str) -> None:
-    """Unlink what will get no name."""
-    with contextlib.suppress(FileNotFoundError):  # who dropped the directory has dropped it
+    """Unlink a file that will get no name."""
+    with contextlib.suppress(FileNotFoundError):  # the directory may have been dropped with it
         os.unlink(path)

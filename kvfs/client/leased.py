@@ -1,8 +1,8 @@
-"""Blocks that the mount lends, for one load or one save, which go by name where it lends none.
+"""Blocks that the mount lends for one load or one save; other blocks go by name.
 
-Contract: from `begin` on the mount is asked for them, beside what else there is to do; `open` and
-`take` wait until it has come to a block, and give a descriptor of it, once, which is the caller's
-to close. With `end` what is left is closed, and leases are given back. Any number of threads.
+Contract: from `begin` on a thread asks the mount for leases, beside the other work. `open` and
+`take` wait until the mount has answered for a block. They give a descriptor of it, once; the caller
+closes it. `end` closes all other descriptors and gives the leases back. Any number of threads.
 """
 
 import errno
@@ -26,14 +26,14 @@ from kvfs.client.threads import Threads
 log = logging.getLogger(__name__)
 
 FIRST_ASKED = 2  # blocks of the first question
-# How many times as many each further one has that reads: reading a few blocks takes as long as
-# being lent some more.
+# The factor by which each further question of a reader grows: a lease of some more blocks takes as
+# long as reading a few.
 MORE_TO_READ = 4
-# Blocks of each further one that writes, and how many are made before they are needed, for which
-# room is set aside. Not measured against others.
+# Blocks of each further question of a writer, and the number of blocks made, with room reserved,
+# before they are needed. Not measured against other numbers.
 MORE_TO_WRITE, AHEAD = 8, 8
 _MODE = 0o666  # of a new file, before the umask
-# There is nothing of that name, or what is no block.
+# There is nothing of that name, or something that is no block.
 _GONE = {
     *(errno.ENOENT, errno.ESTALE, errno.EFBIG, errno.ENOTDIR),
     *(errno.EISDIR, errno.ELOOP, errno.ESPIPE),
@@ -59,7 +59,7 @@ class _Leased:
         self._size = size
         self._leases = leases
         self._more = threading.Condition()
-        self._known = len(keys)  # of these it is known whether they are lent: before `begin` none
+        self._known = len(keys)  # the mount has answered for these; before `begin` for none
         self._lent: dict[int, int] = {}  # block -> descriptor
         self._held: dict[int, int] = {}  # block -> lease
 
@@ -71,13 +71,16 @@ class _Leased:
         return f"{self._directory}/{prefix.path(above, key, self._shard)}"
 
     def _ask(self, most: int, mode: int = -1) -> None:
-        """For some of those that come next; one question at a time."""
+        """Ask for some of the next blocks, one question at a time."""
         above, *keys = self._above[self._known : self._known + most + 1]
         request = leasing.Request(above, keys, self._shard, self._size, mode=mode)
         self._leases.ask(request, partial(self._answered, len(keys)))
 
     def _answered(self, asked: int, found: Lent) -> None:
-        """By the thread that asks. What begins with a block that is not lent goes by names."""
+        """Take the answer, in the thread that asks.
+
+        All blocks from the first one that the mount does not lend go by name.
+        """
         raise NotImplementedError
 
     def _add(self, found: Lent) -> None:
@@ -86,7 +89,7 @@ class _Leased:
             self._lent[at] = fd
 
     def _remove(self) -> tuple[Iterable[int], Iterable[int]]:
-        """All that is left: descriptors and leases."""
+        """Return and forget all remaining descriptors and leases."""
         lent, self._lent = self._lent, {}
         held, self._held = self._held, {}
         return lent.values(), held.values()
@@ -95,14 +98,14 @@ class _Leased:
 class LeasedReader(_Leased):
     """Blocks of one load, opened in their order, and read or mapped side by side.
 
-    What counts is contiguous from the first block, whole, of the right size. The first one that is
-    gone, short or fails ends it; what was read of it is of no account.
+    The result is contiguous from the first block, whole, of the right size. It ends before the
+    first block that is gone, short or fails; bytes read of later blocks do not count.
     """
 
     _ended = False
 
     def part(self, start: int, end: int) -> "LeasedReader":
-        """Some of its blocks, as a chain of their own."""
+        """Return some of its blocks as a chain of their own."""
         parent, *keys = self._above[start : end + 1]
         return LeasedReader(self._directory, parent, keys, self._shard, self._size, self._leases)
 
@@ -114,9 +117,9 @@ class LeasedReader(_Leased):
         stats: Stats,
         counted: str = "blocks_loaded",
     ) -> int:
-        """Return how many blocks were read. read(i, descriptor) reads block i, all of it.
+        """Return the number of blocks that were read. read(i, descriptor) reads all of block i.
 
-        None is opened afterwards.
+        Nothing is opened afterwards.
         """
 
         def one(at: int) -> bool:
@@ -150,7 +153,7 @@ class LeasedReader(_Leased):
             self._ask(FIRST_ASKED)
 
     def end(self) -> None:
-        """No other is opened."""
+        """End the chain: it opens no other block, and gives leases back."""
         with self._more:
             self._ended = True
             lent, held = self._remove()
@@ -159,7 +162,7 @@ class LeasedReader(_Leased):
         self._leases.give_back(held)
 
     def open(self, at: int) -> int:
-        """Return a descriptor to read it by. Raises OSError as open(2) does."""
+        """Return a descriptor to read a block by. Raises OSError as open(2) does."""
         if at >= self._known:
             with self._more:
                 self._more.wait_for(lambda: at < self._known)
@@ -167,7 +170,7 @@ class LeasedReader(_Leased):
         return fd if fd >= 0 else files.open_block(self.path(at))
 
     def map(self, at: int, fd: int, *, shared: bool = False) -> torch.Tensor:
-        """`files.map_block` of it. Its lease lasts as long as the mapping."""
+        """Map a block as `files.map_block` does. Its lease lasts as long as the mapping."""
         lease = self._held.pop(at, None)
         ended = _nothing if lease is None else partial(self._leases.give_back, (lease,))
         try:
@@ -194,27 +197,27 @@ class LeasedReader(_Leased):
 class LeasedWriter(_Leased):
     """Blocks of one save, which the mount makes many at a time. Never raises OSError.
 
-    `take` gives -1 for a block that is to be made by name, and so are all after it. `written` says
-    that one is closed and has all it should have; with `end` the mount has sealed what was written,
-    and what was not is gone.
+    `take` gives -1 for a block to make by name, and for all after it. `written` says that a block
+    is complete and closed. After `end` the mount has sealed the written blocks, and the others are
+    gone.
     """
 
     _mode = 0
-    _over = True  # no more is asked for
+    _over = True  # the mount is asked for no more
     _asking = False
     _taken = 0
     _sealing = 0
-    count = 0  # lent, from the first on
+    count = 0  # blocks lent, from the first
     sealed: frozenset[int] = frozenset()
 
     def begin(self) -> None:
-        """Ask for the first ones, in the background."""
+        """Ask for the first blocks, in the background."""
         if self._leases.makes and len(self) and (mode := _mode()) is not None:
             self._mode, self._known, self._over = mode, 0, False
             self._ask_for(FIRST_ASKED)
 
     def take(self, at: int) -> int:
-        """Return a descriptor to write it by, or -1."""
+        """Return a descriptor to write a block by, or -1."""
         with self._more:
             self._taken = max(self._taken, at + 1)
             self._ask_ahead()
@@ -228,7 +231,7 @@ class LeasedWriter(_Leased):
         self._leases.done(lease, partial(self._done, at))
 
     def end(self) -> None:
-        """Wait until all that was written is sealed: `sealed`. The rest is given back."""
+        """Wait until all written blocks are sealed (`sealed`), and give the rest back."""
         with self._more:
             self._over = True
             self._more.wait_for(lambda: not self._asking and not self._sealing)
@@ -257,7 +260,10 @@ class LeasedWriter(_Leased):
             self._more.notify_all()
 
     def _done(self, at: int, sealed: bool) -> None:  # noqa: FBT001 (a callback)
-        """By the thread that asks. If not all of a question are, each has to be looked at."""
+        """Take the result of a seal, in the thread that asks.
+
+        One failure of a question fails all its blocks, so this looks at each.
+        """
         if not sealed:
             with suppress(OSError):
                 sealed = os.stat(self.path(at)).st_size == self._size
@@ -269,11 +275,14 @@ class LeasedWriter(_Leased):
 
 
 def _nothing() -> None:
-    """It was opened by name."""
+    """Do nothing: the file was opened by name."""
 
 
 def _mode() -> int | None:
-    """Of the files that this process makes; to ask for the umask otherwise is to change it."""
+    """Return the mode of new files of this process, or None.
+
+    /proc has the umask; umask(2) could only read it by a change.
+    """
     try:
         found = _UMASK.search(Path("/proc/self/status").read_bytes())
     except OSError:

@@ -1,14 +1,17 @@
 """Blocks that the mount opens or makes many at a time: one question, descriptors by a socket.
 
-Contract: `ask` has descriptors of as many blocks as the mount lends, from the first on, be it none:
-what it does not lend is opened, or made, by name. Each is a lease until it is given back: as long,
-what it reads is there and is counted, as with a file that is open; what was made is sealed when it
-is `done`, and gone when it is given back instead. What the mount can not answer (another
-file system, a server of NFS, an older kvfs) is asked once, and then no more; what it does not
-answer any more, once for each load. Never raises OSError.
-All questions are asked by one thread, which no signal handler breaks into. To give back is to put
-something into its queue: a finalizer may, whatever its thread is doing.
-Not for the order in which blocks are needed (`kvfs.client.leased`).
+Contract: `ask` returns descriptors for the longest leading run that the mount lends. The run may be
+empty. The caller opens, or makes, all other blocks by name. Each descriptor is a lease until it is
+given back. As long, a read block stays and counts as open. A made block is sealed when it is
+`done`, and is gone when it is given back instead.
+
+If the mount cannot lend (another file system, an NFS server, an older kvfs), the client asks once,
+and then no more. If the mount stops answering, the client asks once for each load. Never raises
+OSError.
+
+One thread asks all questions, and no signal handler interrupts it. To give back is to put something
+into its queue; a finalizer may do so at any time. Not for the order in which blocks are needed
+(`kvfs.client.leased`).
 """
 
 import array
@@ -33,7 +36,7 @@ _NEVER = {
     *(errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
-# s until what has ended is given back: others end with it, and who loads has better things to do.
+# s until ended leases are given back: others end with them, and the loading thread has other work.
 PAUSE = 0.002
 
 
@@ -44,7 +47,7 @@ class _Question(NamedTuple):
 
 class _Ended(NamedTuple):
     leases: tuple[int, ...]
-    told: SimpleQueue[None] | None = None  # at once, and then this one is told
+    told: SimpleQueue[None] | None = None  # give back at once, and then tell this queue
 
 
 class _Done(NamedTuple):
@@ -52,12 +55,12 @@ class _Done(NamedTuple):
     answer: Callable[[bool], None]
 
 
-# What there is to do; to close is a queue that is told when it is done, and None that nobody asks.
+# The work of the thread. A queue closes, and is told when that is done. None: no user is left.
 _Work = SimpleQueue["_Question | _Done | _Ended | SimpleQueue[None] | None"]
 
 
 class Leases:
-    """Of one directory. Any number of threads."""
+    """The leases of one directory. Any number of threads."""
 
     def __init__(self, directory: str) -> None:
         self._lender = _Lender(directory)
@@ -68,16 +71,16 @@ class Leases:
 
     @property
     def offered(self) -> bool:
-        """Until it turns out not to be."""
+        """Return whether the mount lends blocks, as far as is known."""
         return self._lender.offered
 
     @property
     def makes(self) -> bool:
-        """The same for blocks that are to be made."""
+        """Return whether the mount makes blocks, as far as is known."""
         return self._lender.offered and self._lender.makes
 
     def ask(self, request: leasing.Request, answer: Callable[[Lent], None]) -> None:
-        """`answer` gets what is lent of it, in a thread in which it must not wait."""
+        """Ask the mount; a thread calls `answer` with the lent blocks, and must not wait in it."""
         with self._starting:
             if not self._begun:
                 threading.Thread(
@@ -87,23 +90,23 @@ class Leases:
         self._work.put(_Question(request, answer))
 
     def done(self, lease: int, answer: Callable[[bool], None]) -> None:
-        """What it made is written; `answer` gets whether it is sealed, and all others of then."""
+        """Say that a made block is written; `answer` gets whether all done by then are sealed."""
         self._work.put(_Done(lease, answer))
 
     def give_back(self, leases: Iterable[int]) -> None:
-        """They end soon."""
+        """Give leases back soon."""
         if some := tuple(leases):
             self._work.put(_Ended(some))
 
     def drop(self, leases: Iterable[int]) -> None:
-        """They have ended when this returns: what they made and did not write is gone."""
+        """Give leases back and wait for that; a made block that is not written is gone then."""
         if some := tuple(leases):
             told: SimpleQueue[None] = SimpleQueue()
             self._work.put(_Ended(some, told))
             told.get()
 
     def close(self) -> None:
-        """No more questions are answered; what is lent is kept until it is given back."""
+        """Answer no more questions; lent blocks stay until they are given back."""
         done: SimpleQueue[None] = SimpleQueue()
         with self._starting:
             if not self._begun:
@@ -113,12 +116,12 @@ class Leases:
 
 
 def _serve(lender: "_Lender", work: _Work) -> None:
-    """Until nobody can ask any more, and all that was lent has been given back."""
+    """Do the work until no user is left and all leases have been given back."""
     ended: list[int] = []
     done: list[_Done] = []
     dropped = False
     while lender.held or not dropped:
-        if done and work.empty():  # what was done meanwhile goes with it
+        if done and work.empty():  # include all blocks that were done meanwhile
             _finish(lender, done)
             done = []
         try:
@@ -131,7 +134,7 @@ def _serve(lender: "_Lender", work: _Work) -> None:
             found: Lent = []
             try:
                 found = lender.ask(one.request)
-            finally:  # somebody waits for it
+            finally:  # a caller waits for it
                 one.answer(found)
         elif isinstance(one, _Done):
             done.append(one)
@@ -157,13 +160,13 @@ def _finish(lender: "_Lender", done: list[_Done]) -> None:
     sealed = False
     try:
         sealed = not done or lender.done([one.lease for one in done])
-    finally:  # somebody waits for it
+    finally:  # a caller waits for it
         for one in done:
             one.answer(sealed)
 
 
 class _Lender:
-    """The mount's side of it, as the one thread that asks sees it."""
+    """The mount's side of leases, for the one thread that asks."""
 
     def __init__(self, directory: str) -> None:
         self.offered = self.makes = True
@@ -172,7 +175,7 @@ class _Lender:
         self._directory = directory
         self._path = f"{directory}/{matching.NAME}"
         self._fd = -1
-        self._inode = 0  # of the directory that it is of
+        self._inode = 0  # of the present directory
         self._peers: tuple[socket.socket, socket.socket] | None = None
         self._asked = 0
 
@@ -192,7 +195,7 @@ class _Lender:
             return []
 
     def close(self, ended: Iterable[int]) -> None:
-        """No more is asked for."""
+        """Ask for no more blocks."""
         self.offered, self._closed = False, True
         self.give_back(ended)
 
@@ -203,14 +206,14 @@ class _Lender:
             for start in range(0, len(there), leasing.CLOSED_MAX):
                 some = there[start : start + leasing.CLOSED_MAX]
                 os.pwrite(self._fd, leasing.pack_close(some), 0)
-        except OSError as error:  # of a mount that is gone, or whose namespace is
+        except OSError as error:  # the mount, or its namespace, is gone
             log.debug("%s: %s", self._path, error)
             self.let_go()
         if self._closed and not self.held:
             self.let_go()
 
     def done(self, leases: list[int]) -> bool:
-        """Whether all are sealed."""
+        """Return whether all are sealed."""
         self.held.difference_update(leases)
         try:
             for start in range(0, len(leases), leasing.CLOSED_MAX):
@@ -224,11 +227,11 @@ class _Lender:
         return True
 
     def let_go(self) -> None:
-        """Of the mount, which ends all leases."""
+        """Close the control file, which ends all leases."""
         fd, self._fd, peers, self._peers = self._fd, -1, self._peers, None
         self.held.clear()
         if fd >= 0:
-            with suppress(OSError):  # of a mount that is gone; the number is free again
+            with suppress(OSError):  # the mount is gone; the number is free again
                 os.close(fd)
         for peer in peers or ():
             peer.close()
@@ -236,7 +239,7 @@ class _Lender:
     def _ask(self, request: leasing.Request) -> Lent:
         question = leasing.pack_request(request)
         inode = os.stat(self._directory).st_ino  # 2 us: the kernel knows
-        if self._inode != inode:  # it has been renamed, and this is another
+        if self._inode != inode:  # the directory was renamed, and this is another one
             self.let_go()
         if self._fd < 0:
             self._inode = inode

@@ -1,13 +1,14 @@
-"""How many blocks of a prompt are cached: one question to the mount, else bisection over stat.
+"""Counts the cached blocks of a prompt: one question to the mount, else bisection over stat.
 
-Contract: an answer is what was there at some moment; `load` finds out what still is. Bisection
-takes at most log2(blocks) + 2 stats for each shard, and is exact where prefixes are closed, as a
-kvfs namespace with `prefix` keeps names. Where a hole can be (another file system, a block that is
-being written in place), it finds the end of one of the runs, but none that a load has found to have
-a hole.
-The mount answers by a hidden file of the namespace, in the format of `kvfs.matching`. What other
-nodes have put into a bucket that it shares it does not know before somebody has looked: that is
-left to stats, behind the end of its answer. Not for the order of keys (`kvfs.prefix`).
+Contract: an answer was true at some moment; `load` finds out which blocks are still there.
+Bisection takes at most log2(blocks) + 2 stats for each shard. It is exact where prefixes are
+closed, as a kvfs namespace with `prefix` keeps names. A prefix may have a hole on another file
+system, or while a block is written in place. Then bisection finds the end of one of the runs, but
+none with a hole that a load has found.
+
+The mount answers by a hidden file of the namespace, in the format of `kvfs.matching`. It does not
+know other nodes' blocks in a shared bucket before a program has looked them up. So stats look for
+those behind the end of its answer. Not for the order of keys (`kvfs.prefix`).
 """
 
 import contextlib
@@ -27,7 +28,7 @@ HOLES_MAX = 1 << 16
 
 
 class TierBytes(NamedTuple):
-    """Bytes of what matched: in RAM, on NVMe and not in RAM, only in the bucket."""
+    """Bytes of the matched blocks: in RAM, on NVMe and not in RAM, only in the bucket."""
 
     ram: int
     nvme: int
@@ -38,7 +39,7 @@ class TierBytes(NamedTuple):
 
 
 class Found(NamedTuple):
-    """How many of the keys asked for, from the first; where they are, if the mount has said so."""
+    """The number of keys found, from the first, and their tiers, if the mount has said so."""
 
     blocks: int
     bytes: TierBytes | None
@@ -51,14 +52,14 @@ class Question:
         self._path = f"{directory}/{matching.NAME}"
         self._lock = threading.Lock()
         self._fd = -1  # closed with the last reference, if not before
-        self.offered = True  # until it turns out not to be
+        self.offered = True  # until an error shows that it is not
         with self._lock:
             self._open()
 
     def ask(
         self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
     ) -> Found | None:
-        """Return what is cached as files of `size` each; None if the mount does not say."""
+        """Return the cached blocks, as files of `size` each; None if the mount does not say."""
         blocks, where = 0, TierBytes(0, 0, 0)
         for start in range(0, len(keys), KEYS_MAX):
             part = keys[start : start + KEYS_MAX]
@@ -114,19 +115,22 @@ class Question:
         return self.offered
 
     def renew(self) -> None:
-        """What it says is not what is there: another namespace may have its name by now."""
+        """Reopen for the next question: another namespace may have the name by now."""
         with self._lock:
             self._close()
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # of a mount that is gone; the number is free again
+            with contextlib.suppress(OSError):  # the mount is gone; the number is free again
                 os.close(fd)
 
 
 def _parse(data: bytes, keys: int) -> matching.Answer | None:
-    """The answer about so many keys: a network file system might give one's own question back."""
+    """Parse the answer about so many keys; None if it is none.
+
+    A network file system might give the client's own question back.
+    """
     try:
         answer = matching.unpack_answer(data)
     except ValueError:
@@ -137,8 +141,8 @@ def _parse(data: bytes, keys: int) -> matching.Answer | None:
 class Bisection:
     """Stats of one directory, for files of one size. Any number of threads.
 
-    Where a prefix may have a hole, its end is found by who loads: `missed` says so, and a match
-    ends there until the block is there again.
+    If a prefix has a hole, a load finds the hole's block and reports it with `missed`. A match ends
+    there until the block is there again.
     """
 
     def __init__(self, directory: str, size: int) -> None:
@@ -148,7 +152,7 @@ class Bisection:
         self._lock = threading.Lock()
 
     def ask(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
-        """Look whether the first is there, and the last; then between them."""
+        """Look for the first block, then the last, then between them."""
 
         def there(at: int) -> bool:
             return self._is_there(keys[at - 1] if at else parent, keys[at], shards)
@@ -165,7 +169,7 @@ class Bisection:
         return Found(low + 1, None)
 
     def before_hole(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> int:
-        """How many come before the first that was missed, and still is."""
+        """Count the blocks before the first that was missed, and still is."""
         with self._lock:
             holes = [at for at, key in enumerate(keys) if key in self._holes] if self._holes else []
         for at in holes:
@@ -180,7 +184,7 @@ class Bisection:
         return all(_is_block(f"{self._directory}/{path}", self._size) for path in paths)
 
     def missed(self, key: bytes) -> None:
-        """A block that was believed to be there is not."""
+        """Note that a block is missing, although a match had found it."""
         with self._lock:
             if len(self._holes) >= HOLES_MAX:
                 self._holes.clear()  # they will be found again

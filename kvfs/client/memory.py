@@ -14,10 +14,10 @@ Runs = list[memoryview]
 
 
 def view(tensor: torch.Tensor) -> Runs:
-    """The bytes of a CPU tensor, which must outlive them, in its order, without a copy.
+    """Return the bytes of a CPU tensor, which must outlive them, in its order, without a copy.
 
-    One run if it is contiguous, else as few as its strides allow: an engine's own memory, whose
-    layers or whose keys and values are apart, is read into and written from where it is.
+    A contiguous tensor has one run, others as few runs as their strides allow. So an engine's own
+    memory is read and written in place, even if its layers, or keys and values, are apart.
     """
     size, axis = tensor.element_size(), tensor.dim()
     run = size
@@ -31,7 +31,7 @@ def view(tensor: torch.Tensor) -> Runs:
 
 
 def views(blocks: torch.Tensor | Sequence[torch.Tensor], most: int) -> list[Runs]:
-    """`view` of each block, of the first ones at most."""
+    """Return the `view` of each block, of at most `most` blocks."""
     if not isinstance(blocks, torch.Tensor) or not blocks.is_contiguous():
         return [view(block) for block in blocks[:most]]
     start, size = blocks.data_ptr(), blocks[:1].nbytes
@@ -44,18 +44,18 @@ def _run(start: int, size: int) -> memoryview:
 
 @contextmanager
 def content(block: torch.Tensor) -> Iterator[Runs]:
-    """The bytes of a CPU tensor while they are needed."""
+    """Give the bytes of a CPU tensor while the caller needs them."""
     yield view(block)
 
 
 def new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor, in huge pages where the system has them to give.
+    """Return an uninitialised tensor, in huge pages where the system has some.
 
-    With 4 KiB pages, of which 512 MiB fault 131,072 times, filling took 8 times as long.
+    Filling 4 KiB pages took 8 times as long: 512 MiB of them fault 131,072 times.
     """
     tensor = torch.empty(shape, dtype=dtype)
     begin, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
     first = -begin % mmap.PAGESIZE
-    if size >= 2 * _HUGE:  # advice: what it says does not matter
+    if size >= 2 * _HUGE:  # the call is advice: its result does not matter
         _LIBC.madvise(begin + first, size - first, mmap.MADV_HUGEPAGE)
     return tensor

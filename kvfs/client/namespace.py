@@ -1,8 +1,9 @@
-"""A cache's directory: found or made, and asked whose blocks are in it.
+"""A cache's directory: found or made, and checked for the spec of its blocks.
 
-Contract: a directory that says another fingerprint is refused. On a kvfs mount that is the setting
-`fingerprint` of the namespace; elsewhere an extended attribute of the same name, where there are
-such. A directory that says none is taken: keys of different specs never meet. Not for blocks.
+Contract: a directory with another fingerprint is refused. On a kvfs mount the fingerprint is the
+setting `fingerprint` of the namespace. Elsewhere it is an extended attribute of the same name, if
+the file system has such. A directory without a fingerprint is accepted: keys of different specs
+never meet. Not for blocks.
 """
 
 import contextlib
@@ -18,15 +19,16 @@ PREFIX = "user.kvfs.prefix"
 PUBLISH = "user.kvfs.publish"
 _COMPUTED = "user.kvfs.warm"
 _LONGEST = 2048  # bytes, as kvfs/settings.py has it; a fingerprint's text is ASCII
-# There is no such attribute; the file system, or a kvfs of another version, has none of it.
+# The attribute does not exist, or the file system, or another version of kvfs, does not know it.
 _NONE = {errno.ENODATA, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES}
 
 
 def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
-    """Whether the file system itself makes directories with their blocks.
+    """Return whether the file system itself makes directories with their blocks.
 
-    create: the directory is made, if it is not there, and an empty one without a fingerprint gets
-    it, and `prefix` on, where that can be said. Raises OSError and SpecMismatchError.
+    create: make the directory if it does not exist. An empty one without a fingerprint gets the
+    fingerprint, and `prefix` on, if the file system can store them. Raises OSError and
+    SpecMismatchError.
     """
     if create and not os.path.ismount(path):
         with contextlib.suppress(FileExistsError):
@@ -55,19 +57,22 @@ def open_namespace(path: str, spec: Spec, *, create: bool) -> bool:
 
 
 def names_at_once(path: str) -> bool:
-    """Whether a file of a kvfs namespace has its name before it is closed; not if it is gone."""
-    with contextlib.suppress(OSError):  # said by the first write
+    """Return whether a new file of a kvfs namespace has its name before it is closed.
+
+    False if the namespace is gone.
+    """
+    with contextlib.suppress(OSError):  # the first write reports it
         return _get(path, PUBLISH) == "immediate"
     return False
 
 
 def _is_kvfs(path: str) -> bool:
-    """There this can be read though nobody has set it, and it is not copied with a directory."""
+    """Return whether the path is on kvfs, which computes an attribute that no copy has."""
     return bool(_get(path, _COMPUTED))
 
 
 def _recorded(spec: Spec) -> str:
-    """The fingerprint as the setting may have it: whole, or its beginning and the root key."""
+    """Return the fingerprint as the setting takes it: whole, or its beginning and the root key."""
     text = str(spec.fingerprint)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 33]} {spec.root.hex()}"
 

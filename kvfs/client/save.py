@@ -1,16 +1,20 @@
 """Saving a chain: blocks are written side by side, and named in order.
 
-Contract: a block gets its name after the one before it. Two ways:
-`Renamed`: a block gets it when it is whole. Its file is written in the directory of the first one's
-parent, because those of the others are not there yet: a kvfs namespace with `prefix` makes each
-with its block, on any other file system it is made here.
-`InPlace`: a block has it from the beginning, and is none before it has its size, which is when its
-last byte is there: a file grows with what is written. That needs a mount of this machine: servers
-of NFS may carry out the last write first. It saves a rename and four questions of the kernel's. The
-mount itself may make them, many at a time (`kvfs.client.leased`), which saves the others.
-An OSError ends the chain, and so does a block that its storage can not hold: that block and all
-after it are not saved, their files are gone. Not for what is cached already, nor for where tensors
-are.
+Contract: a block gets its name after the one before it. There are two ways.
+
+`Renamed`: a block gets its name when it is whole. Its file is written in the directory of the first
+block's parent, because the directories of the others do not exist yet. A kvfs namespace with
+`prefix` makes each directory with its block; on other file systems this module makes it.
+
+`InPlace`: a block has its name from the beginning, and its file grows with the writes. It counts as
+a block only with its full size, so when its last byte is there. That needs a mount of this machine,
+because NFS servers may carry out the last write first. It saves a rename and four requests of the
+kernel. The mount itself may make the files, many at a time (`kvfs.client.leased`), which saves the
+other requests.
+
+An OSError ends the chain, and so does a block that its storage cannot represent. That block and all
+after it are not saved, and their files are removed. Not for blocks that are cached already, nor for
+the place of tensors.
 """
 
 import contextlib
@@ -45,10 +49,12 @@ def save_chain(
     threads: Threads,
     stats: Stats,
 ) -> int:
-    """Return how many of `keys`, from the first, have been saved.
+    """Return the number of `keys`, from the first, that have been saved.
 
-    content(i): the bytes of block i while it is written. parent_cached: the parent is there, or is
-    a root. closed: the file system itself makes directories. made: of a mount of this machine.
+    - content(i): gives the bytes of block i while it is written.
+    - parent_cached: the parent is there, or is a root.
+    - closed: the file system itself makes directories.
+    - made: blocks that a mount of this machine makes.
     """
     paths = paths_of(directory, parent, keys, shard)
     begin = f"{directory}/{parent.hex()}"
@@ -58,7 +64,7 @@ def save_chain(
         else Renamed(begin, paths, [] if closed else [f"{directory}/{key.hex()}" for key in keys])
     )
     if parent_cached and not os.path.isdir(begin):
-        with contextlib.suppress(OSError):  # said by the first write
+        with contextlib.suppress(OSError):  # the first write reports it
             os.mkdir(begin)
     if made is not None:
         made.begin()
@@ -70,7 +76,7 @@ def save_chain(
             return chain.write(at, content(at))
         except (OSError, UnstorableError) as error:
             stats.add(save_errors=1)
-            if isinstance(error, FileNotFoundError):  # what it follows has been dropped
+            if isinstance(error, FileNotFoundError):  # the parent has been dropped
                 log.debug("not saved: block %s: %s", keys[at].hex(), error)
             else:
                 log.warning("block %s was not saved: %s", keys[at].hex(), error)
@@ -86,7 +92,7 @@ def save_chain(
 
 
 def paths_of(directory: str, parent: bytes, keys: Sequence[bytes], shard: str) -> list[str]:
-    """Of the blocks of a chain."""
+    """Return the paths of the blocks of a chain."""
     parents = (parent, *keys)
     return [
         f"{directory}/{prefix.path(above, key, shard)}"
@@ -95,7 +101,7 @@ def paths_of(directory: str, parent: bytes, keys: Sequence[bytes], shard: str) -
 
 
 class _Chain:
-    """Of which files: `paths`, and temporary ones in the directory `begin`."""
+    """The files of a chain: `paths`, and temporary ones in the directory `begin`."""
 
     def __init__(self, begin: str, paths: Sequence[str]) -> None:
         self._begin = begin
@@ -118,9 +124,9 @@ class _Chain:
 
 
 class Renamed(_Chain):
-    """Threads come with what they have written; one at a time gives names.
+    """Renames written files: several threads write, and one at a time gives names.
 
-    directories: of the blocks, if they are to be made.
+    directories: of the blocks, if this class has to make them.
     """
 
     def __init__(self, begin: str, paths: Sequence[str], directories: Sequence[str]) -> None:
@@ -130,10 +136,10 @@ class Renamed(_Chain):
         self._naming = False
 
     def write(self, at: int, content: Content) -> bool:
-        """Raises OSError, also if a name could not be given, be it that of another block.
+        """Write a block. Raises OSError, also if it could not name this block or another.
 
-        Who finds that names are being given goes on to the next block: to wait would be one writer
-        less for as long as renames take.
+        If another thread gives names, this one goes on to the next block. A wait would cost one
+        writer for as long as the renames take.
         """
         temporary = self._write_temporary(at, content)
         with self._lock:
@@ -152,12 +158,12 @@ class Renamed(_Chain):
             self._drop()
 
     def close(self) -> int:
-        """Return how many are saved."""
+        """Return the number of saved blocks."""
         self.end(len(self._paths))
         return self._named
 
     def _next(self) -> tuple[int, str] | None:
-        """The block whose name is next, and where it is; nobody gives names if there is none."""
+        """Take the next block to name, and its file; without one, this thread stops naming."""
         with self._lock:
             temporary = self._waiting.pop(self._named, None)
             if temporary is None:
@@ -185,19 +191,20 @@ class Renamed(_Chain):
 
 
 class InPlace(_Chain):
-    """One thread at a time makes a file, in order; they are written side by side."""
+    """Writes in place: one thread at a time makes a file, in order; all write side by side."""
 
     def __init__(self, begin: str, paths: Sequence[str], made: LeasedWriter) -> None:
         super().__init__(begin, paths)
         self._made = made
         self._created: dict[int, int] = {}  # inode numbers
         self._written: set[int] = set()
-        self._turns: dict[int, threading.Condition] = {}  # of who waits to make which block
+        self._turns: dict[int, threading.Condition] = {}  # waiting threads, by block
 
     def write(self, at: int, content: Content) -> bool:
-        """Raises OSError. False if one before it is not saved.
+        """Write a block. Raises OSError. Returns False if one before it is not saved.
 
-        Its memory is taken after the wait: two calls that share few buffers would wait for ever.
+        It takes the content's memory after the wait: otherwise two calls with few buffers could
+        deadlock.
         """
         fd = self._made.take(at)
         if fd >= 0:
@@ -219,13 +226,13 @@ class InPlace(_Chain):
         try:
             fd = files.create(path)
         except FileExistsError:
-            # Another one writes it, or has not come to its end. That may go, with its directory:
-            # no block is made after it before it is replaced.
+            # Another process writes it, or has died before its end. That file may go, with its
+            # directory, so this process makes no block after it before it has replaced it.
             files.publish(self._write_temporary(at, content), path)
             self._is_there(at)
         else:
             with files.closing(fd):
-                self._created[at] = os.fstat(fd).st_ino  # asks nobody: the CREATE has said it
+                self._created[at] = os.fstat(fd).st_ino  # no request: CREATE has said it
                 self._is_there(at)
                 with content as data:
                     files.write_all(fd, data, path)
@@ -234,7 +241,7 @@ class InPlace(_Chain):
         return True
 
     def _is_there(self, at: int) -> None:
-        """The next one may be made."""
+        """Allow the next block to be made."""
         with self._lock:
             self._named = at + 1
             if at + 1 in self._turns:
@@ -247,9 +254,9 @@ class InPlace(_Chain):
                 turn.notify()
 
     def close(self) -> int:
-        """Unlink what follows a block that is not saved; return how many are.
+        """Unlink all blocks after one that is not saved; return the number of saved ones.
 
-        Not what another one has put in its place since.
+        A file that another process has put in place since stays.
         """
         self._made.end()
         self._written |= self._made.sealed

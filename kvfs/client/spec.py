@@ -1,8 +1,8 @@
-"""What one block of a cache is: whose, of how many tokens, which tensor.
+"""The description of one block of a cache: its model, its tokens and its tensor.
 
-Contract: a `Spec` is immutable and checked when it is made; two that differ in anything that makes
-bytes differ have different fingerprints, and so no key in common. Not for where blocks are
-(`kvfs.client.cache`), nor for how names are made (`kvfs.prefix`).
+Contract: a `Spec` is immutable and checked when it is made. Two specs that differ in anything that
+changes bytes have different fingerprints, and so no key in common. Not for the place of blocks
+(`kvfs.client.cache`), nor for the making of names (`kvfs.prefix`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,17 @@ TOKEN = "token"  # noqa: S105  # the axis that every block has
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A block's tensor, and all that makes its bytes differ beside its tokens.
+    """A block's tensor, and all else beside its tokens that changes its bytes.
 
-    model, revision, tokenizer, adapter: as `kvfs.prefix.Fingerprint` has them. dtype: a torch.dtype
-    or its name, "bfloat16". axes: the names and lengths of one file's axes in the order of its
-    shape; "token" is one of them, the tokens of a block. storage: "raw", the bytes of the tensor,
-    or fewer, as `kvfs.client.storage` has it. shards: files of a block; with more than one, `axes`
-    is what one rank has.
+    - model, revision, tokenizer, adapter: as `kvfs.prefix.Fingerprint` has them.
+    - dtype: a torch.dtype or its name, "bfloat16".
+    - axes: the names and lengths of one file's axes in the order of its shape. "token" is one of
+      them, the tokens of a block.
+    - storage: "raw", the bytes of the tensor, or a form with fewer, as `kvfs.client.storage` has
+      it.
+    - shards: the number of files of a block. With more than one, `axes` describes one rank's file.
 
-    Raises TypeError and ValueError, which name argument, got and expected.
+    Raises TypeError and ValueError, which name the argument, its value and the expected one.
     """
 
     model: str
@@ -51,7 +53,7 @@ class Spec:
 
     @cached_property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype`, which is one once the spec is made."""
+        """Return `dtype` as a torch.dtype, which it is once the spec is made."""
         assert isinstance(self.dtype, torch.dtype)
         return self.dtype
 
@@ -71,7 +73,7 @@ class Spec:
 
     @cached_property
     def root(self) -> bytes:
-        """The key before the first block of every prompt: the parent of first blocks."""
+        """Return the key before the first block of every prompt: the parent of first blocks."""
         return self.fingerprint.root
 
     @cached_property
@@ -84,22 +86,22 @@ class Spec:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of a block's tensor in memory."""
+        """Return the bytes of a block's tensor in memory."""
         return prod(self.shape) * self.torch_dtype.itemsize
 
     @cached_property
     def stored(self) -> Storage:
-        """How a block's tensor becomes the bytes of its file."""
+        """Return the form in which a block's tensor is stored in its file."""
         return storage(self.storage, self.axes, self.torch_dtype)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a block's file, exactly."""
+        """Return the exact bytes of a block's file."""
         return self.stored.stored_bytes
 
     @cached_property
     def shard_names(self) -> tuple[str, ...]:
-        """What the names of a block's files end in: "" alone, or "0", "1" and so on."""
+        """Return the endings of a block's file names: "" alone, or "0", "1" and so on."""
         return tuple(map(str, range(self.shards))) if self.shards > 1 else ("",)
 
     def keys(self, tokens: Sequence[int]) -> list[bytes]:

@@ -1,6 +1,6 @@
-"""What a cache has done since it was opened: counters that any thread may raise and read.
+"""Counters of a cache since it was opened; any thread may raise and read them.
 
-Not for what a namespace holds or serves, which the mount knows (`kvfs status`).
+Not for the content and hits of a namespace, which the mount knows (`kvfs status`).
 """
 
 import threading
@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, fields
 
 @dataclass
 class Stats:
-    """Blocks loaded, saved and prefetched; what went wrong, which no call raises.
+    """Blocks loaded, saved and prefetched; and the failures, which no call raises.
 
-    blocks_vanished: matched, and gone or of another size when they were opened. load_errors,
-    save_errors: OSErrors of single blocks. blocks_present: given to save, and cached already.
-    blocks_unsaved: given to save, and not cached for an error, or for that of one before them.
+    - blocks_vanished: matched, and gone or of another size when they were opened.
+    - load_errors, save_errors: OSErrors of single blocks.
+    - blocks_present: given to save, and cached already.
+    - blocks_unsaved: given to save, and not cached for an error of this block or of one before it.
     """
 
     blocks_loaded: int = 0
@@ -32,7 +33,7 @@ class Stats:
                 setattr(self, name, getattr(self, name) + count)
 
     def as_dict(self) -> dict[str, int]:
-        """All of one moment."""
+        """Return all counters of one moment."""
         with self._lock:
             names = [one.name for one in fields(self) if not one.name.startswith("_")]
             return {name: getattr(self, name) for name in names}

@@ -1,16 +1,17 @@
-"""How a block's numbers are stored in its file: as they are, or in fewer bits.
+"""Storage of a block's numbers in its file: unchanged, or in fewer bits.
 
     storage(name, axes, dtype) -> Storage     name: "raw", "fp8" or "int4:G"
     .stored_bytes                             exactly, of every block
+
     .encode(block, out=None) -> uint8 tensor [stored_bytes]
     .decode(stored, out) -> None              out: a tensor of the block's shape and dtype
 
-Contract: pure and deterministic; the same block gives the same bytes on every device. What is
-written is specified in docs/prefix-paths.md, so that others read it. A block with a number that
-would not come back finite is refused (`UnstorableError`), never stored as another; so are scales
-that `encode` cannot have written (ValueError), never decoded. No more memory than the target and a
-few chunks of 1 MiB on a CPU. Works where the tensors are. Not for what a fingerprint is, nor for
-files. Little-endian machines only.
+Contract: pure and deterministic; the same block gives the same bytes on every device.
+docs/prefix-paths.md specifies the written bytes for other readers. A block with a number that would
+not come back finite is refused (`UnstorableError`), never stored as another. Scales that `encode`
+cannot have written are refused (ValueError), never decoded. The work takes no more memory than the
+target and a few chunks of 1 MiB on a CPU. It runs on the tensors' device. Not for the content of a
+fingerprint, nor for files. Little-endian machines only.
 """
 
 import re
@@ -24,7 +25,7 @@ from typing import ClassVar
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-CHUNK = 1 << 18  # numbers that are worked on at once: 1 MiB of float32, which a core's cache holds
+CHUNK = 1 << 18  # numbers of one step: 1 MiB of float32, which fits a core's cache
 _EXPONENT = 23  # where float32 has its exponent
 _MANTISSA = (1 << _EXPONENT) - 1
 
@@ -32,14 +33,16 @@ assert sys.byteorder == "little", "kvfs.client.storage is for little-endian mach
 
 
 class UnstorableError(ValueError):
-    """A number of the block cannot be stored so that it comes back: inf, nan, or too large."""
+    """A number of the block would not come back as stored: inf, nan, or too large."""
 
 
 class Storage(ABC):
-    """Of blocks of one shape and dtype. `name` is how the fingerprint has it.
+    """The storage of blocks of one shape and dtype. `name` is the fingerprint's word for it.
 
-    shape: lengths of the axes in their order. stored_bytes: of one block. raw: what is stored is
-    the memory of the block; who can use that memory itself needs neither encode nor decode.
+    - shape: lengths of the axes in their order.
+    - stored_bytes: of one block.
+    - raw: the file has the block's memory unchanged. A caller that can use that memory itself needs
+      neither encode nor decode.
     """
 
     raw: ClassVar[bool] = False
@@ -52,11 +55,14 @@ class Storage(ABC):
         self.stored_bytes = self._stored_bytes(dict(axes))
 
     def encode(self, block: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what is stored of a block.
+        """Return the stored bytes of a block.
 
-        block: [*shape] of `dtype`, any strides. out: uint8 [stored_bytes], contiguous, on the
-        block's device, beginning at a multiple of 4 bytes; made if it is None. Raises TypeError
-        or ValueError for another tensor, UnstorableError for its numbers; `out` is undefined then.
+        - block: [*shape] of `dtype`, any strides.
+        - out: uint8 [stored_bytes], contiguous, on the block's device, beginning at a multiple of 4
+          bytes; made if it is None.
+
+        Raises TypeError or ValueError for another tensor, UnstorableError for its numbers; `out` is
+        undefined then.
         """
         _check("block", block, self.shape, self.dtype)
         if out is None:
@@ -92,14 +98,17 @@ class Storage(ABC):
             raise ValueError(f"{name}: expected contiguous memory at a multiple of 4 bytes")
 
     def _chunks(self, outer: int, device: torch.device) -> Iterator[tuple[int, ...]]:
-        """Indices of the first of the `outer` axes that are none of a group's, few enough."""
+        """Yield indices of small parts, along those `outer` axes that no group spans."""
         depth = 0
         while depth < outer and prod(self.shape[depth:]) > CHUNK and device.type == "cpu":
             depth += 1
         return product(*map(range, self.shape[:depth]))
 
     def _refuse_beyond(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Half the range is left so that no rounding leads out of it; nan compares as false."""
+        """Raises UnstorableError for a number beyond half the range, or nan.
+
+        Half the range is left so that no rounding leads out of it; nan compares as false.
+        """
         limit = torch.finfo(self.dtype).max / 2
         if not bool(((low >= -limit) & (high <= limit)).all()):
             least, most = float(low.min()), float(high.max())
@@ -110,7 +119,7 @@ class Storage(ABC):
 
 
 class Raw(Storage):
-    """The numbers as they are."""
+    """Stores the numbers unchanged."""
 
     raw: ClassVar[bool] = True
 
@@ -132,18 +141,18 @@ class Raw(Storage):
 
 
 class Fp8(Storage):
-    """float8_e4m3fn, with one scale for all tokens and dims of each (kv, layer, head).
+    """Stores float8_e4m3fn, with one scale for all tokens and dims of each (kv, layer, head).
 
-    A scale is a power of two, so that multiplying by it is exact. What comes back differs by at
-    most 2**-4 of itself, or by 2**-10 of its scale, whichever is more; a scale is less than
-    amax / 224.
+    A scale is a power of two, so that multiplying by it is exact. A decoded number differs by at
+    most 2**-4 of itself, or by 2**-10 of its scale, whichever is more. A scale is less than amax /
+    224.
     """
 
-    # 448, the largest number, is 1.75 * 2**8; exponents and mantissas are float32's, in its bits.
+    # 448, the largest number, is 1.75 * 2**8; exponents and mantissas are those of float32's bits.
     _LARGEST_EXPONENT: ClassVar[int] = 8
     _LARGEST_MANTISSA: ClassVar[int] = 0x600000
-    _LEAST: ClassVar[int] = 10  # of scales: 2**-117, of which all products are normal
-    _MOST: ClassVar[int] = 246  # 2**119, of which none is inf
+    _LEAST: ClassVar[int] = 10  # of scales: 2**-117, for which all products are normal
+    _MOST: ClassVar[int] = 246  # 2**119, for which none is inf
 
     def _stored_bytes(self, axes: dict[str, int]) -> int:
         names = list(axes)
@@ -154,7 +163,7 @@ class Fp8(Storage):
         return self._scales + self.numbers
 
     def _parts(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales as bits of float32, and the numbers."""
+        """Return scales as bits of float32, and the numbers."""
         scales, numbers = stored[: self._scales], stored[self._scales :]
         return scales.view(torch.int32).view(self._kept), numbers.view(self.shape)
 
@@ -165,7 +174,7 @@ class Fp8(Storage):
             amax = x.abs().amax([axis - len(at) for axis in self._inner], keepdim=True)
             self._refuse_beyond(-amax, amax)
             bits = amax.view(torch.int32)
-            # The least power of two of which 448 are amax or more.
+            # The least power of two that, times 448, gives amax or more.
             more = (bits & _MANTISSA) > self._LARGEST_MANTISSA
             exponent = (bits >> _EXPONENT) - self._LARGEST_EXPONENT + more.int()
             exponent.clamp_(min=self._LEAST)
@@ -191,10 +200,10 @@ class Fp8(Storage):
 
 
 class Int4(Storage):
-    """Four bits each, in groups of `group` along the last axis, which have a scale and a minimum.
+    """Stores four bits each, in groups of `group` along the last axis, with scale and minimum.
 
-    What comes back differs by at most half of its group's scale, (max - min) / 15, and the rounding
-    to dtype. Scale and minimum are of `dtype` themselves.
+    A decoded number differs by at most half of its group's scale, (max - min) / 15, and the
+    rounding to dtype. Scale and minimum are of `dtype` themselves.
     """
 
     LEVELS: ClassVar[int] = 15
@@ -210,7 +219,7 @@ class Int4(Storage):
         return 2 * self._scales + self.numbers // 2
 
     def _parts(self, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Scales and minima [*groups, 1], and pairs of numbers [*groups, group / 2]."""
+        """Return scales and minima [*groups, 1], and pairs of numbers [*groups, group / 2]."""
         each, size = (*self._groups, 1), self._scales
         scales, minima, pairs = stored[:size], stored[size : 2 * size], stored[2 * size :]
         return (
@@ -228,7 +237,7 @@ class Int4(Storage):
             self._refuse_beyond(low, high)
             spread = high - low
             scale = (spread / self.LEVELS).to(self.dtype)
-            # Rounded up where it must be, or the largest would be beyond level 15.
+            # Rounded up where needed, because the largest would else be beyond level 15.
             short = scale.to(torch.float32) * self.LEVELS < spread
             scale = _next(scale, short)
             scales[at], minima[at] = scale, low.to(self.dtype)
@@ -255,12 +264,14 @@ class Int4(Storage):
 
 
 def storage(name: str, axes: Mapping[str, int], dtype: torch.dtype) -> Storage:
-    """Return how blocks are stored.
+    """Return the storage of this name.
 
-    name: "raw", "fp8", or "int4:G" with groups of G numbers. axes: names and lengths of one file's
-    axes in their order; fp8 needs "token" and "dim", int4 a last one that is "dim", of which G, an
-    even number, is a divisor. dtype: of the block; for fp8 and int4 one of DTYPES. Raises TypeError
-    and ValueError.
+    - name: "raw", "fp8", or "int4:G" with groups of G numbers.
+    - axes: names and lengths of one file's axes in their order. Storage fp8 needs "token" and
+      "dim". For int4 the last axis is "dim", and G, an even number, divides its length.
+    - dtype: of the block; for fp8 and int4 one of DTYPES.
+
+    Raises TypeError and ValueError.
     """
     if not isinstance(name, str):
         raise TypeError(f"storage={name!r}: expected 'raw', 'fp8' or 'int4:G', as 'int4:64'")
@@ -287,7 +298,7 @@ def storage(name: str, axes: Mapping[str, int], dtype: torch.dtype) -> Storage:
 
 
 def _next(positive: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The next larger number of the dtype, where it is asked for: one more, in bits."""
+    """Return the next larger number of the dtype where `where` is true: one more, in bits."""
     bits = torch.int32 if positive.element_size() == torch.int32.itemsize else torch.int16
     return (positive.view(bits) + where.to(bits)).view(positive.dtype)
 

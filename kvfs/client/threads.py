@@ -1,9 +1,10 @@
 """Threads of one cache: blocks of a call side by side, and whole calls in the background.
 
 Contract: calls and their blocks have threads of their own, so that a call that waits for blocks
-holds up none. Bytes move with the GIL released. Signal handlers run in the main thread only, and
-what they raise, be it between any two steps, would leave locks taken and descriptors open: so what
-the main thread calls is done by another one, for which it waits. Not for what is done.
+delays no other. Bytes move with the GIL released. Signal handlers run in the main thread only.
+Their exceptions can come between any two steps, and would leave locks taken and descriptors open.
+So another thread does the main thread's calls, while the main thread waits. Not for the work
+itself.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# s until the main thread looks whether a signal has come just before it began to wait, which would
-# not wake it.
+# s until the main thread looks for a signal that came just before it began to wait, and so did not
+# wake it.
 _LOOK = 0.1
 
 
@@ -34,17 +35,17 @@ class Threads:
         self._aside = _Aside()
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Raises ValueError when they have been closed."""
+        """Run a call in the background. Raises ValueError after `close`."""
         try:
             return self._calls.submit(call, *args, **kwargs)
         except RuntimeError as error:
             raise ValueError(f"the cache is being closed: {error}") from None
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do it, and return or raise what it does.
+        """Do the work, and return its result or raise its error.
 
-        An interrupt of the main thread is raised when it has ended, which is soon: `leading` begins
-        nothing more. A second one meanwhile is raised at once.
+        An interrupt of the main thread is raised when the work has ended. That is soon, because
+        `leading` begins nothing more. A second interrupt meanwhile is raised immediately.
         """
         if threading.current_thread() is not threading.main_thread():
             return work()
@@ -53,10 +54,10 @@ class Threads:
     def leading(
         self, count: int, work: Callable[[int], bool], *, stop: Callable[[], None] = lambda: None
     ) -> int:
-        """Do `work(0)`, `work(1)` and so on side by side; return how many from the first succeeded.
+        """Do `work(0)`, `work(1)` and so on side by side; return the successes from the first.
 
-        None is begun after one that has failed. What `work` raises is raised when all have ended;
-        `stop` is called before, lest one waits for another that will not come.
+        No work begins after a failure. An exception of `work` is raised when all work has ended.
+        `stop` is called before that, so that no work waits for another that will not come.
         """
         turn = _Turn(count, self._aside.current())
 
@@ -72,9 +73,9 @@ class Threads:
 
         others: list[Future[None]] = []
         try:
-            with suppress(RuntimeError):  # the cache is being closed: this thread does all of it
+            with suppress(RuntimeError):  # during `close` this thread does all of the work
                 others.extend(self._blocks.submit(run) for _ in range(min(self.count, count) - 1))
-            run()  # the thread that asks works as well
+            run()  # the calling thread works as well
         finally:
             begun = [other for other in others if not other.cancel()]
             wait(begun)
@@ -83,7 +84,7 @@ class Threads:
         return turn.count
 
     def close(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for all running work."""
         self._calls.shutdown()
         self._blocks.shutdown()
 
@@ -103,13 +104,13 @@ class _Call(Generic[T]):
         self._begun = True
         try:
             self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 (it is raised where it was asked for)
+        except BaseException as error:  # noqa: BLE001 (raised again in the caller)
             self._error = error
         self._done = True
         self._told.put(None)
 
     def wait(self) -> None:
-        while not self._done:  # what has been told may have been lost with an interrupt
+        while not self._done:  # an interrupt may have lost the message
             with suppress(Empty):
                 self._told.get(timeout=_LOOK)
 
@@ -120,9 +121,10 @@ class _Call(Generic[T]):
 
 
 class _Aside:
-    """A thread for what the main thread calls. It goes when nobody can call any more.
+    """A thread for the main thread's calls. It ends when no caller is left.
 
-    With what a signal handler leaves whole: attributes, and SimpleQueue, which is written in C.
+    It uses only attributes and SimpleQueue, which is written in C: a signal handler leaves them
+    whole.
     """
 
     def __init__(self) -> None:
@@ -143,7 +145,7 @@ class _Aside:
             call.wait()
         except BaseException:
             call.interrupted = True
-            self._asked.put(cast("_Call[object]", call))  # lest it was not; it runs once
+            self._asked.put(cast("_Call[object]", call))  # in case it was not put; it runs once
             call.wait()
             raise
         return call.result()
@@ -179,10 +181,10 @@ class _Turn:
 
 
 async def awaited(future: Future[T]) -> T:
-    """Wait in whichever loop runs, asyncio's or trio's, which is not needed.
+    """Wait for a future in the running loop, asyncio's or trio's; trio need not be installed.
 
-    Who is cancelled goes only when the call has ended, or has not begun and never will: until then
-    it fills memory of the caller's.
+    A cancelled task returns only when the call has ended, or never begins: until then the call
+    fills memory of the caller.
     """
     trio = _running_trio()
     if trio is not None:
@@ -197,7 +199,7 @@ async def awaited(future: Future[T]) -> T:
 
 
 def _running_trio() -> Any:  # noqa: ANN401 (a module)
-    """The module, if this is called in one of its tasks."""
+    """Return the trio module, if this is called in one of its tasks."""
     trio = sys.modules.get("trio")
     if trio is None:
         return None

@@ -1,11 +1,15 @@
-"""Blocks on their way between files and tensors, where it is not straight: to a device, or lossy.
+"""Moves blocks between files and tensors that need more than a read: to a device, or lossy.
 
-Contract: a file's bytes reach a device in one of two ways. "pinned": read into a page-locked
-buffer, which is used again once the copy out of it has ended. "register": the mapping of the file
-itself is page-locked, and copied from. Which is faster is measured with the first load of at least
-`MEASURED_FROM` blocks, and kept. Copies run beside the reads of other blocks; what is returned has
-ended. `Device` is all that is asked of one, so that tests can stand in for it. `Cuda` has not been
-run: there was no GPU to run it on. Not for what a block's tensor must be (`kvfs.client.arguments`).
+Contract: a file's bytes reach a device in one of two ways:
+
+- "pinned": a thread reads them into a page-locked buffer, which is used again once the copy out of
+  it has ended.
+- "register": the mapping of the file itself is page-locked, and copied from.
+
+The first load of at least `MEASURED_FROM` blocks measures which way is faster, and the choice is
+kept. Copies run beside the reads of other blocks; they have ended before a function returns.
+`Device` has all operations of a device, so that tests can replace it. `Cuda` has not been run:
+there was no GPU to run it on. Not for the form of a block's tensor (`kvfs.client.arguments`).
 """
 
 import errno
@@ -35,27 +39,27 @@ MEASURED_FROM = 16  # blocks, half of them each way
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Return at once: there is nothing to wait for."""
 
 
 class Device(Protocol):
-    """What a device can do. Called by any thread."""
+    """The operations of a device. Any thread may call them."""
 
     def begin(self) -> Done:
-        """Note where the caller's stream is; the result makes later copies wait for that."""
+        """Note the position of the caller's stream; the result makes later copies wait for it."""
 
     def pinned(self, size: int) -> torch.Tensor:
-        """A page-locked buffer, uint8 of `size`."""
+        """Return a page-locked buffer, uint8 of `size`."""
 
     def run(self, work: Callable[[], object]) -> Done:
-        """Begin what `work` has torch do; the result waits for its end."""
+        """Begin the torch operations of `work`; the result waits for their end."""
 
     def register(self, pages: torch.Tensor) -> Done | None:
-        """Lock a mapping's pages; the result undoes it. None: it can not be done."""
+        """Lock a mapping's pages; the result undoes it. None: they cannot be locked."""
 
 
 class Host:
-    """The CPU, for blocks that are not stored as they are."""
+    """The CPU, for blocks that are stored in another form."""
 
     def begin(self) -> Done:
         return _nothing
@@ -119,8 +123,8 @@ class Transfer:
     """Blocks of one cache to one device and back. Any number of threads."""
 
     def __init__(self, device: Device, spec: Spec, threads: Threads, stats: Stats) -> None:
-        self.way: Way | None = None  # not measured yet
-        self._refused = False  # to lock the pages of files
+        self.way: Way | None = None  # None: not measured yet
+        self._refused = False  # the device refused to lock the pages of files
         self._device = device
         self._spec = spec
         self._threads = threads
@@ -130,11 +134,11 @@ class Transfer:
         self._made = 0
 
     def begin(self) -> Done:
-        """Called where the caller's stream is current; its result goes to `load` or `content`."""
+        """Note the caller's stream, which must be current; `load` or `content` take the result."""
         return self._device.begin()
 
     def load(self, chain: LeasedReader, targets: Blocks, after: Done) -> int:
-        """Return how many blocks are in `targets`, which are on the device."""
+        """Return the number of blocks in `targets`, which are on the device."""
         after()
         if self.way is not None or len(chain) < MEASURED_FROM:
             return self._load(self.way or "pinned", chain, targets)
@@ -193,7 +197,7 @@ class Transfer:
 
     @contextmanager
     def content(self, block: torch.Tensor, after: Done) -> Iterator[memory.Runs]:
-        """The bytes of a block that is on the device."""
+        """Give the bytes of a block that is on the device."""
         with self.buffer() as buffer:
             after()
             self._store(block, buffer.pages)()
@@ -201,7 +205,7 @@ class Transfer:
 
     @contextmanager
     def buffer(self) -> Iterator[Buffer]:
-        """One that nothing reads or writes any more: as many as threads, twice, for the copies."""
+        """Give an unused buffer. There are twice as many as threads, for the copies."""
         with self._lock:
             if self._free.empty() and self._made < 2 * self._threads.count:
                 self._made += 1
@@ -222,7 +226,7 @@ class Transfer:
         def decode() -> None:
             try:
                 stored.decode(pages.to(target.device, non_blocking=True), target)
-            except ValueError as error:  # no spec of this fingerprint has written that
+            except ValueError as error:  # no spec with this fingerprint has written these bytes
                 raise OSError(errno.EIO, str(error)) from error
 
         return self._device.run(decode)

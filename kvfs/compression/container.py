@@ -1,20 +1,21 @@
 """The stored form of a compressed object: a head, then independent frames.
 
-Contract: every FRAME bytes of the object are one frame, the last one may be shorter; each is a
-chunk in Blosc's own format, version 1 (README_CHUNK_FORMAT.rst of c-blosc), which Blosc 2 and
-numcodecs read as well. All integers are little-endian:
+Contract: every FRAME bytes of the object are one frame; the last one may be shorter. Each frame is
+a chunk in Blosc's own format, version 1 (README_CHUNK_FORMAT.rst of c-blosc). Blosc 2 and numcodecs
+read it as well. All integers are little-endian.
 
-    bytes           field
-    8               "kvfsZ", 0, 0, and the version of this form, 1
-    8               size of the object
-    12 each         for each frame: 4 bytes, its stored length; 8 bytes, XXH3-64 of what is stored
-    8               XXH3-64 of all of the above
-    ...             the frames, one behind the other, nothing between or behind them
+Bytes and fields:
 
-The length of the head follows from the size of the object. Blosc's chunks have no checksum, hence
-ours: frames are proven before the library sees them. The codec's name, `blosc-zstd-sN/1`, N bytes
-an element, is kept beside the object; the number behind the slash is the version above. Not for
-reading or writing files.
+- 8: "kvfsZ", 0, 0, and the version of this form, 1.
+- 8: size of the object.
+- 12 for each frame: 4 bytes, its stored length; 8 bytes, XXH3-64 of its stored bytes.
+- 8: XXH3-64 of all of the above.
+- The frames, one behind the other, with nothing between or behind them.
+
+The length of the head follows from the size of the object. Blosc's chunks have no checksum.
+Therefore the head has checksums, and kvfs verifies each frame before the library sees it. The
+codec's name, `blosc-zstd-sN/1`, for elements of N bytes, is stored beside the object; the number
+behind the slash is the version above. Not for reading or writing files.
 """
 
 import re
@@ -34,17 +35,20 @@ _BEGIN = struct.Struct("<8sQ")
 _ENTRY = struct.Struct("<IQ")
 _END = struct.Struct("<Q")
 _MAGIC = b"kvfsZ\0\0\1"
-# Bytes of a Blosc chunk that describe the rest: none is shorter, or longer by more.
+# Bytes of a Blosc chunk's head. No chunk is shorter, and none is longer than its content by more.
 _CHUNK_HEAD = 16
 _CODEC = re.compile(r"blosc-zstd-s([0-9]{1,2})/([0-9]{1,9})")
 
 
 class DamagedError(TierError):
-    """What is stored is not what was written; says where. None of its bytes were given out."""
+    """The stored bytes are not those that were written; says where.
+
+    No byte of them was given out.
+    """
 
 
 class Frame(NamedTuple):
-    """Where a frame is stored and what it stands for, in bytes; `digest` is of its stored bytes."""
+    """A frame's place in the file and in the object, in bytes; `digest` is of its stored bytes."""
 
     position: int
     stored: int
@@ -54,19 +58,19 @@ class Frame(NamedTuple):
 
 
 def codec_name(element_size: int) -> str:
-    """For the metadata of an object whose elements have so many bytes."""
+    """The codec's name for the metadata of an object with elements of this many bytes."""
     return f"blosc-zstd-s{element_size}/1"
 
 
 def expect_codec(name: str) -> None:
-    """Raises UnsupportedError for what this version does not read."""
+    """Raises UnsupportedError for a codec that this version cannot read."""
     found = _CODEC.fullmatch(name)
     if found is None or int(found[1]) not in ELEMENT_SIZES or int(found[2]) != 1:
         raise UnsupportedError(f"codec {name!r}: expected {codec_name(2)}, or 1, 4 or 8 for the 2")
 
 
 def frames_of(size: int) -> int:
-    """How many frames so many bytes are."""
+    """The number of frames of this many bytes."""
     return -(-size // FRAME)
 
 
@@ -84,10 +88,10 @@ def head(size: int, stored: list[tuple[int, int]]) -> bytes:
 
 
 def frames_in(data: bytes, size: int, stored_size: int) -> Iterator[Frame]:
-    """Which stored bytes are which bytes of the object: all frames in their order, proven.
+    """Which stored bytes are which bytes of the object: all frames in order, verified.
 
-    From the first `head_size(size)` bytes. Raises DamagedError unless all lengths agree, before it
-    returns. `size` and `stored_size` are what the object's metadata says of both forms.
+    Reads the first `head_size(size)` bytes. Raises DamagedError unless all lengths agree, before it
+    returns. `size` and `stored_size` are the sizes of both forms in the object's metadata.
     """
     if len(data) != head_size(size):
         raise DamagedError(f"its head has {len(data)} bytes, expected {head_size(size)}")

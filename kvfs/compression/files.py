@@ -1,11 +1,11 @@
-"""What a mover does: one file compressed into another, or the other way round.
+"""Compression of one file into another, and back, in a mover process.
 
 Contract: synchronous; a few frames in memory at most; files are given as descriptors and their
 offsets stay as they are. Raises domain errors only; then the destination is half written, and its
-maker removes it. How many bytes an element has, and whether compressing pays, is told from SAMPLE
-bytes, in pieces spread evenly over the object. A sample knows more than a name or a header:
-safetensors tell a dtype, .bin and .pt files of raw pages none, and scales or packed nibbles may be
-in either. Not for naming or syncing objects, nor for the decision to compress.
+maker removes it. A sample of SAMPLE bytes, in pieces spread evenly over the object, tells the
+element size and whether compressing pays. A sample knows more than a name or a header. Files of
+safetensors have a dtype; .bin and .pt files of raw pages have none. Scales or packed nibbles may be
+in any of them. Not for naming or syncing objects, nor for the decision to compress.
 """
 
 import errno
@@ -33,16 +33,16 @@ from kvfs.compression.container import (
 from kvfs.compression.frames import pack, unpack
 from kvfs.errors import InvalidError, NoSpaceError, TierError
 
-PAYS = 1.1  # times smaller; below it costs all of the work and spares less than a tenth of the room
+PAYS = 1.1  # times smaller; less costs the same work and saves under a tenth of the room
 SAMPLE = 512 << 10  # bytes; in less, four planes share zstd's blocks of 128 KiB, and fp32 looks bad
 _PIECES = 16
-_SIZES = (2, 1, 4)  # bf16 first: where two are equal, it is taken
+_SIZES = (2, 1, 4)  # bf16 first: it wins a tie
 
 
 def sampled(read: Callable[[int, int], bytes], size: int, known: int | None) -> int | None:
-    """Return the element size that compresses best, or None if no one pays.
+    """Return the element size that compresses best, or None if compressing does not pay.
 
-    read: offset and length to bytes. known: the only size to be tried. Raises what `read` does.
+    read: offset and length to bytes. known: the only size to be tried. Raises the errors of `read`.
     """
     sample = _sample(read, size)
     stored = {each: len(pack(sample, each)) for each in ([known] if known else _SIZES)}
@@ -62,7 +62,7 @@ _ZEROS = bytes(FRAME)
 
 
 class Compressed(NamedTuple):
-    """What came of it: `ratio` is size / stored_size, in bytes; `codec` is needed to read it.
+    """The result: `ratio` is size / stored_size, in bytes; `codec` is needed to read it.
 
     digest: xxh3-128 of the bytes that were read and compressed.
     """
@@ -77,7 +77,7 @@ class Compressed(NamedTuple):
 def compress(
     source: int, destination: int, size: int, element_size: int | None = None
 ) -> Compressed | None:
-    """Compress `size` bytes into a new file; None, and the file is empty, if it does not pay.
+    """Compress `size` bytes into a new file; None, and an empty file, if it does not pay.
 
     element_size: bytes of a number in it, 1, 2, 4 or 8; None if unknown. Raises NoSpaceError,
     TierError (also if the source is shorter than `size`), InvalidError for other element sizes.
@@ -101,10 +101,10 @@ def compress(
         _write(destination, chunk, position)
         stored.append((len(chunk), xxh3_64_intdigest(chunk)))
         position += len(chunk)
-        if position * PAYS > size:  # the sample was not like the rest
+        if position * PAYS > size:  # the rest compresses worse than the sample
             _resize(destination, 0)
             return None
-    _write(destination, head(size, stored), 0)  # last: without it the rest is nothing
+    _write(destination, head(size, stored), 0)  # last: the file is useless without it
     spent = time.thread_time() - begun
     return Compressed(codec_name(found), position, size / position, spent, content.digest())
 
@@ -113,8 +113,8 @@ def decompress(codec: str, source: int, destination: int, size: int, stored_size
     """Write the object's bytes into a new file, in which frames of zeros stay holes.
 
     size, stored_size: of the object in both forms, from its metadata. Returns the processor time in
-    seconds. Raises DamagedError whenever the source is not what was written, NoSpaceError,
-    TierError; UnsupportedError for a codec that is not known here.
+    seconds. Raises DamagedError if the source is not as it was written, NoSpaceError, TierError;
+    UnsupportedError for an unknown codec.
     """
     begun = time.thread_time()
     frames = _proven(codec, source, size, stored_size)
@@ -127,7 +127,7 @@ def decompress(codec: str, source: int, destination: int, size: int, stored_size
 
 
 def content_digest(codec: str, source: int, size: int, stored_size: int) -> bytes:
-    """The xxh3-128 of the object's bytes, which are written nowhere. Raises as `decompress`."""
+    """The xxh3-128 of the object's bytes, without writing them. Raises as `decompress`."""
     frames = _proven(codec, source, size, stored_size)
     content = xxh3_128()
     for frame in frames:
@@ -136,7 +136,7 @@ def content_digest(codec: str, source: int, size: int, stored_size: int) -> byte
 
 
 def _proven(codec: str, source: int, size: int, stored_size: int) -> Iterator[Frame]:
-    """Raises DamagedError, TierError, UnsupportedError."""
+    """The verified frames of a file. Raises DamagedError, TierError, UnsupportedError."""
     expect_codec(codec)
     with _failures("stat of the source"):
         there = os.fstat(source).st_size
@@ -148,7 +148,7 @@ def _proven(codec: str, source: int, size: int, stored_size: int) -> Iterator[Fr
 
 
 def _read(source: int, offset: int, count: int) -> bytes:
-    """Raises TierError, also if there are fewer."""
+    """Read `count` bytes. Raises TierError, also if there are fewer."""
     data = _pread(source, offset, count)
     if len(data) != count:
         raise TierError(f"the source ends at {offset + len(data)}, expected more")
@@ -156,7 +156,7 @@ def _read(source: int, offset: int, count: int) -> bytes:
 
 
 def _stored(source: int, position: int, count: int) -> bytes:
-    """Raises DamagedError if there are fewer."""
+    """Read `count` stored bytes. Raises DamagedError if there are fewer."""
     data = _pread(source, position, count)
     if len(data) != count:
         raise DamagedError(f"it ends at {position + len(data)}, expected {position + count}")

@@ -1,9 +1,9 @@
 """One frame: bytes to a Blosc chunk, and back. The only module that knows the library.
 
-Contract: what `pack` returns was unpacked again and compared: libraries err too (Blosc 2 gave back
-wrong bytes for lengths that are no multiple of the element size, see docs/compression.md).
-`unpack` proves the digest before the library sees a byte, and memory is bounded by what the index
-expects, not by what the chunk says. One thread. Not for files.
+Contract: `pack` unpacks and compares each chunk before it returns, because libraries err too.
+(Blosc 2 gave back wrong bytes for lengths that are not a multiple of the element size, see
+docs/compression.md.) `unpack` verifies the digest before the library sees a byte. The index bounds
+the memory, not the chunk. One thread. Not for files.
 """
 
 import functools
@@ -15,10 +15,10 @@ from xxhash import xxh3_64_intdigest
 from kvfs.compression.container import DamagedError, Frame
 from kvfs.errors import TierError
 
-# zstd's level 1. More work makes bf16 larger: matches found by chance cost more bits than coding
-# each byte by its frequency; fp8 gains 3 %, at half the speed (scripts.bench.compression).
+# zstd's level 1. More work makes bf16 larger: chance matches cost more bits than coding each byte
+# by its frequency; fp8 gains 3 %, at half the speed (scripts.bench.compression).
 LEVEL = 1
-_BLOCK = 1 << 20  # bytes; below 512 KiB planes share zstd's blocks of 128 KiB, above nothing is won
+_BLOCK = 1 << 20  # bytes; below 512 KiB planes share zstd's blocks of 128 KiB, more gains nothing
 _LENGTHS = struct.Struct("<4xIII")
 
 
@@ -34,7 +34,7 @@ def _library() -> ModuleType:
 
 
 def pack(data: bytes, element_size: int, level: int = LEVEL) -> bytes:
-    """Return the chunk of up to FRAME bytes, at most 16 longer than they. Raises TierError."""
+    """Return the chunk of up to FRAME bytes, at most 16 bytes longer. Raises TierError."""
     blosc = _library()
     chunk: bytes = blosc.compress(
         data, typesize=element_size, clevel=level, shuffle=blosc.SHUFFLE, cname="zstd"
@@ -49,7 +49,7 @@ def pack(data: bytes, element_size: int, level: int = LEVEL) -> bytes:
 
 
 def unpack(chunk: bytes, frame: Frame) -> bytes:
-    """Return the `frame.length` bytes that the chunk stands for. Raises DamagedError."""
+    """Return the `frame.length` bytes of a chunk. Raises DamagedError."""
     if len(chunk) != frame.stored or xxh3_64_intdigest(chunk) != frame.digest:
         raise DamagedError(f"the {frame.stored} bytes at {frame.position} are not what was written")
     return _unpacked(chunk, frame.length)

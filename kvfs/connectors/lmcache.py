@@ -1,17 +1,19 @@
 """LMCache on a kvfs namespace: a remote storage plugin, for LMCache 0.5.6.
 
 LMCache loads it by `remote_storage_plugins: ["kvfs"]`; `kvfs connect lmcache NAMESPACE --native`
-prints the rest. Below `remote_storage_plugin.kvfs.` of its `extra_config` are `path`, the
-namespace's directory, `threads` (8), the chunks in flight, and `revision`, `tokenizer` and
-`adapter`, which go into the fingerprint.
+prints the rest. The options stand below `remote_storage_plugin.kvfs.` of its `extra_config`:
 
-A chunk is a block, its key XXH3-128 over the root key and LMCache's own key without the rank.
-LMCache says of a chunk neither which comes before nor where in its prompt it is. So all chunks are
-beside each other, in the root's directory, and which one others build on is not known.
+- `path`: the namespace's directory.
+- `threads` (8): the chunks in flight.
+- `revision`, `tokenizer` and `adapter`: parts of the fingerprint.
 
-Contract: a failure of the mount is a miss. What LMCache hands over are whole chunks of one group of
-layers, as they are: chunks by layer, a serde and several groups are refused at the start, in one
-line of LMCache's log; LMCache goes on without. A chunk that is not full is not stored.
+A chunk is a block. Its key is XXH3-128 over the root key and LMCache's own key without the rank.
+LMCache does not tell the chunk before a chunk, nor its place in the prompt. So all chunks are
+beside each other, in the root's directory, and kvfs does not know which chunk others build on.
+
+Contract: a failure of the mount is a miss. LMCache must hand over whole chunks of one group of
+layers, unchanged. Chunks by layer, a serde and several groups are refused at the start, in one line
+of LMCache's log; LMCache goes on without kvfs. A chunk that is not full is not stored.
 """
 
 # ruff: noqa: ANN401, ARG002, FBT001, FBT002 (LMCache's signatures)
@@ -31,20 +33,20 @@ from xxhash import xxh3_128_digest
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, SpecMismatchError
 
-NAME = "kvfs"  # of the plugin, or what stands before a dot in it
+NAME = "kvfs"  # of the plugin, or the part before a dot in it
 THREADS = 8
 _IDENTITY = ("revision", "tokenizer", "adapter")
 T = TypeVar("T")
 
 
 class KvfsAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not there to be checked
-    """What LMCache loads, which makes connectors: one for each plugin `kvfs` or `kvfs.NAME`."""
+    """Makes connectors for LMCache: one for each plugin `kvfs` or `kvfs.NAME`."""
 
     def __init__(self) -> None:
         super().__init__(f"plugin://{NAME}")
 
     def create_connector(self, context: Any) -> "KvfsConnector":
-        """Raises IrrecoverableException with what is wrong, which LMCache logs."""
+        """Return a connector. Raises IrrecoverableException with the reason, which LMCache logs."""
         options = f"remote_storage_plugin.{context.plugin_name or NAME}."
         told = context.config.extra_config or {}
         try:
@@ -64,7 +66,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
     """Chunks of one model, one dtype and one chunk size in one namespace."""
 
     def __init__(self, context: Any, told: dict[str, Any]) -> None:
-        """Raises OSError, TypeError, ValueError and SpecMismatchError."""
+        """Open the namespace. Raises OSError, TypeError, ValueError and SpecMismatchError."""
         config, metadata = context.config, context.metadata
         super().__init__(config, metadata)
         for name, found, wanted in (
@@ -81,7 +83,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
                 "directory of a kvfs namespace"
             )
         (shape,) = self.meta_shapes
-        # All ranks have the same latents; LMCache then reads and writes those of the first.
+        # All ranks have the same latents, so LMCache reads and writes those of the first rank.
         first_only = metadata.use_mla and config.get_extra_config_value(
             "remote_enable_mla_worker_id_as0", metadata.use_mla
         )
@@ -97,7 +99,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         shard = metadata.worker_id if shards > 1 else None
         self._cache = PrefixCache(path, self._spec, shard=shard, threads=1)
         self._memory = context.local_cpu_backend
-        # Calls of LMCache are single chunks: they are what goes side by side.
+        # LMCache calls for single chunks, so calls run side by side.
         self._threads = ThreadPoolExecutor(threads, "kvfs-lmcache")
 
     async def exists(self, key: Any) -> bool:
@@ -110,7 +112,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
-        """Return how many chunks, from the first, all ranks have."""
+        """Return the number of chunks, from the first, that all ranks have."""
         for at, key in enumerate(keys):
             if not self._is_cached(self._key(key)):
                 return at
@@ -129,7 +131,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def batched_get(self, keys: Sequence[Any]) -> builtins.list[Any]:
-        """Return each chunk, or None. Who does not wait any more leaves no memory taken."""
+        """Return each chunk, or None. A cancelled call releases the memory that it took."""
         begun = [self._threads.submit(self._load, self._key(key)) for key in keys]
         try:
             return [await asyncio.wrap_future(one) for one in begun]
@@ -151,10 +153,10 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return found[:count]
 
     async def put(self, key: Any, memory_obj: Any) -> None:
-        """Save a chunk. Its memory is held until it is written, whoever waits.
+        """Save a chunk. The connector holds its memory until it is written, even after a cancel.
 
-        There is no batched put: LMCache keeps account of chunks on their way only if it hands them
-        over one by one, and they go side by side as well.
+        There is no batched put: LMCache counts chunks in flight only if it hands them over one by
+        one, and these go side by side as well.
         """
         memory_obj.ref_count_up()
         begun = self._threads.submit(self._save, self._key(key), memory_obj)
@@ -162,7 +164,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         await asyncio.wrap_future(begun)
 
     def remove_sync(self, key: Any) -> bool:
-        """Unlink this rank's part of a chunk, without which it is a miss for all."""
+        """Unlink this rank's part of a chunk, which makes the chunk a miss for all ranks."""
         name = prefix.path(self._spec.root, self._key(key), self._cache.shard or "")
         try:
             os.unlink(f"{self._cache.path}/{name}")
@@ -179,7 +181,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         self._cache.close()
 
     def _key(self, key: Any) -> bytes:
-        """A block's: of model, world, chunk, dtype and tags, but no rank."""
+        """Return a block's key: of model, world, chunk, dtype and tags, but no rank."""
         whole = key.with_new_worker_id(0).to_string()
         return xxh3_128_digest(self._spec.root + whole.encode())
 
@@ -187,7 +189,7 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
         return self._cache.match_keys(self._spec.root, [key]).blocks == 1
 
     def _load(self, key: bytes) -> Any:
-        if not self._is_cached(key):  # before memory is taken, for which LMCache evicts
+        if not self._is_cached(key):  # before the connector takes memory, for which LMCache evicts
             return None
         memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt)
         if memory is None:
@@ -216,6 +218,6 @@ class KvfsConnector(RemoteConnector):  # type: ignore[misc]
 
 
 def _release(loaded: "Future[Any]") -> None:
-    """What has been loaded for nobody."""
+    """Release memory that was loaded after its caller had left."""
     if not loaded.cancelled() and loaded.exception() is None and loaded.result() is not None:
         loaded.result().ref_count_down()

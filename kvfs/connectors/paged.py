@@ -1,10 +1,10 @@
-"""Blocks of a prefix cache, to and from an engine's paged memory, beside the engine's steps.
+"""Moves blocks between a prefix cache and an engine's paged memory, beside the engine's steps.
 
-Contract: `Mover` loads into pages on threads of its own and says when that has ended, and which
-pages are not there; it reads pages that are to be saved while the caller waits, and writes files
-later. Nothing that fails is raised through a step: a block that is gone is pages that are not
-there; a block that can not be saved is a miss later. Needs torch and `kvfs.client` alone. Not for
-which blocks those are (`kvfs.connectors.scheduling`).
+Contract: `Mover` loads into pages on threads of its own. It reports the end of each load, and the
+pages that are missing. It reads pages to save while the caller waits, and writes files later. No
+failure is raised through a step: a block that is gone is missing pages, and a block that cannot be
+saved is a miss later. Needs torch and `kvfs.client` alone. Not for the choice of blocks
+(`kvfs.connectors.scheduling`).
 """
 
 import contextlib
@@ -23,9 +23,9 @@ _LOADING_BYTES = 256 << 20  # of host memory for each load that runs
 
 
 class Load(NamedTuple):
-    """Blocks to be loaded for a request.
+    """Blocks to load for a request.
 
-    pages: where their pages go, from the one after the first `skip` pages of the first block on;
+    pages: the targets, beginning with the page after the first `skip` pages of the first block;
     there may be fewer than the blocks have.
     """
 
@@ -37,7 +37,7 @@ class Load(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Blocks to be saved, and all of their pages."""
+    """Blocks to save, and all of their pages."""
 
     parent: bytes
     keys: list[bytes]
@@ -48,7 +48,7 @@ class PagedMemory:
     """All layers of an engine's cache.
 
     layers: `[pages * parts, heads, tokens, numbers]` each, with any strides: a page may be cut into
-    parts, each of so many tokens. All of one shape, dtype and device. Raises ValueError.
+    parts of equal numbers of tokens. All have one shape, dtype and device. Raises ValueError.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], pages: int) -> None:
@@ -90,7 +90,7 @@ class PagedMemory:
             layer.index_copy_(0, at, found.to(self.device, non_blocking=True))
 
     def _numbers(self, pages: Sequence[int]) -> torch.Tensor:
-        """On the device, without waiting for what its stream does."""
+        """Return the numbers on the device, without waiting for its stream."""
         numbers = torch.tensor(pages)
         if self.device.type == "cpu":
             return numbers
@@ -98,15 +98,17 @@ class PagedMemory:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Torch does not copy by index what has 8 bits and is no integer."""
+    """Return 8-bit floats as bytes, because torch cannot copy them by index."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 class Mover:
     """Moves blocks of one cache's shard.
 
-    staging_bytes: what may be in host memory to be written; blocks beyond that are not saved.
-    saves: whether this process is the one that saves. threads: loads that run at once.
+    - staging_bytes: the most host memory for blocks that wait to be written. Blocks beyond that are
+      not saved.
+    - saves: whether this process is the one that saves.
+    - threads: loads that run at a time.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Mover:
         self._block_pages = cache.spec.block_tokens // memory.page_tokens
         self._loads: dict[str, tuple[Load, Future[int]]] = {}
         self._loaders = ThreadPoolExecutor(threads, "kvfs-load")
-        # One thread, because a block can not be saved before the one that comes before it.
+        # One thread, because a block cannot be saved before the one that comes before it.
         self._saver = ThreadPoolExecutor(1, "kvfs-save")
         self._room = staging_bytes // size
         self._lock = threading.Lock()
@@ -136,14 +138,14 @@ class Mover:
         self._stream = torch.cuda.Stream(memory.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def load(self, load: Load) -> None:
-        """Begin, after what the caller's stream does now."""
+        """Begin a load, after the present work of the caller's stream."""
         run = self._loaders.submit(self._load, load, self._mark())
         self._loads[load.request] = (load, run)
 
     def loaded(self) -> tuple[set[str], set[int]]:
-        """Requests whose loads have ended since this was asked last, and pages that are not there.
+        """Return requests whose loads have ended since the last call, and the missing pages.
 
-        Those are all from the first block that was gone on.
+        The missing pages are all from the first block that was gone on.
         """
         ended = {name: load for name, (load, run) in self._loads.items() if run.done()}
         missing: set[int] = set()
@@ -185,12 +187,12 @@ class Mover:
             _log.exception("%d blocks are not saved", count)
 
     def close(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for all running moves."""
         self._loaders.shutdown()
         self._saver.shutdown()
 
     def _load(self, load: Load, begun: torch.cuda.Event | None) -> int:
-        """How many blocks, from the first, are in their pages."""
+        """Load blocks; return the number, from the first, that are in their pages."""
         spec = self._cache.spec
         most = max(1, min(len(load.keys), _LOADING_BYTES // spec.block_bytes))
         done = 0
@@ -208,12 +210,12 @@ class Mover:
                     done += count
                     if count < len(keys):
                         break
-        except Exception:  # noqa: BLE001  (the engine computes what is not there)
+        except Exception:  # noqa: BLE001  (the engine computes missing pages)
             _log.exception("request %s: %d of its blocks loaded", load.request, done)
         return done
 
     def _write(self, load: Load, at: int, block: torch.Tensor) -> None:
-        first = at * self._block_pages - load.skip  # where the block's first page would be
+        first = at * self._block_pages - load.skip  # the place of the block's first page
         skip = max(0, -first)
         pages = load.pages[first + skip : first + self._block_pages]
         if pages:
@@ -224,7 +226,7 @@ class Mover:
             if read is not None:
                 read.synchronize()
             self._cache.save_keys(save.parent, save.keys[: len(blocks)], blocks)
-        except Exception:  # noqa: BLE001  (nobody waits for it)
+        except Exception:  # noqa: BLE001  (no caller waits for it)
             _log.exception("%d blocks are not saved", len(blocks))
         finally:
             self._free(len(blocks))
@@ -234,7 +236,7 @@ class Mover:
             self._room += count
 
     def _mark(self) -> torch.cuda.Event | None:
-        """What the caller's stream does now."""
+        """Return a mark after the present work of the caller's stream."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

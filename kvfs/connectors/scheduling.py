@@ -1,8 +1,8 @@
-"""Which blocks of an engine's requests are loaded, and which are saved.
+"""Chooses the blocks of an engine's requests to load and to save.
 
 Contract: for engines that keep the cache in pages of some tokens and compute a request in steps.
-`matched` says what can be loaded, `allocated` where to, `plan` what is to be moved with the next
-step; nothing is asked of the engine but what `EngineRequest` has. The last token of a request is
+`matched` counts the tokens to load, `allocated` learns their pages, `plan` returns the moves of the
+next step. Of the engine it needs only the fields of `EngineRequest`. The last token of a request is
 never loaded, because computing it makes the next one. Not for moving (`kvfs.connectors.paged`).
 """
 
@@ -18,14 +18,14 @@ from kvfs.connectors.paged import Load, Save
 from kvfs.prefix import block_keys
 
 _log = logging.getLogger(__name__)
-# Many requests that begin alike compute at once, or use pages that one of them has computed: the
-# first is to save them, and no other. After so long it may have failed.
+# Many requests that begin alike compute at the same time, or use pages that one of them has
+# computed: only the first of them saves these. After this time that save may have failed.
 _SAVED_FOR_S = 60
 _SAVED_MOST = 65536
 
 
 class EngineRequest(Protocol):
-    """What is asked of an engine's request. all_token_ids: those that are known."""
+    """The needed fields of an engine's request. all_token_ids: the tokens known so far."""
 
     @property
     def request_id(self) -> str: ...
@@ -38,7 +38,7 @@ class EngineRequest(Protocol):
 
 
 class Plan(NamedTuple):
-    """What is moved with a step."""
+    """The moves of one step."""
 
     loads: list[Load]
     saves: list[Save]
@@ -46,9 +46,10 @@ class Plan(NamedTuple):
 
 @dataclass
 class _Progress:
-    """keys: of whole blocks, as far as they were needed. cached: blocks that need not be saved.
+    """The state of one request. keys: of its whole blocks, as far as they were needed.
 
-    local, until: tokens between which the last match is to be loaded; until is 0 if nothing is.
+    - cached: the number of blocks that need no save.
+    - local, until: tokens between which the last match is to be loaded; until is 0 if nothing is.
     """
 
     request: EngineRequest
@@ -59,7 +60,7 @@ class _Progress:
 
 
 class Requests:
-    """Requests that have begun and not finished. pages: of so many tokens are the engine's."""
+    """Requests that have begun and not finished. pages: the tokens of an engine's page."""
 
     def __init__(self, cache: PrefixCache, page_tokens: int, *, loads: bool, saves: bool) -> None:
         self._cache = cache
@@ -68,10 +69,10 @@ class Requests:
         self._loads, self._saves = loads, saves
         self._known: dict[str, _Progress] = {}
         self._begun: list[Load] = []
-        self._saved: OrderedDict[bytes, float] = OrderedDict()  # when it was given to be saved
+        self._saved: OrderedDict[bytes, float] = OrderedDict()  # the time of each save
 
     def add(self, request: EngineRequest) -> bool:
-        """Whether it is one from now on, or was: all its tokens must be what `Spec.keys` takes."""
+        """Take on a request; False if `Spec.keys` does not take all of its tokens."""
         if request.request_id not in self._known:
             progress = _Progress(request)
             try:
@@ -83,7 +84,7 @@ class Requests:
         return True
 
     def matched(self, request: EngineRequest, computed: int) -> int:
-        """How many tokens, after the first `computed`, can be loaded."""
+        """Return the number of tokens, after the first `computed`, that can be loaded."""
         progress = self._known[request.request_id]
         progress.local, progress.until = computed, 0
         self._extend(progress, len(request.all_token_ids) // self._block)
@@ -97,7 +98,7 @@ class Requests:
         return max(0, min(found.tokens, most) - computed) if self._loads else 0
 
     def allocated(self, request: EngineRequest, pages: Sequence[int], tokens: int) -> None:
-        """So many of the matched tokens are to be loaded. pages: all that the request has."""
+        """Load that many of the matched tokens. pages: all pages of the request."""
         progress = self._known[request.request_id]
         begin, progress.until = progress.local, progress.local + tokens
         first, last = begin // self._block, -(-progress.until // self._block)
@@ -114,7 +115,7 @@ class Requests:
     def plan(
         self, scheduled: Mapping[str, int], pages_of: Callable[[str], Sequence[int] | None]
     ) -> Plan:
-        """What goes with a step that computes so many tokens of each request."""
+        """Return the moves for a step that computes that many tokens of each request."""
         begun, self._begun = self._begun, []
         saves = []
         if self._saves:
@@ -133,10 +134,10 @@ class Requests:
     ) -> Save | None:
         request = progress.request
         if progress.until:
-            if request.num_computed_tokens < progress.until:  # some were gone: computed here
+            if request.num_computed_tokens < progress.until:  # some are gone: computed here
                 progress.cached = request.num_computed_tokens // self._block
             progress.until = 0
-        # Tokens that were guessed, or are not known yet, are none of the request's.
+        # Tokens that were guessed, or are not known yet, do not belong to the request.
         computed = min(request.num_computed_tokens + tokens, len(request.all_token_ids))
         begin, end = progress.cached, computed // self._block
         if end <= begin:
@@ -156,7 +157,7 @@ class Requests:
         return Save(self._parent(progress, begin), keys, list(pages[begin * each : end * each]))
 
     def _forget(self) -> None:
-        """What was given to be saved long ago."""
+        """Forget keys that were given to be saved long ago."""
         begin = time.monotonic() - _SAVED_FOR_S
         while self._saved:
             key, at = next(iter(self._saved.items()))
@@ -165,7 +166,7 @@ class Requests:
             del self._saved[key]
 
     def _extend(self, progress: _Progress, blocks: int) -> None:
-        """Have the keys of at least so many blocks."""
+        """Compute the keys of at least that many blocks."""
         have = len(progress.keys)
         if blocks > have:
             tokens = progress.request.all_token_ids[have * self._block : blocks * self._block]

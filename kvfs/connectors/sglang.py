@@ -1,19 +1,23 @@
 """SGLang's HiCache on a kvfs namespace: a dynamic storage backend, for SGLang 0.5.23.
 
 SGLang loads it by `--hicache-storage-backend dynamic`; `kvfs connect sglang NAMESPACE --native`
-prints the rest. Options of the extra config: `path` is the namespace's directory; `threads` (8) are
-pages in flight; `model`, `revision`, `tokenizer` and `adapter` go into the fingerprint, where
-SGLang's name of the model does not tell them apart.
+prints the rest. Options of the extra config:
 
-A page is a block. Its key is XXH3-128 over the fingerprint's root key and SGLang's own hash, a
-SHA-256 over the tokens and the hash of the page before, which knows no model, dtype or layout. With
-`interface_v1` a page's file is in the directory of the page before, as `kvfs.prefix` has it: SGLang
-then tells each call what comes before (`hicache_storage_pass_prefix_keys`), and bytes go between
-files and its host memory without a copy in between. Without, it does not, and all pages are beside
-each other.
+- `path`: the namespace's directory.
+- `threads` (8): pages in flight.
+- `model`, `revision`, `tokenizer` and `adapter`: parts of the fingerprint, where SGLang's name of
+  the model does not tell them apart.
 
-Contract: a failure of the mount is a miss. One pool of keys and values, or of MLA's latents; models
-that need more pools (Mamba, sliding windows, an indexer) are refused as they are registered.
+A page is a block. Its key is XXH3-128 over the fingerprint's root key and SGLang's own hash. That
+hash is a SHA-256 over the tokens and the hash of the page before; it knows no model, dtype or
+layout. With `interface_v1` a page's file is in the directory of the page before, as `kvfs.prefix`
+has it. SGLang then names the pages before in each call (`hicache_storage_pass_prefix_keys`), and
+bytes go between files and its host memory without another copy. Without `interface_v1`, SGLang does
+not name them, and all pages are beside each other.
+
+Contract: a failure of the mount is a miss. The connector serves one pool of keys and values, or of
+MLA's latents. It refuses models that need more pools (Mamba, sliding windows, an indexer) as they
+are registered.
 """
 
 # ruff: noqa: ANN401, ARG002 (SGLang's signatures)
@@ -32,8 +36,8 @@ from kvfs.client import PrefixCache, Spec
 
 _log = logging.getLogger(__name__)
 THREADS = 8
-# The axes of a page as a host pool has it, by layout, behind "kv" where there are two of them; what
-# is kept by page has an axis of one page before these.
+# The axes of a page as a host pool has it, by layout, behind "kv" where there are two of them.
+# Layouts by page have an axis of one page before these.
 AXES = {
     "layer_first": ("layer", "token", "head", "dim"),
     "page_first": ("token", "layer", "head", "dim"),
@@ -48,7 +52,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
     """Pages of one model and one layout in one namespace."""
 
     def __init__(self, storage_config: Any, _extra: Any = None) -> None:
-        """`storage_config`: a HiCacheStorageConfig. Raises ValueError for its extra config."""
+        """Read the options. `storage_config`: a HiCacheStorageConfig. Raises ValueError."""
         self._config = storage_config
         self._told = dict(storage_config.extra_config or {})
         self._chained = bool(self._told.get("interface_v1"))
@@ -62,7 +66,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
 
     @property
     def cache(self) -> PrefixCache:
-        """What the pages are in, since there is a host pool."""
+        """Return the cache of the pages, once a host pool is registered."""
         assert self._cache is not None, "register_mem_pool_host comes first"
         return self._cache
 
@@ -77,7 +81,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         config = self._config
         ranks = config.pp_size * config.attn_cp_size
         rank = config.pp_rank * config.attn_cp_size + config.attn_cp_rank
-        if not config.is_mla_model:  # whose latents are the same in all ranks
+        if not config.is_mla_model:  # MLA's latents are the same in all ranks
             ranks, rank = ranks * config.tp_size, rank * config.tp_size + config.tp_rank
         spec = Spec(
             model=self._told.get("model") or config.model_name or "",
@@ -91,7 +95,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         self._cache = PrefixCache(self._told["path"], spec, shard=shard, threads=threads)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
-        """Raises ValueError for all but the pool of keys and values."""
+        """Refuse all pools but that of keys and values with ValueError."""
         if host_pool_name != PoolName.KV:
             raise ValueError(
                 f"host pool {host_pool_name}: expected {PoolName.KV} alone; kvfs.connectors.sglang "
@@ -100,7 +104,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
-        """Return how many pages, from the first, all ranks have."""
+        """Return the number of pages, from the first, that all ranks have."""
         chain = self._keys(keys)
         if self._chained:
             return self.cache.match_keys(self._parent(extra_info), chain).blocks
@@ -112,7 +116,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Read pages into the pool; what is false has undefined bytes there.
+        """Read pages into the pool; a page whose result is false has undefined bytes there.
 
         host_indices: of all tokens of the pages, as SGLang has them.
         """
@@ -124,20 +128,20 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        """Write pages of the pool; true is what is cached now."""
+        """Write pages of the pool; a result is true if the page is cached now."""
         pages = self._pages(host_indices)
         chain = self._keys(keys)
         count = self.cache.save_keys(self._parent(extra_info), chain, pages)
         return [at < count for at in range(len(chain))]
 
     def exists(self, key: str) -> bool:
-        """Return whether a page is there, of which is not said what comes before."""
+        """Return whether a page is cached, without knowledge of the pages before it."""
         return self.cache.match_keys(self.cache.spec.root, self._keys([key])).blocks == 1
 
     def get(
         self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None
     ) -> torch.Tensor | None:
-        """Read such a page into a flat tensor, and return that; None is a miss."""
+        """Read such a page into a flat tensor, and return it; None is a miss."""
         assert target_location is not None, "SGLang gives a page of its own"
         page = target_location.view(self.cache.spec.shape)
         found = self.cache.load_keys(self.cache.spec.root, self._keys([key]), out=[page]).blocks
@@ -149,7 +153,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         target_locations: Sequence[torch.Tensor] | None = None,
         target_sizes: Any = None,
     ) -> list[torch.Tensor | None]:
-        """`get` of each, up to the first miss."""
+        """Run `get` for each, up to the first miss."""
         found: list[torch.Tensor | None] = []
         for key, target in zip(keys, target_locations or (), strict=True):
             missed = bool(found) and found[-1] is None
@@ -163,7 +167,7 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         target_location: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Write a page, of which is not said what comes before, from a flat tensor."""
+        """Write a page from a flat tensor, without knowledge of the pages before it."""
         assert value is not None, "SGLang gives a page"
         page = value.view(self.cache.spec.shape)
         return self.cache.save_keys(self.cache.spec.root, self._keys([key]), [page]) == 1
@@ -175,13 +179,13 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """`set` of each, up to the first that fails."""
+        """Run `set` for each, up to the first that fails."""
         return all(self.set(key, value) for key, value in zip(keys, values or (), strict=True))
 
     def clear(self) -> bool:
-        """Drop the first page of every prompt, of all ranks: without it, nothing is found.
+        """Drop the first page of every prompt, of all ranks: no page is found without it.
 
-        False, with a line in the log, if something could not be dropped.
+        False, with a line in the log, if a page could not be dropped.
         """
         root = f"{self.cache.path}/{self.cache.spec.root.hex()}"
         try:
@@ -202,17 +206,17 @@ class KvfsHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there 
             self._cache.close()
 
     def _parent(self, extra_info: Any) -> bytes:
-        """The key before the first one of a call; SGLang has None for a prompt's beginning."""
+        """Return the key before a call's first page; SGLang has None for a prompt's beginning."""
         before = getattr(extra_info, "prefix_keys", None)
         return self._keys(before[-1:])[0] if before else self.cache.spec.root
 
     def _keys(self, hashes: Sequence[str]) -> list[bytes]:
-        """The keys of pages; `hashes` are hexadecimal."""
+        """Return the keys of pages; `hashes` are hexadecimal."""
         root = self.cache.spec.root
         return [xxh3_128_digest(root + bytes.fromhex(one)) for one in hashes]
 
     def _pages(self, host_indices: torch.Tensor) -> list[torch.Tensor]:
-        """The pages themselves, as views of the pool's memory."""
+        """Return the pages as views of the pool's memory."""
         size = self.mem_pool_host.page_size
         return [self._page(int(first)) for first in host_indices[::size].tolist()]
 

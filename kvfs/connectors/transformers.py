@@ -11,10 +11,10 @@ of each block is contiguous, as the cache wants it. Loading copies once, from th
 the layers' tensors; saving copies once, from the layers into blocks, which are written from there.
 
 Contract: one sequence (batch 1) without padding, whose first token has position 0; whole blocks
-only; never the whole prompt, since the last token's logits must be computed. What transformers'
-own classes keep otherwise (windows, states, quantised numbers) is refused, with the reason. `name`
-and `revision` must say which weights these are: nothing here can look. Not for batches, for
-`StaticCache`, or for engines that serve many: see docs/engines.md.
+only; never the whole prompt, since the last token's logits must be computed. Other caches of
+transformers (windows, states, quantised numbers) are refused, with the reason. `name` and
+`revision` must identify the weights, because the connector cannot inspect them. Not for batches,
+for `StaticCache`, or for engines that serve many: see docs/engines.md.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ from transformers.cache_utils import DynamicLayer
 from kvfs.client import PrefixCache, Spec
 
 BLOCK_TOKENS = 64
-# Keys depend on how long the prompt was that they were computed in.
+# The keys of these depend on the length of the prompt that they were computed in.
 _ROPE_BY_LENGTH = {"dynamic", "longrope"}
 _SAVED_AT_ONCE = 256 << 20  # bytes that are copied into blocks before these are written
 
 
 class _States(NamedTuple):
-    """Of one layer, [1, head, token, dim] each."""
+    """The states of one layer, [1, head, token, dim] each."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -52,15 +52,17 @@ def spec_of(
     adapter: str = "",
     storage: str = "raw",
 ) -> Spec:
-    """Return what a block of this model's cache is.
+    """Return the spec of a block of this model's cache.
 
-    name: of the weights; by default what they were loaded by. revision: of the weights, as the
-    commit on the hub; what `from_pretrained` may change about them without changing their name
-    (rope_parameters, quantization_config) is added to it. dtype: of keys and values; by default the
-    model's. adapter: required where the model has one. The rest: `kvfs.client.Spec`.
+    - name: of the weights; by default the name that they were loaded by.
+    - revision: of the weights, as the commit on the hub. Settings that `from_pretrained` may change
+      without a new name (rope_parameters, quantization_config) are added to it.
+    - dtype: of keys and values; by default the model's.
+    - adapter: required if the model has one.
+    - The rest: as `kvfs.client.Spec` has it.
 
-    Raises ValueError where a cache of this model is not keys and values of all tokens, of one shape
-    in all layers, or says not enough about whose it is.
+    Raises ValueError if a cache of this model is not keys and values of all tokens, of one shape in
+    all layers, or if the model's identity is not clear.
     """
     config = _config(model)
     name = name or config.name_or_path or ""
@@ -92,11 +94,13 @@ def load(
     *,
     device: torch.device | str | None = None,
 ) -> tuple[DynamicCache, int]:
-    """Return a cache of the longest prefix that there is, and its tokens (0: it is empty).
+    """Return a cache of the longest cached prefix, and its number of tokens (0: it is empty).
 
-    tokens: of one prompt, from its beginning. At least the last one is left to be computed. device:
-    where the cache is to be; by default where the model is, the CPU for a config. Raises ValueError
-    or TypeError for arguments that do not fit together; what is not there, or goes, is a miss.
+    - tokens: of one prompt, from its beginning. At least the last one is left to be computed.
+    - device: the place of the cache; by default the model's, the CPU for a config.
+
+    Raises ValueError or TypeError for arguments that do not fit together. A missing block is a
+    miss.
     """
     spec, config = prefixes.spec, _config(model)
     _check_shape(spec, config)
@@ -114,7 +118,7 @@ def load(
     if not blocks:
         return cache, 0
     for number, layer in enumerate(cache.layers):
-        assert isinstance(layer, DynamicLayer)  # or _check_shape had refused the config
+        assert isinstance(layer, DynamicLayer)  # else _check_shape had refused the config
         keys, values = (
             torch.cat([block[kind, number] for block in blocks], dim=1).unsqueeze(0)
             for kind in range(2)
@@ -125,10 +129,10 @@ def load(
 
 
 def save(prefixes: PrefixCache, cache: Cache, tokens: Sequence[int]) -> int:
-    """Save what is not there yet of the whole blocks of `tokens`; return how many tokens are there.
+    """Save the missing whole blocks of `tokens`; return the number of tokens that are cached.
 
     cache: of these tokens, from the first on; it may have fewer or more. It is not changed. Raises
-    ValueError for a cache that is not what `spec_of` described.
+    ValueError for a cache that differs from the description of `spec_of`.
     """
     if not isinstance(cache, Cache):
         raise TypeError(f"cache={cache!r}: expected a Cache of transformers")
@@ -148,7 +152,7 @@ def save(prefixes: PrefixCache, cache: Cache, tokens: Sequence[int]) -> int:
 
 
 def _blocks(layers: Sequence[_States], spec: Spec, start: int, end: int) -> torch.Tensor:
-    """Blocks `start` to `end` of a sequence, [end - start, *spec.shape]."""
+    """Return blocks `start` to `end` of a sequence, [end - start, *spec.shape]."""
     size = spec.block_tokens
     shape = (end - start, *spec.shape)
     blocks = torch.empty(shape, dtype=spec.torch_dtype, device=layers[0].keys.device)
@@ -161,7 +165,7 @@ def _blocks(layers: Sequence[_States], spec: Spec, start: int, end: int) -> torc
 
 
 def _config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
-    """The model's config, if tokens alone say what is in its cache."""
+    """Return the model's config. Raises ValueError unless tokens alone determine its cache."""
     config = model.config if isinstance(model, PreTrainedModel) else model
     if not isinstance(config, PreTrainedConfig):
         raise TypeError(f"model={model!r}: expected a model of transformers, or its config")
@@ -181,7 +185,7 @@ def _config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _axes(config: PreTrainedConfig, block_tokens: int) -> dict[str, int]:
-    """Those of a block; ValueError if layers have not one shape of keys and values."""
+    """Return the axes of a block. ValueError: the layers' keys and values differ in shape."""
     who = type(config).__name__
     others = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     others -= {DynamicLayer.__name__}
@@ -205,7 +209,7 @@ def _axes(config: PreTrainedConfig, block_tokens: int) -> dict[str, int]:
 
 
 def _heads(layer: PreTrainedConfig) -> tuple[int, int]:
-    """How many heads of keys and values a layer has, and of which dimension."""
+    """Return the number of heads of keys and values of a layer, and their dimension."""
     if getattr(layer, "kv_lora_rank", None):
         raise ValueError(
             f"{type(layer).__name__}: keys and values of latent attention differ in shape; "
@@ -217,7 +221,7 @@ def _heads(layer: PreTrainedConfig) -> tuple[int, int]:
 
 
 def _rope_types(parameters: object) -> set[str]:
-    """Of all layers: parameters are one for all, or by kinds of layers."""
+    """Return the types of all layers: parameters are one set for all, or by kinds of layers."""
     if not isinstance(parameters, dict):
         return set()
     nested = [_rope_types(value) for value in parameters.values()]
@@ -226,7 +230,7 @@ def _rope_types(parameters: object) -> set[str]:
 
 
 def _variant(config: PreTrainedConfig) -> str:
-    """A digest of what makes keys and values differ, and may be changed when weights are loaded."""
+    """Return a digest of settings that change keys and values, and may change at loading."""
     given = config.to_dict()
     what = {name: given.get(name) for name in ("rope_parameters", "quantization_config")}
     text = json.dumps(what, sort_keys=True, default=str)
@@ -234,7 +238,7 @@ def _variant(config: PreTrainedConfig) -> str:
 
 
 def _check_tokens(tokens: Sequence[int]) -> None:
-    """`input_ids` have one dimension more: taken for a prompt of one token, nothing is cached."""
+    """Refuse `input_ids`: their extra dimension would make a prompt of one token of them."""
     if getattr(tokens, "ndim", 1) != 1:
         raise ValueError(f"tokens: of {getattr(tokens, 'ndim', 0)} dimensions, expected one prompt")
 
@@ -246,7 +250,7 @@ def _check_shape(spec: Spec, config: PreTrainedConfig) -> None:
 
 
 def _layers(cache: Cache, spec: Spec) -> Iterator[_States]:
-    """What each layer has, checked."""
+    """Yield the checked states of each layer."""
     if len(cache.layers) != spec.axes["layer"]:
         raise ValueError(f"cache: {len(cache.layers)} layers, expected {spec.axes['layer']}")
     shape = (1, spec.axes["head"], cache.get_seq_length(), spec.axes["dim"])

@@ -1,16 +1,20 @@
 """vLLM on a kvfs namespace: a KV connector, for vLLM 0.33.
 
 vLLM loads it by `kv_connector_module_path`; `kvfs connect vllm NAMESPACE` prints the rest. Its
-`kv_connector_extra_config` has `path`, the namespace's directory, and, if wanted, `block_tokens`
-(of a file; 256, or what vLLM's pages make of it), `threads` (4, for files), `staging_bytes` (of
-host memory, for what waits to be written; 2 GiB), and `model` and `revision`, for the fingerprint.
+`kv_connector_extra_config` has these options, of which only `path` is needed:
 
-Contract: best effort. Loads and saves run beside the steps; what can not be loaded is reported and
-computed (`kv_load_failure_policy` must be `recompute`). Bytes are pages as the attention backend
-has them: that backend, its page and all that makes them differ are in the fingerprint. Requests
-whose cache depends on more than their tokens are passed by: `passed_by`. Models whose cache is not
-one group of equal attention layers are refused at the start: `_refused`. Not for handing over
-requests from prefill to decode.
+- `path`: the namespace's directory.
+- `block_tokens`: of a file; 256, rounded down to whole pages of vLLM, but at least one page.
+- `threads` (4): for files.
+- `staging_bytes` (2 GiB): of host memory, for blocks that wait to be written.
+- `model` and `revision`: parts of the fingerprint.
+
+Contract: best effort. Loads and saves run beside the steps. The connector reports blocks that it
+cannot load, and the engine computes them (`kv_load_failure_policy` must be `recompute`). Bytes are
+pages as the attention backend has them: that backend, its page and all that changes them are in the
+fingerprint. The connector passes by requests whose cache depends on more than their tokens:
+`passed_by`. It refuses models whose cache is not one group of equal attention layers at the start:
+`_refused`. Not for handing over requests from prefill to decode.
 """
 
 # ruff: noqa: ANN401, ARG002, ARG003 (vLLM's signatures)
@@ -55,7 +59,7 @@ _OPTIONS = {
 
 @dataclass
 class Moves(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there to be checked
-    """What the workers do with a step."""
+    """The moves of the workers in one step."""
 
     loads: list[Load]
     saves: list[Save]
@@ -69,7 +73,7 @@ class Described(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 
 def passed_by(request: Any) -> str:
-    """Why a request is neither loaded nor saved; "" if it is cached."""
+    """Return why a request is neither loaded nor saved; "" if it is cached."""
     reasons = {
         "has a LoRA": request.lora_request,
         "has images, audio or video": request.mm_features,
@@ -81,10 +85,10 @@ def passed_by(request: Any) -> str:
 
 
 class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """One for the scheduler and one for each worker, as vLLM makes them.
+    """One connector for the scheduler and one for each worker, as vLLM makes them.
 
-    Raises ValueError and TypeError for what it can not serve, OSError if there is no directory,
-    SpecMismatchError if that is another model's: all before the first request.
+    Raises ValueError and TypeError for a setup that it cannot serve, OSError if there is no
+    directory, SpecMismatchError if that is another model's: all before the first request.
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -106,11 +110,11 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # what is not saved is a miss
+        return False  # a block that is not saved is a miss
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        return False  # weights may be others after it, and the memory is
+        return False  # the wake-up may bring other weights, and other memory
 
     # In the worker
 
@@ -153,12 +157,12 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._moving().load(load)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: no request is computed before its pages are there."""
+        """Do nothing: no request is computed before its pages are there."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing: all layers are read after the step."""
+        """Do nothing: all layers are read after the step."""
 
     def wait_for_save(self) -> None:
         for save in self._moves().saves:
@@ -214,7 +218,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         if self._requests is not None:
             self._requests.finished(request.request_id)
-        return False, None  # what is to be saved of its pages has been read
+        return False, None  # the pages to save have been read
 
     def reset_cache(self) -> bool:
         _log.error(
@@ -253,7 +257,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._mover
 
     def _cached(self, request: Any) -> Requests | None:
-        """Who keeps account of a request; None if it is passed by."""
+        """Return the account of a request; None if it is passed by."""
         if self._requests is None:
             return None
         reason = passed_by(request)
@@ -265,7 +269,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return None
 
     def _variant(self) -> str:
-        """What makes bytes differ beside the model, the dtype and the shape."""
+        """Return all that changes bytes beside the model, the dtype and the shape."""
         config = self._vllm_config
         model = config.model_config
         modules = config.compilation_config.static_forward_context
@@ -282,7 +286,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             "cache_dtype": str(config.cache_config.cache_dtype),
             "hf_overrides": model.hf_overrides,
             "rope": rope,
-            # Two kinds of positions depend on how long a request may be.
+            # Two kinds of positions depend on the greatest length of a request.
             "length": model.max_model_len if "longrope" in rope or "dynamic" in rope else 0,
             "dummy": config.load_config.load_format == "dummy",
         }
@@ -292,7 +296,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 def _options(told: dict[str, Any]) -> dict[str, Any]:
-    """Checked. Raises TypeError and ValueError."""
+    """Return the checked options. Raises TypeError and ValueError."""
     for name, value in told.items():
         if name not in _OPTIONS:
             raise ValueError(
@@ -311,7 +315,7 @@ def _options(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refused(config: Any, cache: Any) -> str:
-    """Why an engine can not be served; "" if it can."""
+    """Return why an engine cannot be served; "" if it can."""
     groups = cache.kv_cache_groups
     specs = [group.kv_cache_spec for group in groups]
     if len(specs) != 1 or type(specs[0]) not in (FullAttentionSpec, MLAAttentionSpec):

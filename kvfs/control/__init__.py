@@ -1,8 +1,8 @@
 """The control socket: one JSON line asks, one JSON line answers.
 
-Contract: the socket is in the mount's private runtime directory, so who can open it is who mounted
-it, or root. Not for data, nor for anything that needs a reply later: long work is started by one
-request and looked at by others.
+Contract: the socket is in the mount's private runtime directory, so only root and the user of the
+mount can open it. Not for data, nor for requests with a late reply: one request starts long work,
+and others ask for its progress.
 """
 
 from kvfs.control.client import request, request_keeper, request_within

@@ -1,11 +1,13 @@
-"""What the keeper and a daemon say to each other: JSON datagrams, some with an open file.
+"""The messages between the keeper and a daemon: JSON datagrams, some with an open file.
 
-Contract: a message arrives whole or not at all, and the end of one side is seen by the other as
-`Closed`. PROTOCOL names what both understand; the keeper starts no daemon of another one.
+Contract: a message arrives whole or not at all. After the end of one side, the other side gets
+`Closed`. PROTOCOL names the version that both understand; the keeper starts no daemon of another
+one.
 
     daemon to keeper                         keeper to daemon
     loaded     version, protocol, format     serve     config, directory, takeover, ...
     prepared                                 device    with the mounted /dev/fuse
+
     ready      watchdog                      hand_over
     alive
     error      error, exit
@@ -25,7 +27,7 @@ MESSAGE_MAX = 64 << 10  # bytes
 Message = dict[str, Any]
 
 
-class Closed(Exception):  # noqa: N818 (it is no error, but what every channel comes to)
+class Closed(Exception):  # noqa: N818 (it is no error: every channel ends so)
     """The other side is gone."""
 
 
@@ -44,7 +46,7 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
-        """Raises Closed; BlockingIOError if the socket is non-blocking and its buffer full."""
+        """Send a message. Raises Closed; BlockingIOError if a non-blocking socket is full."""
         extra = []
         if descriptor is not None:
             rights = array.array("i", [descriptor])
@@ -55,9 +57,9 @@ class Channel:
             raise Closed from error
 
     def receive(self) -> tuple[Message, int]:
-        """The next message, and the descriptor that came with it or -1. Raises Closed.
+        """Return the next message, and the descriptor that came with it or -1. Raises Closed.
 
-        Who sends anything but a message is as good as gone.
+        A side that sends anything but a message counts as closed.
         """
         try:
             text, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_MAX, 1)

@@ -13,14 +13,14 @@ from kvfs.errors import ConfigError, ControlError
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
 RETRY = 0.02  # s
-UNHEARD = (FileNotFoundError, ConnectionRefusedError)  # nobody has taken the request
+UNHEARD = (FileNotFoundError, ConnectionRefusedError)  # no process has taken the request
 
 
 def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
     """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason.
 
-    A daemon that dies meanwhile has a successor soon, which is asked again, and told so: the dead
-    one may have done it. No request does harm when it is made twice.
+    If the daemon dies meanwhile, the client asks its successor again, and says so: the dead daemon
+    may have done the work. No request does harm when it is made twice.
     """
     return request_within(mountpoint, PATIENCE, verb, **arguments)
 
@@ -28,7 +28,7 @@ def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
 def request_within(
     mountpoint: Path, patience: float, verb: str, **arguments: object
 ) -> dict[str, Any]:
-    """The same, but wait for an answer so many seconds in all, at least RETRY."""
+    """Ask as `request` does, but wait this many seconds in all, at least RETRY."""
     began = time.monotonic()
     deadline = began + min(TAKEOVER, patience)
     again = False
@@ -73,7 +73,10 @@ def request_keeper(
 def _ask(
     path: Path, patience: float, verb: str, arguments: dict[str, object], *, again: bool = False
 ) -> dict[str, Any]:
-    """Raises ControlError or ConfigError with the other's reason, OSError without an answer."""
+    """Ask once. Raises ControlError or ConfigError with the other side's reason.
+
+    Raises OSError without an answer.
+    """
     asked: dict[str, object] = {"verb": verb, "arguments": arguments}
     if again:
         asked["again"] = True
@@ -88,8 +91,11 @@ def _ask(
 
 
 def read_answer(path: Path, reply: bytes) -> dict[str, Any]:
-    """Raises ControlError or ConfigError with the other's reason, OSError without an answer."""
-    if not reply.endswith(b"\n"):  # it has died over it
+    """Return the answer of a reply. Raises ControlError or ConfigError with the reason.
+
+    Raises OSError without an answer.
+    """
+    if not reply.endswith(b"\n"):  # the process died while it answered
         raise ConnectionResetError(errno.ECONNRESET, f"{path}: closed without an answer")
     try:
         answer = json.loads(reply)

@@ -1,8 +1,8 @@
-"""Who asks on a control socket, and what: root, and who mounted, in one JSON line.
+"""Checks the peer of a control socket: root and the user of the mount, in one JSON line.
 
-Contract: the kernel says who connected, whatever the modes of the socket and its directories have
-become. A request may have the keeper run a program; so nobody else's is read.
-Not for who may use the mount: that is `allow_other`, and file modes.
+Contract: the kernel names the user that connected, independent of the modes of the socket and its
+directories. A request may have the keeper run a program, so no other user's request is read. Not
+for permission to use the mount: that is `allow_other`, and file modes.
 """
 
 import json
@@ -24,7 +24,7 @@ class Connected(Protocol):
 
 
 class Request(NamedTuple):
-    """`again`: it was made before, of a daemon that died without an answer."""
+    """One request. `again`: it was made before, to a daemon that died without an answer."""
 
     verb: str
     arguments: dict[str, Any]
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Request:
-    """Return what a line asks for. Raises ControlError for what is none, and as `check` does."""
+    """Return the request of a line. ControlError: malformed, or refused by `check`."""
     check(connection)
     try:
         found = json.loads(line)

@@ -1,8 +1,8 @@
 """The daemon's end of the control socket.
 
-Contract: `serve` runs in the daemon's loop; its handlers must not block. Whatever a client sends,
-it gets one line with an answer or with a reason. A handler with a parameter `again` is told whether
-the request was made before, to a daemon that died without an answer.
+Contract: `serve` runs in the daemon's loop; its handlers must not block. For any request a client
+gets one line with an answer or with a reason. A handler with a parameter `again` learns from it
+whether the request was made before, to a daemon that died without an answer.
 """
 
 import inspect
@@ -33,7 +33,7 @@ async def serve(
     handlers: Mapping[str, Handler],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled; started when the first client may come.
+    """Answer until cancelled; the task counts as started when the first client may come.
 
     Raises OSError if the socket cannot be made.
     """
@@ -51,7 +51,7 @@ async def serve(
 
 
 def _remove(path: Path) -> None:
-    """On a tmpfs, as /run is: no disk is waited for."""
+    """Remove the socket; /run is a tmpfs, so this waits for no disk."""
     path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The process that the keeper starts: it loads its code, waits for the word, and serves."""
+"""The process that the keeper starts: it loads its code, waits for the order, and serves."""
 
 import errno
 import faulthandler
@@ -26,12 +26,12 @@ from kvfs.live import LiveConfig
 
 log = logging.getLogger("kvfs.daemon")
 
-PRIORITY = -10  # its own share in the p99 of docs/benchmarks.md was not measured apart
+PRIORITY = -10  # its own effect on the p99 of docs/benchmarks.md was not measured separately
 LOG_BYTES, LOG_FILES = 10 << 20, 3
 
 
 def _serve(keeper: Channel, order: Message, config: Config) -> None:
-    """All of a daemon's life. Raises KvfsError, and whatever else it dies of."""
+    """Serve for the whole life of a daemon. Raises KvfsError, or the error that ends the daemon."""
     live = LiveConfig(config, runtime.runtime_dir(config.mountpoint) / "config")
     _prepare(live)
     mount = Mount(live, order, keeper)
@@ -48,17 +48,17 @@ def _serve(keeper: Channel, order: Message, config: Config) -> None:
 
 
 def _prepare(live: LiveConfig) -> None:
-    """What this process needs of the system. Raises ConfigError."""
+    """Set the limits, the log and the priority of this process. Raises ConfigError."""
     _start_log(live)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.umask(0o077)
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease that somebody wanted back (Tier.shared)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease on a file that another process wants
     if os.geteuid() == 0:
-        # Every open of every engine waits for this loop, which needs little of a CPU, but at once.
+        # Every open of every engine waits for this loop. It needs little of a CPU, but immediately.
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-        Path("/proc/self/oom_score_adj").write_text("0")  # the keeper's is not for us
+        Path("/proc/self/oom_score_adj").write_text("0")  # the keeper's value is not for daemons
 
 
 def _start_log(live: LiveConfig) -> None:
@@ -82,7 +82,7 @@ def _start_log(live: LiveConfig) -> None:
 
 
 def _late_release(record: logging.LogRecord) -> bool:
-    """An unmount ends closes, which no process waits for; an answer that comes late is no error."""
+    """Log a late answer to a close as information: no process waits for closes of an unmount."""
     ended = (os.strerror(errno.ENOENT),)
     if record.args == ended and str(record.msg).startswith("fuse_release"):
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
@@ -90,17 +90,17 @@ def _late_release(record: logging.LogRecord) -> bool:
 
 
 def _unreadable(error: BaseException) -> CatalogError | None:
-    """A damaged catalog, in as many groups as tasks were under way; None for any other end."""
-    inner: list[BaseException]  # of a group, of which Python 3.10 has no class
+    """Return a damaged catalog from within nested groups of errors; None for any other error."""
+    inner: list[BaseException]  # of a group; Python 3.10 has no class for it
     while len(inner := [*getattr(error, "exceptions", ())]) == 1:
         error = inner[0]
     return error if isinstance(error, CatalogError) else None
 
 
 def main() -> int:
-    """The process that the keeper starts, with one end of a channel."""
+    """Run a daemon; its argument is one end of the keeper's channel."""
     faulthandler.enable()
-    # Whoever means the mount tells the keeper; all processes of a service get such a signal.
+    # The mount ends through the keeper; all processes of a service get this signal too.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: log.info("%s ignored", signal.strsignal(got)))
     keeper = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -115,7 +115,7 @@ def main() -> int:
         _serve(keeper, order, config)
         keeper.send("ended")
     except Closed:
-        return 0  # nobody wants us any more
+        return 0  # the keeper does not need this process any more
     except Exception as error:
         refused = isinstance(error, ConfigError)
         if unreadable := _unreadable(error):

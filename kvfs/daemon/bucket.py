@@ -1,7 +1,7 @@
-"""The bucket of a mount, made ready: asked in a process of its own before anything is changed.
+"""The bucket of a mount, made ready: a process of its own asks it before any change.
 
-Contract: `prepare` raises ConfigError with the reason where a mount is to be refused. A takeover
-asks nothing: what the store honours was found out at the mount, and is in the runtime directory.
+Contract: `prepare` raises ConfigError with the reason if the mount is to be refused. A takeover
+asks nothing: the mount has found out the features of the store, and the runtime directory has them.
 """
 
 import json
@@ -30,10 +30,10 @@ PATIENCE = 30.0  # s; the keeper waits for twice as long until a mount is prepar
 
 
 def identity(config: Config) -> str:
-    """Of this kvfs, as its NVMe directory has it; without one, by its machine and mount point.
+    """Return the identity of this kvfs: from its NVMe directory, or of its machine and mount point.
 
-    A directory that is new is to get the one that it is asked for with: the prefix has it by then.
-    Raises ConfigError for an identity that is none.
+    A new directory gets a new identity, with which the bucket is asked, so the prefix has it
+    already. Raises ConfigError if the directory's identity is malformed.
     """
     if config.nvme is not None:
         return identity_in(config.nvme) or str(uuid.uuid4())
@@ -42,7 +42,7 @@ def identity(config: Config) -> str:
 
 
 def notes(config: Config, directory: Path) -> str:
-    """Where ids of uploads are noted; `directory` is of the mount's runtime files."""
+    """Return the directory for the ids of uploads; `directory` has the mount's runtime files."""
     path = (directory if config.nvme is None else config.nvme) / "uploads"
     if config.s3 is not None:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -50,7 +50,7 @@ def notes(config: Config, directory: Path) -> str:
 
 
 def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | None:
-    """Raises ConfigError if it cannot be used, and is required."""
+    """Return the bucket, None without one. ConfigError: it is required and cannot be used."""
     config, place = live.config, live.config.place
     if place is None:
         return None
@@ -93,7 +93,7 @@ def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | No
 
 
 def _terms_before(noted: Path) -> Terms | None:
-    """What the mount has found out, None if that is not known: then the bucket is asked again."""
+    """Return the known features of the store. None: not known, so the bucket is asked again."""
     expected, cure = "what the store honours", "nothing, the store is asked again"
     try:
         told = kept.read_table(noted, expected, cure)
@@ -109,13 +109,13 @@ def _terms_before(noted: Path) -> Terms | None:
 
 
 def _expect_place(config: Config, place: str) -> None:
-    """Refuse another prefix than the catalog's before that is claimed. Raises ConfigError."""
+    """Refuse a prefix that differs from the catalog's before it is claimed. Raises ConfigError."""
     path = None if config.nvme is None else config.nvme / "catalog"
     if path is None or not path.exists():
         return
     try:
         catalog = Catalog(path, read_only=True)
-    except (CatalogError, ConfigError) as error:  # it is said, or mended, when it is opened
+    except (CatalogError, ConfigError) as error:  # opening it later reports or repairs this
         log.debug("catalog %s is not read yet: %s", path, error)
         return
     try:
@@ -125,7 +125,7 @@ def _expect_place(config: Config, place: str) -> None:
 
 
 def _ask(bucket: Bucket) -> dict[str, Any]:
-    """By a process that is ended when it takes too long; boto3 is not loaded here."""
+    """Ask the bucket in a process that ends when it takes too long; boto3 is not loaded here."""
     place = bucket.place
     question = {"place": asdict(place), "identity": bucket.identity, "exclusive": bucket.exclusive}
     try:

@@ -1,10 +1,16 @@
-"""What happened lately, in a bounded ring: for `/.kvfs/events`, bundles and the web page.
+"""The latest events, in a bounded ring: for `/.kvfs/events`, bundles and the web page.
 
-Contract: what the log gets at INFO and above is an event of kind `log`; `takeover`, `tier` (a tier
-or the bucket changed its state), `summary` (what was evicted and refused within a minute), `rotten`
-(the scrubber found a wrong copy) and `scrub` (the scrubber ended a pass) have facts of their own.
-At most MOST events of TEXT_MOST characters, about 1 MB; a new daemon begins with none, its
-`started` or `takeover` is the first. Any thread may add. Not for counting: that is `status`.
+Contract: each log line at INFO and above is an event of kind `log`. Other kinds have facts of their
+own:
+
+- `takeover`.
+- `tier`: a tier or the bucket changed its state.
+- `summary`: the evictions and refusals of a minute.
+- `rotten`: the scrubber found a wrong copy.
+- `scrub`: the scrubber ended a pass.
+
+At most MOST events of TEXT_MOST characters, about 1 MB. A new daemon begins with none; its first
+event is `started` or `takeover`. Any thread may add. Not for counting: that is `status`.
 """
 
 import logging
@@ -28,7 +34,7 @@ Event = dict[str, Any]
 
 
 class Events(logging.Handler):
-    """Of one daemon. `close` takes it off the log."""
+    """The events of one daemon. `close` removes it from the log's handlers."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -40,25 +46,25 @@ class Events(logging.Handler):
         super().close()
 
     def listed(self) -> list[Event]:
-        """The oldest first."""
+        """Return the events, the oldest first."""
         return list(self._ring)
 
     def add(self, kind: str, **facts: object) -> None:
-        """Plain values only."""
+        """Add an event with these facts, plain values only."""
         self._ring.append({"time": round(time.time(), 3), "kind": kind, **facts})
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of the log."""
+        """Add a line of the log."""
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # the log's own handler tells of it
+        except (TypeError, ValueError):  # the log's own handler reports it
             text = str(record.msg)
         if record.exc_info and record.exc_info[1] is not None:
             text = f"{text}: {record.exc_info[1]!r}"
         self.add("log", level=record.levelname, source=record.name, text=text[:TEXT_MOST])
 
     def watch(self, healths: Iterable[Health]) -> None:
-        """Their changes of state are events from now on."""
+        """Make an event of each change of their states from now on."""
         for health in healths:
             health.told = partial(self._state, health)
 
@@ -66,7 +72,7 @@ class Events(logging.Handler):
         self.add("tier", name=health.name, before=before, now=health.state, why=health.why)
 
     async def sum_up(self, ledger: Ledger, errors: Counter[tuple[str, str]]) -> None:
-        """For ever: each minute what was evicted and refused in it, if anything was."""
+        """Add the evictions and refusals of each minute, if there were any, for ever."""
         while True:
             before, refused = self._counts(ledger), sum(errors.values())
             await trio.sleep(PERIOD)

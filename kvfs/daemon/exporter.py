@@ -1,9 +1,9 @@
 """A process beside the daemon that shows metrics, or the page: its socket, start, successors.
 
-Contract: the socket is taken before the mount is there, or the mount is refused; a daemon that
-takes over goes on without it and tries again. The process is one of the daemon's group, so it ends
-with the daemon whatever that dies of; the next daemon starts its own. Each option has its own
-process, so that a scrape has its answer whatever browsers do.
+Contract: the daemon takes the socket before it mounts, and refuses the mount if it cannot. A daemon
+that takes over goes on without the socket and tries again. The process is in the daemon's group, so
+it ends with the daemon for any cause of death; the next daemon starts its own. Each option has its
+own process, so that browsers do not delay the answer to a scrape.
 """
 
 import logging
@@ -20,26 +20,26 @@ from kvfs.metrics.address import Address
 
 log = logging.getLogger(__name__)
 
-PAUSE = 1.0  # s until the address is asked for again, or the process is started again
+PAUSE = 1.0  # s until the next try for the address, or the next start of the process
 
 
-SHOWN = {"metrics": "metrics", "web": "web pages"}  # by option; it is its package as well
+SHOWN = {"metrics": "metrics", "web": "web pages"}  # by option; the package has the same name
 
 
 class Exporter:
-    """Of one option of a mount."""
+    """The process of one option of a mount."""
 
     def __init__(self, option: str, address: Address, mountpoint: Path) -> None:
         self.option = option
         self.what = SHOWN[option]
         self.address = address
         self.mountpoint = mountpoint
-        self.why = ""  # nothing is shown at the moment
+        self.why = ""  # the reason why nothing is shown at the moment
         self._socket: socket.socket | None = None
 
     @classmethod
     def prepare(cls, config: Config, *, takeover: bool) -> "list[Exporter]":
-        """One for each option that is given. Raises ConfigError, but not at a takeover."""
+        """Make one for each given option. Raises ConfigError, but not at a takeover."""
         made: list[Exporter] = []
         for option, address in config.addresses.items():
             one = cls(option, address, config.mountpoint)
@@ -56,7 +56,7 @@ class Exporter:
         return made
 
     def listen(self) -> None:
-        """Raises ConfigError."""
+        """Listen on the address. Raises ConfigError."""
         self._socket = self.address.listen(self.option)
         self.why = ""
         log.info(
@@ -67,7 +67,7 @@ class Exporter:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the process again and again, until cancelled."""
         while True:
             if self._socket is None:
                 try:
@@ -81,7 +81,7 @@ class Exporter:
             await trio.sleep(PAUSE)
 
     async def _show(self, listening: int) -> int:
-        """Its standard input ends with this daemon, and so does the process."""
+        """Run the process once; the end of this daemon closes its standard input and ends it."""
         module = f"kvfs.{self.option}"
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         try:
@@ -98,7 +98,7 @@ class Exporter:
         return done.returncode
 
     def close(self, *, ended: bool) -> None:
-        """`ended`: the file system was unmounted; else a successor takes the address."""
+        """Close the socket. `ended`: the file system was unmounted; else a successor takes it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -107,5 +107,5 @@ class Exporter:
 
 
 async def _kill(process: trio.Process) -> None:
-    """It has nothing to finish, and ignores what is softer."""
+    """Kill the process: it has nothing to finish, and ignores softer signals."""
     process.kill()

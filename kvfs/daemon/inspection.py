@@ -1,8 +1,8 @@
-"""What is known of one file or directory: the verb `stat` behind `kvfs stat` and the web page.
+"""All known facts of one file or directory: the verb `stat` behind `kvfs stat` and the web page.
 
-Contract: `describe` only looks, and waits for nothing; of an order of eviction it looks at LOOKED
-entries, of a group or a path at NAMED. Plain values, texts as file systems have them (undecodable
-bytes are surrogates). docs/commands.md explains each of them.
+Contract: `describe` changes nothing, and waits for nothing. It reads at most LOOKED entries of an
+order of eviction, and names at most NAMED files of a group or a path. Plain values, texts as file
+systems have them (undecodable bytes are surrogates). docs/commands.md explains each of them.
 """
 
 import stat
@@ -25,7 +25,10 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlin
 
 
 def find(mount: Mount, path: str) -> Inode:
-    """What is at a path below the mount point, as far as it is known here. NotFoundError."""
+    """Return the inode at a path below the mount point, as far as this node knows it.
+
+    Raises NotFoundError.
+    """
     inode = mount.lifecycle.tree.directory(ROOT_INO)
     for name in path.encode("utf-8", "surrogateescape").split(b"/"):
         if name not in {b"", b"."}:
@@ -34,7 +37,7 @@ def find(mount: Mount, path: str) -> Inode:
 
 
 def describe(mount: Mount, ino: int) -> dict[str, Any]:
-    """As the module says. Raises NotFoundError."""
+    """Return the facts of an inode. Raises NotFoundError."""
     inode = mount.ledger.table.inode(ino)
     if inode is None or mount.ledger.removals.is_gone(inode):
         raise NotFoundError(f"inode {ino}: there is none any more")
@@ -108,7 +111,7 @@ def _state(mount: Mount, inode: Inode) -> str:
 
 
 def _paths(mount: Mount, inos: Iterable[int]) -> list[str]:
-    """Of some of them, in order."""
+    """Return paths of some of these inodes, in order."""
     found = (path_of(mount.lifecycle, ino) for ino in islice(inos, NAMED))
     return sorted(path for path in found if path)
 
@@ -186,7 +189,10 @@ def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
 
 
 def _kept(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
-    """Why it is never dropped to make room; with a bucket that has it, its copies may go."""
+    """Return the reasons why it is never dropped to make room.
+
+    If the bucket has it, local copies may still be evicted.
+    """
     name = mount.ledger.namespaces.name(space.ino)
     found = []
     if space.settings.pin:

@@ -1,6 +1,6 @@
-"""One mount: its parts, wired, and its life from the keeper's word to the unmount.
+"""One mount: its parts, wired, and its life from the keeper's order to the unmount.
 
-Contract: see the package. What is reached through a `Mount` is there from `serve` on.
+Contract: see the package. The parts of a `Mount` exist from `serve` on.
 """
 
 import logging
@@ -48,18 +48,18 @@ log = logging.getLogger(__name__)
 
 # `kvfs umount --now` ends within 5 s: with a second for its own start and the system's umount.
 END_NOW = 3.0  # s, after which the keeper kills a daemon that is to end now
-SYNC_NOW = 2.0  # s of them for what NVMe has to take yet
-SEAL = 0.5  # s for what was mapped to the end
+SYNC_NOW = 2.0  # s of them for syncing NVMe
+SEAL = 0.5  # s for sealing files that were mapped until the end
 
 Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
 Contents = Callable[["Mount"], virtual_files.Contents]
 
 
 class Mount:
-    """All that a mounted kvfs consists of. `order` is the keeper's word to serve."""
+    """All parts of a mounted kvfs. `order` is the keeper's order to serve."""
 
     def __init__(self, live: LiveConfig, order: Message, keeper: Channel) -> None:
-        """Raises ConfigError and leaves everything as it was, but for a tmpfs that it made."""
+        """Make the parts. ConfigError: everything is unchanged, except a new tmpfs."""
         self.live = live
         config = live.config
         self.order = order
@@ -73,7 +73,7 @@ class Mount:
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
-        self._saving: trio.CancelScope | None = None  # while what RAM has is saved
+        self._saving: trio.CancelScope | None = None  # set while the objects of RAM are saved
         self.backings = backings_for(config)
         session_file = self.directory / "session"
         if self.takeover:
@@ -92,11 +92,11 @@ class Mount:
 
     @property
     def config(self) -> Config:
-        """What it is now."""
+        """Return the present configuration."""
         return self.live.config
 
     def _read_templates(self) -> Templates:
-        """Raises ConfigError, but not at a takeover: the mount goes on without them."""
+        """Return the templates. Raises ConfigError, but a takeover goes on without them."""
         path = self.config.namespaces
         try:
             return Templates() if path is None else Templates.read(path, self.ledger.tiers.media)
@@ -112,12 +112,12 @@ class Mount:
     # Life
 
     def attach(self, device: int) -> None:
-        """Take the open /dev/fuse from the keeper: what is in memory must outlive us now."""
+        """Take the open /dev/fuse from the keeper: from now on memory must outlive this process."""
         self.storage.relied_on = True
         self.backings.attach(device, self.session_file, takeover=self.takeover)
 
     async def serve(self, handlers: Handlers, contents: Contents) -> None:
-        """Until unmounted or told to hand over.
+        """Serve until unmounted or told to hand over.
 
         `handlers` answer on the control socket, `contents` are those of the control files.
         """
@@ -191,7 +191,7 @@ class Mount:
             self.session = Session(config, self.operations)
             self._begin_events()
             if self.config.access_log is not None:
-                # It was looked at before; nobody serves the mount yet, so no path is followed.
+                # It was checked before. No process serves the mount yet, so this follows no path.
                 try:
                     await self._note_accesses(self.config)
                 except ConfigError as error:
@@ -199,7 +199,7 @@ class Mount:
             await self._serve_mounted(handlers(self))
 
     async def _change_access_log(self, config: Config) -> None:
-        """As it says from now on. Raises ConfigError, and changes nothing then."""
+        """Change the access log as the configuration says. ConfigError: nothing is changed."""
         path, roots = config.access_log, [tier.root for tier in self.ledger.tiers.local]
         if path is not None:
             check = preflight.check_access_log
@@ -219,7 +219,7 @@ class Mount:
         self.events.add(kind, number=self.order["takeovers"], pid=os.getpid(), handles=handles)
 
     def _say_notes(self) -> None:
-        """What the settings of namespaces cost."""
+        """Log the cost of namespaces' settings."""
         spaces, tiers = self.ledger.namespaces, self.ledger.tiers.local
         for space in spaces if not self.takeover else ():
             if note := space.note(tiers):
@@ -297,17 +297,17 @@ class Mount:
 
     @property
     def discards(self) -> bool:
-        """Whether an unmount at this moment is to lose what only RAM has."""
+        """Return whether an unmount at this moment is to lose the objects that only RAM has."""
         return time.monotonic() < self.discard_until
 
     def discard(self, until: float) -> None:
-        """An unmount before that time saves nothing, and nothing more is saved by one under way."""
+        """Let an unmount before that time save nothing; one that is saving now stops."""
         self.discard_until = until
         if self.discards and self._saving is not None:
             self._saving.cancel()
 
     async def _save(self) -> None:
-        """Write back and upload what would be lost, until somebody says that it is not wanted."""
+        """Write back and upload objects that would be lost, until `discard` stops it."""
         with trio.CancelScope() as self._saving:
             if not self.discards:
                 await self.dispatcher.write_back.drain()
@@ -315,10 +315,10 @@ class Mount:
                     await self.dispatcher.spill.drain()
 
     def _end_now(self) -> None:
-        """End without waiting for any mover, nor for a disk: the keeper kills this process soon.
+        """End without waiting for a mover or a disk: the keeper kills this process soon.
 
-        Nothing else runs from here on: nobody sees its mover die. What movers have left half made
-        the next mount removes.
+        Nothing else runs from here on, so no task sees its mover die. The next mount removes the
+        unfinished files of movers.
         """
         with suppress(Closed, BlockingIOError):
             self.keeper.send("ending", seconds=END_NOW)
@@ -334,13 +334,13 @@ class Mount:
         os._exit(0)
 
     async def _announce(self) -> None:
-        """The mount is ready when the kernel and libfuse have agreed on how."""
+        """Tell the keeper that the mount is ready, once the kernel and libfuse have negotiated."""
         while not self.backings.settled:  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(0.002)
         config = self.config
         if config.passthrough == "on" and not self.backings.on:
             why = f"passthrough=on, but {self.backings.why}; mount with auto"
-            self.keeper.send("error", error=why, exit=2)  # it unmounts, and ends us
+            self.keeper.send("error", error=why, exit=2)  # the keeper unmounts, and ends us
             return
         as_wanted = self.backings.on or config.passthrough == "off"
         log.log(
@@ -357,7 +357,7 @@ class Mount:
                 self.keeper.send("alive")
 
     async def _hear_keeper(self) -> None:
-        """Hand over when told to. Without a keeper the mount goes on, as long as we do."""
+        """Hand over when told to. Without a keeper the mount goes on as long as this process."""
         self.keeper.socket.setblocking(False)  # noqa: FBT003 (socket's own)
         try:
             while True:
@@ -374,7 +374,7 @@ class Mount:
             )
 
     def _leave(self) -> None:
-        """Every request that was read is answered: make way. Jobs of movers are done again."""
+        """Make way, after an answer to every request that was read. Movers' jobs are done again."""
         self.close(ended=False)
         with suppress(Closed):
             self.keeper.send("handed_over")
@@ -382,7 +382,7 @@ class Mount:
         os._exit(0)
 
     def close(self, *, ended: bool, patience: float | None = None) -> None:
-        """Let go of what is kept. `ended`: the file system was unmounted.
+        """Release everything. `ended`: the file system was unmounted.
 
         patience: see `Storage.close`.
         """

@@ -1,4 +1,4 @@
-"""What `kvfs status` and its JSON show: one look at everything.
+"""The status of a mount, as `kvfs status` and its JSON show it.
 
 Contract: plain values, and no wait; docs and monitoring know the names.
 """
@@ -30,7 +30,7 @@ def _held(
 
 
 def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
-    """As a tier without a size, with what waits for its upload, and what was done."""
+    """Return the bucket as a tier without a size, with the uploads that wait and were done."""
     bucket, dirty, hydration = mount.bucket, mount.ledger.dirty, mount.dispatcher.hydration
     if bucket is None:
         return {}
@@ -55,7 +55,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
 
 
 def _errors(mount: Mount) -> dict[str, dict[str, int]]:
-    """By operation, then by class."""
+    """Return the errors by operation, then by class."""
     found: dict[str, dict[str, int]] = {}
     for (operation, kind), count in mount.operations.errors.items():
         found.setdefault(operation, {})[kind] = count
@@ -63,7 +63,7 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
 
 
 def status(mount: Mount) -> dict[str, Any]:
-    """Bytes, objects, what is on and why what is off is off."""
+    """Return bytes, objects, the active parts, and the reasons for the inactive ones."""
     ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
     ram = ledger.tiers.ram
     return {

@@ -1,7 +1,7 @@
-"""What a mount keeps its objects in: tiers and catalog, locked, and the session begun in them.
+"""The storage of a mount: tiers and catalog, locked, and the session begun in them.
 
-Contract: `open` raises ConfigError and leaves everything as it was, but for a tmpfs that it made;
-`close` lets go of the locks. A takeover waits a moment for the locks of the dead.
+Contract: `open` raises ConfigError and then leaves everything unchanged, except a new tmpfs.
+`close` lets go of the locks. A takeover waits a moment for the locks of the dead daemon.
 """
 
 import errno
@@ -28,18 +28,18 @@ from kvfs.tiers import Bucket, NvmeTier, RamTier
 
 log = logging.getLogger(__name__)
 
-LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead
+LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead daemon
 
 Gone = Callable[[int, bytes, int], None]  # see `Ledger`
 
 
 class Storage:
-    """`relied_on`: others rely on what is in memory. It outlives us then."""
+    """Tiers, catalog and session. `relied_on`: RAM must outlive this process, for a successor."""
 
     def __init__(
         self, config: Config, directory: Path, bucket: Bucket | None, *, takeover: bool
     ) -> None:
-        """directory: of this mount's runtime files, where the predecessor's identity is."""
+        """Keep the arguments. directory: the mount's runtime files, with the last identity."""
         self.config = config
         self.bucket = bucket
         self.directory = directory
@@ -47,7 +47,7 @@ class Storage:
         self._nvme: NvmeTier | None = None
         self._ram: RamTier | None = None
         self._catalog: Catalog | None = None
-        self._session = 0  # that `close` ends
+        self._session = 0  # `close` ends this session
 
     def open(self, gone: Gone) -> Ledger:
         """Begin a session, or go on with the predecessor's. Raises ConfigError."""
@@ -55,7 +55,7 @@ class Storage:
         while True:
             try:
                 return self._open(gone)
-            # The predecessor's locks, while the kernel still buries it; or a catalog that cannot be
+            # The dead predecessor still holds the locks for a moment; or the catalog cannot be
             # read, which is a refusal like any other.
             except (ConfigError, CatalogError) as error:
                 self.close(ended=False)
@@ -86,7 +86,7 @@ class Storage:
             if not self.takeover:
                 self._catalog.database.look_through(LOOKED_AT)
         epoch = None
-        if self._catalog is not None and not self._catalog.doubt:  # else memory is as it is there
+        if self._catalog is not None and not self._catalog.doubt:  # else the memory stays as it is
             epoch = ram_epoch(self._catalog)
         root = runtime.ram_path(identity)
         if config.ram:
@@ -109,17 +109,17 @@ class Storage:
         return ledger
 
     def _identity_before(self) -> str | None:
-        """What the predecessor served: the directory may have become another one since."""
+        """Return the identity of the predecessor's storage: another disk may be there since."""
         if not self.takeover:
             return None
         cure = f"write there what {self.config.nvme}/identity has, if that is the right disk"
         return kept.read_uuid(self.directory / "nvme", cure)
 
     def close(self, *, ended: bool, patience: float | None = None) -> None:
-        """Let go of the locks. `ended`: sync what must survive, and give the memory back.
+        """Let go of the locks. `ended`: sync the objects that must survive, and give memory back.
 
-        patience: where NVMe takes longer than so many seconds for that, the catalog is left as a
-        daemon that dies leaves it. The process has to end then.
+        patience: if NVMe takes longer than these seconds for that, the catalog stays as a daemon
+        that dies leaves it. The process has to end then.
         """
         catalog, nvme, ram = self._catalog, self._nvme, self._ram
         try:
@@ -140,7 +140,10 @@ class Storage:
 
 
 def _sync(root: Path, patience: float | None) -> None:
-    """Raises OSError. Within a patience by another process: a sync cannot be killed."""
+    """Sync a file system; another process does it under a patience, as a sync cannot be killed.
+
+    Raises OSError.
+    """
     if patience is None:
         mounts.syncfs(root)
         return
@@ -156,10 +159,10 @@ def _sync(root: Path, patience: float | None) -> None:
 
 
 def _first_id() -> int:
-    """Where a new catalog begins to count, so that no number was one of an earlier catalog's.
+    """Return the first number for a new catalog, above all numbers of earlier catalogs.
 
-    NFS clients have seen those, at the same mount point: a handle is no more than such a number.
-    None makes more than one inode in each microsecond of its life.
+    NFS clients know numbers of earlier catalogs at the same mount point, and a handle is only a
+    number. No catalog makes more than one inode in each microsecond of its life.
     """
     return time.time_ns() // 1000
 
@@ -175,9 +178,9 @@ def expect_place(catalog: Catalog, place: str) -> None:
 
 
 def bind(catalog: Catalog, bucket: Bucket | None) -> None:
-    """The catalog's objects are in this bucket from now on. Raises ConfigError if in another.
+    """Bind the catalog's objects to this bucket. Raises ConfigError if they are in another.
 
-    What is sealed without a bucket is to be looked for when it is there again.
+    After a mount without a bucket, the next mount with it looks for objects sealed meanwhile.
     """
     place = None if bucket is None else str(bucket.place)
     if place is not None:
@@ -191,7 +194,7 @@ def bind(catalog: Catalog, bucket: Bucket | None) -> None:
 
 
 def _what_is_left(catalog: Catalog) -> str:
-    """Of a session that was killed, on a machine that did not go down."""
+    """Say what a killed session has left, on a machine that did not go down."""
     if catalog.doubt:
         return "names may be missing, its bytes stay for kvfs fsck --repair"
     if catalog.recovered.taken:
@@ -210,9 +213,9 @@ def begin_session(
 ) -> Ledger:
     """Number this session, and say which earlier ones a power loss makes suspect.
 
-    Those are the sessions after the last one that ended properly, if the machine went down
-    since, or the disk was mounted anew: their bytes may not have reached it, whatever the file
-    system says.
+    These are the sessions after the last one that ended properly, if the machine went down since,
+    or the disk was mounted anew. Their bytes may not have reached the disk, even if the file system
+    says so.
     """
     last, ended, same_mount, low, high = past_sessions(catalog)
     goes_on = takeover and same_mount
@@ -243,7 +246,7 @@ def begin_session(
     Tree(ledger).make_root(uid=os.geteuid(), gid=os.getegid())
     ledger.trash.first_new = ledger.accounts.first_new = (
         catalog.next_id()
-    )  # what is older, the census has yet to count
+    )  # the census has yet to count older objects
     if not takeover:
         recovery.drop_unfinished(ledger)
     return ledger

@@ -1,6 +1,6 @@
-"""What is asked of the daemon on its control socket.
+"""The verbs of the daemon's control socket.
 
-Contract: handlers raise KvfsError with the reason, and change nothing then; none blocks. Those for
+Contract: handlers raise KvfsError with the reason, and then change nothing; none blocks. Those for
 namespaces are in `administration`, those for checks in `check`.
 """
 
@@ -21,14 +21,14 @@ from kvfs.daemon.mount import Mount
 from kvfs.daemon.status import status
 from kvfs.errors import ConfigError, ControlError
 
-PATIENCE = 5.0  # s that uploads do not wait after somebody last asked for them
+PATIENCE = 5.0  # s after a request to upload, during which uploads do not wait
 DISCARD_PATIENCE = 60.0  # s between an order not to write back and the unmount
 
 T = TypeVar("T")
 
 
 def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
-    """Of the control files, by name."""
+    """Return the contents of the control files, by name."""
 
     def line(found: object, indent: int | None = None) -> bytes:
         return json.dumps(found, indent=indent).encode() + b"\n"
@@ -41,7 +41,7 @@ def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
 
 
 def handlers(mount: Mount) -> Mapping[str, Handler]:
-    """By verb."""
+    """Return the handlers by verb."""
 
     def bucketed(found: T | None) -> T:
         if found is None:
@@ -52,11 +52,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return status(mount)
 
     async def stat(ino: int = 0, path: str = "") -> dict[str, Any]:
-        """One file or directory, by its number or by its path below the mount point."""
+        """Describe one file or directory, by its number or by its path below the mount point."""
         return inspection.describe(mount, ino or inspection.find(mount, path).ino)
 
     async def events() -> dict[str, Any]:
-        """What happened lately, the oldest first: `kvfs.daemon.events`."""
+        """Return the latest events, the oldest first: `kvfs.daemon.events`."""
         return {"events": mount.events.listed()}
 
     async def change(**options: str) -> dict[str, Any]:
@@ -79,17 +79,18 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
             "objects_left": objects,
             "stuck": stuck,
             "too_large": mount.dispatcher.write_back.too_large,
+            "displaced": mount.dispatcher.write_back.displaced,
         }
 
     async def flush() -> dict[str, Any]:
-        """Upload what waits for its time, and say what is left."""
+        """Upload all dirty objects without their delay, and return the amount still to go."""
         spill = bucketed(mount.dispatcher.spill)
         spill.dirty.hurry(PATIENCE)
         contests = mount.dispatcher.contests
         if contests is not None:
             contests.hurry()
         health = spill.bucket.health
-        # What is found to be in conflict no more is to go up as well.
+        # An object found to be in conflict no more is uploaded as well.
         asking = contests is not None and contests.hurrying and not health.down
         return {
             "bytes_left": spill.dirty.bytes,
@@ -101,7 +102,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         }
 
     async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
-        """Begin to give what the bucket has below these paths names here."""
+        """Begin to give the bucket's objects below these paths names on this mount."""
         return await bucketed(mount.dispatcher.importing).start(paths, again=again)
 
     async def imported() -> dict[str, Any]:
@@ -112,7 +113,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {"job": mount.dispatcher.warm.start(inos)}
 
     def looked_at(jobs: Warm | Sweeps, what: str) -> Handler:
-        """How far a job is. A daemon that took over knows nothing of it."""
+        """Return a handler for a job's progress. A daemon that took over does not know the job."""
 
         async def look(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
             if cancel:
@@ -132,7 +133,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         drop: bool = False,  # noqa: FBT001, FBT002
         dry: bool = False,  # noqa: FBT001, FBT002
     ) -> dict[str, Any]:
-        """Have files, and all below directories, leave tiers."""
+        """Evict files, and all below directories, from tiers."""
         return {"job": mount.dispatcher.evict(inos, to=to, drop=drop, dry=dry)}
 
     async def pin(inos: list[int], on: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
@@ -140,11 +141,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return {"job": mount.dispatcher.sweeps.start(inos, Pins(mount.ledger, on=on))}
 
     async def usage(inos: list[int]) -> dict[str, Any]:
-        """Count what files, and all below directories, take."""
+        """Count the bytes of files, and of all below directories."""
         return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.ledger))}
 
     async def bucket_claims(after: int) -> dict[str, Any]:
-        """What this node has in the bucket; again from `after` on, until that is 0."""
+        """Return this node's objects in the bucket after `after`; repeat until that is 0."""
         found = mount.bucket
         if found is None:
             raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
@@ -152,7 +153,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         return await describe(namespaces, found, mount.identity, mount.notes, after)
 
     async def arm(faults: str) -> dict[str, Any]:
-        """For tests: fail points of this daemon; says what was passed since the last time."""
+        """Arm fail points of this daemon, for tests; return those passed since the last time."""
         passed = dict(failpoints.passed)
         failpoints.arm(faults)
         return {"passed": passed}

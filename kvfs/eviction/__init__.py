@@ -1,7 +1,7 @@
-"""Which object goes first. Pure: no I/O, no clock.
+"""Policies, which order objects for eviction. Pure: no I/O, no clock.
 
-Contract: `make` gives a policy by its name; `kvfs.eviction.policy` says what a policy is, and
-`adaptive` follows the best of several.
+Contract: `make` gives a policy by its name; `kvfs.eviction.policy` defines a policy, and `adaptive`
+follows the best of several.
 """
 
 from collections.abc import Callable
@@ -43,10 +43,10 @@ _AS_THEY_ARE = ("adaptive", "never")  # leaf-first within, or without victims
 
 
 def make(name: str, capacity: int, *, leaf_first: bool = False) -> Policy:
-    """A new policy, for a cache of `capacity` entries.
+    """Return a new policy, for a cache of `capacity` entries.
 
     `leaf_first`: the deepest block of a prefix goes first; without it the textbook's policy, which
-    pays no regard to parents. ConfigError: no such policy, or a capacity below 1.
+    ignores parents. ConfigError: no such policy, or a capacity below 1.
     """
     if name not in _POLICIES:
         raise ConfigError(f"eviction {name!r} is not known: expected {', '.join(NAMES)}")

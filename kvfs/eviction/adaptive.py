@@ -1,12 +1,12 @@
-"""The order that follows the best of several policies, whichever that is at the moment.
+"""The order that follows the best of several policies at the moment.
 
-When a `Choice` has another winner, its order takes over as `Succession` says, and there is no
-further change before nothing of the old order is left.
+When a `Choice` has another winner, the winner's order takes over as `Succession` says. The order
+does not change again until the old order is empty.
 
 Contract: `kvfs.eviction.policy`, leaf-first. A file system has one cache in several orders, by tier
-and by what may become of an object; each is `Following`, and the owner shows all accesses to the
-choice. `Adaptive` is for a cache that is one order: it shows its accesses to a choice of its own,
-and `add` is one as well, one that missed.
+and by the allowed moves of an object. Each order is `Following`, and the owner shows all accesses
+to the choice. `Adaptive` is for a cache that is one order: it shows its accesses to a choice of its
+own. There an `add` is an access too, one that missed.
 """
 
 from collections.abc import Iterator
@@ -17,29 +17,30 @@ from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
 
 ENTRIES = 2048  # of a ghost at most
-_WINDOW = 4  # capacities' worth of accesses: 2 changed too often, 8 too late
-_FEWEST = 64  # accesses in the sample between two looks at who leads
+_WINDOW = 4  # windows, in capacities of accesses: 2 changed too often, 8 too late
+_FEWEST = 64  # accesses in the sample between two comparisons
 _LEAD = 0.01
 _DEVIATIONS = 2
 
 
 class Choice(Observer[str]):
-    """Which policy is the best for one cache at the moment: `winner`, a name in KINDS.
+    """The best policy for one cache at the moment: `winner`, a name in KINDS.
 
     Ghost caches of leaf-first LRU, S3-FIFO, ARC and BIP see a sample of all accesses. With
-    leaf-first a hit is nearly always part of a contiguous prefix, so that hits are counted as they
-    come. Counts decay: of a hit 1/e is left after four capacities' worth of accesses. A kind
-    becomes the winner when it leads by 1 % of the winner's hits and by two standard deviations of
-    what chance would make of those accesses that only one of the two hits.
+    leaf-first a hit is nearly always part of a contiguous prefix, so each hit counts. Counts decay:
+    of a hit 1/e is left after four capacities' worth of accesses.
 
-    Some microseconds for a key of the sample; 2048 entries a ghost at most, and their histories,
-    whatever the size of the cache; of a cache of fewer all keys are in the sample. `capacity` is
-    what the ghosts stand for: it must be near the number of entries that there is really room for.
-    docs/eviction.md has the figures.
+    A kind becomes the winner when its lead passes two bounds. One is 1 % of the winner's hits. The
+    other is two standard deviations of chance, over the accesses that only one of the two hit.
+
+    A key of the sample takes some microseconds. A ghost has 2048 entries at most, and their
+    histories, for any size of the cache. If the cache has fewer entries, all keys are in the
+    sample. `capacity` is the size that the ghosts stand for: it must be near the number of entries
+    that there is really room for. docs/eviction.md has the figures.
     """
 
     def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
-        """`entries`: of each ghost at most."""
+        """Make the ghosts, each of at most `entries`."""
         super().__init__(capacity, entries, _WINDOW, fewest=_FEWEST)
         self.winner = next(iter(KINDS))
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
@@ -51,7 +52,7 @@ class Choice(Observer[str]):
         return max(1, self._capacity >> self.sample.shift)
 
     def _missed(self, missed: list[Ghost]) -> None:
-        """Count for whom it went otherwise than for the winner."""
+        """Count the ghosts whose result differed from the winner's."""
         if len(missed) == len(self.ghosts):
             return
         winner_missed = self.ghosts[self.winner] in missed
@@ -60,7 +61,7 @@ class Choice(Observer[str]):
                 self._apart[kind] += 1
 
     def _step(self) -> None:
-        """Another winner, if it is better beyond chance."""
+        """Change the winner if another is better beyond chance."""
         misses = {kind: ghost.misses for kind, ghost in self.ghosts.items()}
         best = min(misses, key=misses.__getitem__)
         hits = max(0.0, self.sampled - misses[self.winner])
@@ -73,9 +74,9 @@ class Choice(Observer[str]):
 
 
 class Succession:
-    """One policy takes over from another, in O(1): what it finds goes first, in the old order.
+    """One policy takes over from another, in O(1): entries present then go first, in the old order.
 
-    An entry that is used meanwhile is the new policy's. The owner uses `new` alone as soon as
+    An entry that is used meanwhile moves to the new policy. The owner uses `new` alone as soon as
     `past` is empty.
     """
 
@@ -128,7 +129,7 @@ class Succession:
 
 
 class Following(LeafFirst):
-    """`choice` says what to follow; it sees the accesses by itself."""
+    """One order that follows the winner of `choice`, which sees the accesses by itself."""
 
     __slots__ = ("_kind", "_past", "choice")
 
@@ -164,7 +165,7 @@ class Adaptive(Following):
     __slots__ = ()
 
     def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
-        """`entries`: of each ghost at most."""
+        """Make the order; its ghosts have at most `entries` each."""
         super().__init__(Choice(capacity, entries=entries), capacity)
 
     @property

@@ -1,4 +1,4 @@
-"""Policies that remember what has gone, for as many entries as there are at most: ARC and S3-FIFO.
+"""Policies that remember as many evicted entries as there are entries at most: ARC and S3-FIFO.
 
 Contract: `kvfs.eviction.policy`.
 """
@@ -18,17 +18,17 @@ class Arc(TwoQueues):
 
     N. Megiddo and D. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003. Its
     T1, used once, is the first queue here, and T2, used more often, the second. The other names are
-    the paper's: B1 and B2 are what went from them, p is the size that T1 ought to have.
+    the paper's: B1 and B2 are the histories of T1 and T2, p is the target size of T1.
     """
 
     __slots__ = ("_b1", "_b2", "_p", "_returning")
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._b1: OrderedDict[int, None] = OrderedDict()  # least recently used first, as all
+        self._b1: OrderedDict[int, None] = OrderedDict()  # least recently used first, as in all
         self._b2: OrderedDict[int, None] = OrderedDict()
         self._p = 0.0
-        self._returning: int | None = None  # was in the history when room was made for it
+        self._returning: int | None = None  # was in the history at the last `take`
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002
         self.discard(key)
@@ -47,7 +47,7 @@ class Arc(TwoQueues):
         return value
 
     def _learn(self, key: int) -> bool:
-        """Whether the key is in the history; then it leaves it, and p has moved."""
+        """Return whether the key is in the history; then remove it there and adapt p."""
         b1, b2 = self._b1, self._b2
         if key in b1:
             self._p = min(self._p + max(len(b2) / len(b1), 1), self.capacity)
@@ -70,7 +70,7 @@ class Arc(TwoQueues):
         while b1 and len(t1) + len(b1) >= self.capacity:
             b1.popitem(last=False)
         if len(t1) >= self.capacity:
-            return t1.popitem(last=False)  # remembered nowhere: there is no room in B1
+            return t1.popitem(last=False)  # in no history: there is no room in B1
         while b2 and len(self) + len(b1) + len(b2) >= 2 * self.capacity:
             b2.popitem(last=False)
         return self._replace(from_b2=False)
@@ -93,27 +93,28 @@ class Arc(TwoQueues):
 
 
 class S3Fifo(TwoQueues):
-    """S3-FIFO: a small queue (the first) for what is new, and a main one for what was used again.
+    """S3-FIFO: a small queue (the first) for new entries, and a main one for entries used again.
 
-    J. Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023, with what
-    libcachesim, which is of the same authors, has by default: a tenth of the capacity is the small
-    queue, 0.9 of it the history, and two uses take an entry from the small queue to the main one,
-    where it begins without any use.
+    J. Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. Sizes are the
+    defaults of libcachesim, by the same authors. The small queue has a tenth of the capacity, the
+    history 0.9 of it. Two uses take an entry from the small queue to the main one, where it begins
+    without any use.
     """
 
     __slots__ = ("_admit", "_history", "_returning", "_uses")
 
     def __init__(self, capacity: int, *, admit: bool = False) -> None:
-        """As in the paper, or with `admit` as in libcachesim.
+        """Follow the paper, or with `admit` libcachesim.
 
-        There what finds the small queue full goes to the main one, until room had to be made once.
-        It costs up to seven points of the hit ratio where nothing has yet shown what it is worth.
+        There an entry that finds the small queue full goes to the main one, until the first
+        eviction. It costs up to seven points of the hit ratio while no entry has yet shown its
+        worth.
         """
         super().__init__(capacity)
-        self._history: OrderedDict[int, None] = OrderedDict()  # what went from the small queue
-        self._uses: dict[int, int] = {}  # where there are any
+        self._history: OrderedDict[int, None] = OrderedDict()  # keys that left the small queue
+        self._uses: dict[int, int] = {}  # of entries with uses
         self._admit = admit
-        self._returning: int | None = None  # was in the history when room was made for it
+        self._returning: int | None = None  # was in the history at the last `take`
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002
         self.discard(key)
@@ -136,7 +137,7 @@ class S3Fifo(TwoQueues):
 
     def discard(self, key: int) -> int | None:
         self._uses.pop(key, None)
-        value = self._first.pop(key, None)  # as the base, without another call
+        value = self._first.pop(key, None)  # as the base does, without another call
         return self._second.pop(key, None) if value is None else value
 
     def take(self, incoming: int | None = None) -> tuple[int, int] | None:

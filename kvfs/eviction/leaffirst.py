@@ -1,15 +1,15 @@
-"""Leaf-first: of a prefix the deepest block goes first, whatever the policy inside says.
+"""Leaf-first: of a prefix the deepest block goes first, before the order of the inner policy.
 
-A block of an LLM's prompt is of use only together with all blocks before it. So an entry that has
-resident children is no victim: when the policy inside names it, it is *parked*, and goes as soon
-as its last child is gone; a parked entry that is used goes back to the policy. An entry that comes
-when its parent has just gone (a prompt that is larger than the cache does that to itself) is an
-*orphan*: of no use until the parent is back, and the next victim until then.
+A block of an LLM's prompt is of use only together with all blocks before it. So an entry with
+resident children is no victim. When the inner policy names it, it is *parked*, and goes as soon as
+its last child is gone. A parked entry that is used goes back to the policy. If an entry comes when
+its parent has just gone, it is an *orphan* (a prompt that is larger than the cache causes that). An
+orphan is of no use until the parent is back, and is the next victim until then.
 
 Contract: `kvfs.eviction.policy`; `add` names the parent, and an entry without one costs nothing. A
-wrong parent, or a circle of them, does no harm but to the order: when all that is left is parked,
-what was parked last goes. Amortised O(1): an entry is parked once for each time that it was added
-or used. What the policy inside remembers of an entry begins when it is parked.
+wrong parent, or a circle of them, harms only the order: when only parked entries are left, the one
+parked last goes. Amortised O(1): an entry is parked once for each time that it was added or used.
+The inner policy's history of an entry begins when it is parked.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ JUST_GONE = 64  # victims that are remembered, with their parents
 
 
 class LeafFirst:
-    """The order of one cache: that of `inner`, but for what has children."""
+    """The order of one cache: that of `inner`, except for entries with children."""
 
     __slots__ = ("_children", "_gone", "_orphans", "_parent", "_parked", "_ready", "inner")
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
         self._parent: dict[int, int] = {}  # of the entries here that have one
-        self._children: dict[int, int] = {}  # how many are here; of parents that are not, too
+        self._children: dict[int, int] = {}  # resident ones; also of absent parents
         self._parked: dict[int, int] = {}  # key: value
         self._ready: dict[int, None] = {}  # the parked without children; the next victim is last
         self._orphans: dict[int, int] = {}  # key: parent; the next victim is last
@@ -43,7 +43,7 @@ class LeafFirst:
         self.inner.capacity = entries
 
     def parent(self, key: int) -> int:
-        """0: it has none, or is not here."""
+        """Return the parent; 0: the key has none, or is not here."""
         return self._parent.get(key, 0)
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:
@@ -128,7 +128,7 @@ class LeafFirst:
         self._children[parent] = self._children.get(parent, 0) + 1
 
     def _unlink(self, key: int) -> int:
-        """The key leaves; its parent, which may be without children then."""
+        """Remove the key from its parent, which may be without children then."""
         self._orphans.pop(key, None)
         parent = self._parent.pop(key, 0)
         if parent:

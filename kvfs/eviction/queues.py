@@ -1,4 +1,4 @@
-"""Policies that remember nothing of what has gone: FIFO, LRU, BIP, SIEVE, LFU and Never.
+"""Policies that forget evicted entries: FIFO, LRU, BIP, SIEVE, LFU and Never.
 
 Contract: `kvfs.eviction.policy`. None needs a capacity. An entry takes about 130 bytes, with SIEVE
 150, with LFU 240.
@@ -10,10 +10,10 @@ from itertools import chain
 
 
 class Fifo:
-    """First in, first out: what was added first goes first, however often it was used.
+    """First in, first out: the oldest entry goes first, however often it was used.
 
-    It is also the order of `ttl`, where the oldest write expires first: when an entry is too old is
-    the owner's to say.
+    It is also the order of `ttl`, where the oldest write expires first; the owner decides when an
+    entry is too old.
     """
 
     __slots__ = ("_queue", "capacity")
@@ -53,7 +53,7 @@ class Fifo:
 
 
 class Lru(Fifo):
-    """Least recently used."""
+    """Least recently used: the entry with the oldest use goes first."""
 
     __slots__ = ()
 
@@ -65,11 +65,11 @@ class Lru(Fifo):
 
 
 class Bimodal(Lru):
-    """LRU with bimodal insertion: a new entry is the next victim, but for one in 32.
+    """LRU with bimodal insertion: a new entry is the next victim, except for one in 32.
 
-    BIP, from M. K. Qureshi et al., "Adaptive Insertion Policies for High Performance Caching",
-    ISCA 2007, with their 1/32. Of a working set that is larger than the cache a part stays, where
-    LRU loses all. One in 32 is counted, not drawn, so that a run can be repeated.
+    BIP, from M. K. Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA
+    2007, with their 1/32. A part of a working set that is larger than the cache stays, while LRU
+    loses all. One in 32 is counted, not drawn, so that a run can be repeated.
     """
 
     __slots__ = ("_count",)
@@ -86,7 +86,7 @@ class Bimodal(Lru):
 
 
 class Never(Fifo):
-    """Nothing goes."""
+    """Never: no entry goes."""
 
     __slots__ = ()
 
@@ -125,9 +125,9 @@ class TwoQueues:
 class Sieve(TwoQueues):
     """SIEVE: a queue, one bit for each entry, and a hand that moves from old to new.
 
-    From Y. Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024. The first queue is what is ahead
-    of the hand, the second what it has passed, so that what the hand spares need not be found in
-    the middle of a list: it is the same order.
+    From Y. Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024. The first queue has the entries
+    ahead of the hand, the second those behind it. So the hand needs no search in the middle of a
+    list for an entry that it spares; the order is the same.
     """
 
     __slots__ = ("_visited",)
@@ -186,7 +186,7 @@ class _Frequency:
         self.more = self
 
     def after(self, count: int) -> "_Frequency":
-        """The next frequency, which is made if it is another than `count`."""
+        """Return the next frequency; make it if it is another than `count`."""
         if self.more.count == count:
             return self.more
         new = _Frequency(count)
@@ -200,18 +200,18 @@ class _Frequency:
 
 
 class Lfu:
-    """LFU: the entry used least often goes first, of several the one that came to that first.
+    """LFU: the entry used least often goes first; of equals, the first to reach that count.
 
     K. Shah, A. Mitra and D. Matani, "An O(1) algorithm for implementing the LFU cache eviction
-    scheme", 2010: a list of frequencies, each with a queue. A frequency is forgotten when its entry
-    goes, as libcachesim does it.
+    scheme", 2010: a list of frequencies, each with a queue. The policy forgets an entry's frequency
+    when the entry goes, as libcachesim does.
     """
 
     __slots__ = ("_head", "_of", "capacity")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._head = _Frequency(0)  # of a ring; its queue holds only what was put back
+        self._head = _Frequency(0)  # of a ring; its queue holds only entries that were put back
         self._of: dict[int, _Frequency] = {}
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:  # noqa: ARG002
@@ -249,7 +249,7 @@ class Lfu:
         return key, value
 
     def put_back(self, key: int, value: int) -> None:
-        """How often it was used is forgotten: its next use is its first."""
+        """Return a victim, and forget its frequency: its next use is its first."""
         self._insert(self._head, key, value)
         self._head.queue.move_to_end(key, last=False)
 

@@ -1,4 +1,4 @@
-"""Who gets how much of what namespaces compete for: limits, fair queues, wear, and what is hot.
+"""Limits, fair queues, wear of the flash and hot objects: the share of each namespace.
 
-Nothing here knows tiers, files or records; whoever serves says what something costs.
+This package knows no tiers, files or records; its callers tell the cost of each request.
 """

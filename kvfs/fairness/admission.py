@@ -1,16 +1,17 @@
-"""Is an object that leaves RAM worth a write to NVMe? The user's brake on the wear of the flash.
+"""Decide whether an object that leaves RAM is worth a write to NVMe, to limit wear of the flash.
 
-Contract: `decide` answers for one object and counts the answer; nothing is refused that is not
-counted, and without a budget nothing is refused at all: an admission filter that nobody sees is
-worse than none. With a budget, of bytes in a day of UTC:
+Contract: `decide` answers for one object and counts the answer. Every refusal is counted, because
+an invisible admission filter is worse than none. Without a budget nothing is refused. With a
+budget, of bytes in a day of UTC:
 
-- never more than the budget is admitted, but for objects that must not be lost;
-- an object that was asked for again is admitted: touched since it was stored, or stored anew after
-  it was refused (a ghost list remembers the keys of those refused last);
-- one that was not, while the day's writes are no more than an hour ahead of a steady pace.
+- Never more than the budget is admitted, except for objects that must not be lost.
+- An object that was used again is admitted: touched since it was stored, or stored anew after a
+  refusal. A ghost cache remembers the keys that were refused last.
+- An object without later use is admitted while the day's writes are at most an hour ahead of a
+  steady pace.
 
-So what is written once and never read pays for a tight budget, and nothing pays for a loose one.
-Pure; the clock is passed in. Not for making room on NVMe: that is eviction's.
+So under a tight budget, objects that are written once and never read are refused; under a loose one
+none. Pure; the clock is passed in. Not for making room on NVMe: that is eviction's.
 """
 
 from collections import Counter, OrderedDict
@@ -26,7 +27,8 @@ Answer = Literal["admitted", "obliged", "refused_budget", "refused_adaptive"]
 class Admission:
     """`budget` in bytes a day, 0 for none; it may change at any time.
 
-    A daemon that starts again on the same day passes what `spent` gave, or the day begins anew.
+    A daemon that starts again on the same day passes the result of `spent`; else the count starts
+    at 0.
     """
 
     def __init__(self, budget: int, *, spent: tuple[int, int] = (0, 0)) -> None:
@@ -37,17 +39,19 @@ class Admission:
 
     @property
     def spent(self) -> tuple[int, int]:
-        """The day, counted from 1970, and the bytes that were admitted on it."""
+        """The day, counted from 1970, and the bytes admitted on it."""
         return self._day, self._used
 
     def decide(
         self, key: int, size: int, now: float, *, touched: bool, obliged: bool = False
     ) -> bool:
-        """Return whether to write these `size` bytes; they are charged then.
+        """Return whether to write these `size` bytes; if so, they are charged.
 
-        `key`: what stays the same when the object is stored anew, so a hash of its name, not its
-        inode. `now`: Unix time. `touched`: opened since it was stored. `obliged`: it must not be
-        lost, as in a namespace that is pinned or never evicts.
+        - `key`: stays the same when the object is stored anew, so a hash of its name, not its
+          inode.
+        - `now`: Unix time.
+        - `touched`: opened since it was stored.
+        - `obliged`: it must not be lost, as in a namespace that is pinned or never evicts.
         """
         answer = self._answer(key, size, now, touched=touched, obliged=obliged)
         self.counters[answer] += 1
@@ -63,7 +67,7 @@ class Admission:
 
     def _answer(self, key: int, size: int, now: float, *, touched: bool, obliged: bool) -> Answer:
         day, elapsed = divmod(now, DAY)
-        if day > self._day:  # a clock that is set back gives no new day
+        if day > self._day:  # a clock that is set back begins no new day
             self._day, self._used = int(day), 0
         if obliged:
             return "obliged"

@@ -1,20 +1,21 @@
-"""Whose turn is it? Start-time fair queueing between namespaces, with two priorities.
+"""Start-time fair queueing between namespaces, with two priorities.
 
 Contract: the algorithm of Goyal, Vin, Cheng: "Start-time Fair Queueing: A Scheduling Algorithm for
-Integrated Services Packet Switching Networks", SIGCOMM 1996. While two namespaces both have
-requests waiting, what is begun for them, divided by their weights, differs by no more than their
-largest requests, so divided, together (theorem 1 there). With several in flight, in the places of
-a `FairQueue`, that is SFQ(D) (Jin, Chase, Kaur: "Interposed Proportional Sharing for a Storage
-Service Utility", SIGMETRICS 2004). Who was idle has saved up nothing; who waits alone gets
-everything. A namespace competes only with what it has waiting: with one request at a time, and the
-next only after that is done, it misses turns. Within a namespace requests begin in the order of
-arrival.
+Integrated Services Packet Switching Networks", SIGCOMM 1996. While two namespaces both have waiting
+requests, take the cost begun for each, divided by its weight. These two differ by no more than the
+sum of their largest requests, so divided (theorem 1 there). With several requests in flight, in the
+places of a `FairQueue`, that is SFQ(D) (Jin, Chase, Kaur: "Interposed Proportional Sharing for a
+Storage Service Utility", SIGMETRICS 2004).
 
-While normal requests wait, bulk ones get `BULK_SHARE` of the cost and no more, and else all:
-between the two it is start-time fair queueing again, one level up (as the paper does for link
-sharing).
+An idle namespace saves up nothing; a namespace that waits alone gets everything. A namespace
+competes only with its waiting requests. If it sends one request at a time, and the next only after
+that is done, it misses turns. Within a namespace requests begin in the order of arrival.
 
-O(log n) for n namespaces with something waiting. No clock. Not for limits:
+While normal requests wait, bulk ones get `BULK_SHARE` of the cost and no more; else they get all.
+Between the two priorities it is start-time fair queueing again, one level up (as the paper does for
+link sharing).
+
+O(log n) for n namespaces with waiting requests. No clock. Not for limits:
 `kvfs.fairness.token_bucket`.
 """
 
@@ -37,16 +38,16 @@ PIECE = 16 << 20  # bytes; at 10 GB/s 600 charges a second, and 1.7 ms for each
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One namespace's requests. Only `StartTimeFair` looks inside."""
+    """One namespace's requests. Only `StartTimeFair` uses its fields."""
 
-    finish: float = 0.0  # virtual time at which what it began is done
+    finish: float = 0.0  # virtual time at which its begun cost is done
     waiting: "OrderedDict[Request, None]" = field(default_factory=OrderedDict)
     listed: bool = False  # in its priority's heap; after a cancellation perhaps with nothing
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`begun` is set when the first piece of it is begun; `cost` is what is still to begin."""
+    """`begun` is set when its first piece is begun; `cost` is the part still to begin."""
 
     cost: float
     weight: float
@@ -56,7 +57,7 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """What is to be done now: a request, or some of a large one."""
+    """The cost to handle now: a whole request, or a part of a large one."""
 
     request: Request
     cost: float
@@ -68,7 +69,7 @@ class _Priority:
     def __init__(self, share: float) -> None:
         self.share = share
         self.finish = 0.0  # virtual time one level up
-        self._virtual = 0.0  # the start tag of what was begun last
+        self._virtual = 0.0  # the start tag of the piece begun last
         self._flows: dict[Hashable, Flow] = {}
         self._heap: list[tuple[float, int, Flow]] = []
         self._order = count()
@@ -107,7 +108,7 @@ class _Priority:
 
 
 class StartTimeFair:
-    """`waiting`: requests of which something is still to begin."""
+    """The queue itself. `waiting`: requests with a part still to begin."""
 
     def __init__(self) -> None:
         self._normal = _Priority(1 - BULK_SHARE)
@@ -133,7 +134,7 @@ class StartTimeFair:
         self.waiting -= 1
 
     def begin(self, *, most: float = math.inf, bulk: bool = True) -> Piece | None:
-        """Begin what is next, or `most` of its cost; None if nothing waits.
+        """Begin the next request, or `most` of its cost; None if nothing waits.
 
         Without `bulk` only normal requests may begin.
         """
@@ -142,7 +143,7 @@ class StartTimeFair:
             ready.append(self._bulk)
         if not ready:
             return None
-        priority = min(ready, key=self._start)  # of a tie the first, which is normal
+        priority = min(ready, key=self._start)  # in a tie the first, which is normal
         self._virtual = self._start(priority)
         piece = priority.begin(most)
         priority.finish = self._virtual + piece.cost / priority.share
@@ -152,7 +153,7 @@ class StartTimeFair:
         return piece
 
     def forget(self) -> None:
-        """Nothing waits and nothing is done: what was done in the past counts no more."""
+        """Forget the past, when nothing waits and nothing runs: earlier cost counts no more."""
         self._virtual = max(self._virtual, self._normal.finish, self._bulk.finish)
         self._normal.forget()
         self._bulk.forget()
@@ -164,11 +165,11 @@ class StartTimeFair:
 class FairQueue:
     """A bounded number of places, given to namespaces by their weights: for the movers' jobs.
 
-    Of several places one is kept from bulk, so that a normal request never waits for a bulk one to
-    end. Cancelled while it waits, a request leaves no trace. For one trio run. What may be held as
-    long as somebody likes, as open files are, has `Shares`.
-    `places`: how many requests are in flight at most; may change at any time.
-    Raises ValueError for less than one.
+    If there are several places, one is kept from bulk, so that a normal request never waits for the
+    end of a bulk one. A request that is cancelled while it waits leaves no trace. For one trio run.
+    Not for places that programs hold without limit, such as open files: `Shares`. `places`: how
+    many requests are in flight at most; may change at any time. Raises ValueError for less than
+    one.
     """
 
     def __init__(self, places: int) -> None:
@@ -192,7 +193,8 @@ class FairQueue:
     ) -> AsyncIterator[None]:
         """Wait for a place, and hold it within the block.
 
-        `cost` in bytes, say. Raises ValueError for a negative one, or a weight of 0 or less.
+        `cost` in bytes, for example. Raises ValueError for a negative one, or a weight of 0 or
+        less.
         """
         request = self._queue.add(namespace, cost, weight, bulk=bulk)
         self._fill()
@@ -218,17 +220,20 @@ class FairQueue:
 
 
 class Shares:
-    """Of a bandwidth that all namespaces of a mount have together, for reads and writes.
+    """Shares of one bandwidth of a mount, for reads and writes of all namespaces.
 
-    Bytes do not pass the daemon, so an open, or the close of what was written, waits until the
-    object's size may be charged at the rate of the whole. Who is charged next is said at the last
-    moment: when all that was charged before is paid, so that who reads one object after the other
-    is there again. A large object is let in when its first piece of 16 MiB is charged, and delays
-    other namespaces by no more than a piece at a time, but its own namespace by the rest. Without a
-    rate nobody waits, and weights mean nothing. The limits of one namespace are passed before:
+    Bytes do not pass the daemon. Therefore an open, or the close of a written file, waits until the
+    object's size may be charged at the mount's rate. The next request is chosen at the last moment,
+    when all earlier charges are paid. So a program that reads one object after the other is in the
+    queue again.
+
+    A large object may pass when its first piece of 16 MiB is charged. It delays other namespaces by
+    at most a piece at a time, but its own namespace by the rest. Without a rate no request waits,
+    and weights mean nothing. The limits of one namespace come before:
     `kvfs.core.namespaces.namespace`.
+
     `total.rate` is the bandwidth in bytes/s, 0 for no limit; it may change at any time. A task in
-    the nursery charges while somebody waits.
+    the nursery charges while a request waits.
     """
 
     def __init__(self, nursery: trio.Nursery, rate: float = 0.0) -> None:
@@ -244,7 +249,7 @@ class Shares:
         if not self.total.rate:
             return
         if not self._charging and cost <= PIECE and self.total.try_take(cost):
-            return  # nothing is owed, nobody waits: there is nobody to be fair to
+            return  # no debt and no waiting request: nothing to share
         request = self._queue.add(namespace, cost, weight, bulk=bulk)
         if not self._charging:
             self._charging = True
@@ -260,7 +265,7 @@ class Shares:
         while self._queue.waiting:
             await self.total.wait()
             piece = self._queue.begin(most=PIECE)
-            if piece is not None:  # or else who waited was cancelled
+            if piece is not None:  # otherwise the waiting request was cancelled
                 self.total.charge(piece.cost)
         self._queue.forget()
         self._charging = False

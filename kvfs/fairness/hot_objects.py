@@ -1,14 +1,14 @@
-"""Which objects are opened most, of any number, in fixed memory.
+"""The objects opened most, among any number of objects, in fixed memory.
 
 Contract: a Space-Saving sketch (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent
 and Top-k Elements in Data Streams", ICDT 2005). With n opens and m counters, a count is never too
-low, and too high by at most n/m: so every object with more than n/m opens is among the counters.
+low, and too high by at most n/m. So every object with more than n/m opens is among the counters.
 `decay` halves everything, for counts of the recent past; as it rounds, a count may then be too low
-by less than 1. Pure; the owner calls `decay`, each `HALF_LIFE`, say.
+by less than 1. Pure; the owner calls `decay`, for example each `HALF_LIFE`.
 
-Instead of the paper's linked buckets there is a list of the keys with the least count, found by
-looking at all m counters whenever it is used up. The least count is at most n/m and rises with each
-such look, so there is one look for m opens at most: a touch is O(1) amortised.
+Instead of the paper's linked buckets there is a list of the keys with the least count. When the
+list is empty, a look at all m counters fills it. The least count is at most n/m and rises with each
+such look, so there is at most one look for m opens: a touch is O(1) amortised.
 """
 
 import heapq
@@ -19,22 +19,22 @@ HALF_LIFE = 600.0  # s
 
 
 class Hot(NamedTuple):
-    """It was opened `opens` times at most."""
+    """An object that was opened at most `opens` times."""
 
     key: int
     opens: int
 
 
 class HotObjects:
-    """Raises ValueError for less than one counter."""
+    """The sketch. Raises ValueError for less than one counter."""
 
     def __init__(self, counters: int = COUNTERS) -> None:
         if counters < 1:
             raise ValueError(f"{counters} counters: expected 1 or more")
         self._room = counters
         self._counts: dict[int, int] = {}
-        self._least: list[int] = []  # keys that had the least count when they were looked for
-        self._floor = 0  # that count: no key without a counter was opened more often
+        self._least: list[int] = []  # keys with the least count, as of the last look
+        self._floor = 0  # that count: no key without a counter has more opens
 
     def touch(self, key: int) -> None:
         """Count one open."""
@@ -47,11 +47,11 @@ class HotObjects:
             counts[key] = self._floor + 1
 
     def opens(self, key: int) -> int:
-        """How often it was opened at most; 0: it is not among the counters."""
+        """The most opens that an object can have; 0: it is not among the counters."""
         return self._counts.get(key, 0)
 
     def discard(self, key: int) -> None:
-        """The object is gone."""
+        """Forget an object that is gone."""
         self._counts.pop(key, None)
 
     def top(self, number: int) -> list[Hot]:
@@ -60,7 +60,7 @@ class HotObjects:
         return [Hot(key, count) for key, count in found]
 
     def decay(self) -> None:
-        """Halve every count; what comes to nothing is forgotten."""
+        """Halve every count; forget an object whose count becomes 0."""
         self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
         self._floor //= 2
 
@@ -72,6 +72,6 @@ class HotObjects:
                 self._floor = min(counts.values())
                 self._least = [key for key, count in counts.items() if count == self._floor]
             victim = self._least.pop()
-            if counts.get(victim) == self._floor:  # neither touched nor gone in the meantime
+            if counts.get(victim) == self._floor:  # neither touched nor gone since
                 break
         del counts[victim]

@@ -1,9 +1,9 @@
-"""What all users of a mount share in numbers: each may have half of what the others leave.
+"""A number that all users of a mount share: each may have half of what the others leave.
 
-Contract: `take` notes an amount for a uid, or raises and notes nothing: UserLimitError where this
-user has his part, TooManyOpenError where the mount has none left. So one user alone has half of
-`most` at the most, and a next one always half of the rest; nobody is an exception, root neither.
-Not for what is shared, nor for users with many uids.
+Contract: `take` notes an amount for a uid, or raises and notes nothing. It raises UserLimitError if
+this user has his part, TooManyOpenError if the mount has none left. So one user alone has at most
+half of `most`, and the next one always half of the rest. Root has no exception. Not for the shared
+things themselves, nor for users with many uids.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from kvfs.errors import TooManyOpenError, UserLimitError
 
 
 class Portions:
-    """`most` of `what`, of a mount. `what` is for messages."""
+    """`most` of `what`, for one mount. `what` is for messages."""
 
     def __init__(self, what: str, most: int) -> None:
         self.what = what
@@ -21,9 +21,9 @@ class Portions:
         self.by_uid: Counter[int] = Counter()
 
     def take(self, uid: int, amount: int = 1) -> None:
-        """Raises UserLimitError, TooManyOpenError."""
+        """Note an amount for a user. Raises UserLimitError, TooManyOpenError."""
         left = self.most - self.total
-        if left < 2 * amount:  # so nobody could have it
+        if left < 2 * amount:  # even an unused uid could not have it
             raise TooManyOpenError(
                 f"{self.total} of {self.most} {self.what} are taken by all users of this mount"
             )
@@ -35,7 +35,7 @@ class Portions:
         self.add(uid, amount)
 
     def add(self, uid: int, amount: int) -> None:
-        """Note what was taken before, of a daemon before; `amount` below 0 is given back."""
+        """Note an amount that an earlier daemon's `take` granted; below 0 it is given back."""
         self.total += amount
         self.by_uid[uid] += amount
         if not self.by_uid[uid]:

@@ -1,29 +1,29 @@
 """A limit on a rate, charged for whole objects.
 
-Contract: something passes when no debt is left, and is charged then, whatever it costs. So one
-object may be larger than any burst: under 10 MiB/s, 64 MiB pass at once, and what comes next waits
-6.4 s. Whoever waits passes in the order of arrival, and loses nothing but its place when it is
-cancelled. For one trio run. Not for sharing between competitors: `kvfs.fairness.fair_queue`.
+Contract: a request passes when no debt is left, and is charged its whole cost then. So one object
+may be larger than any burst: under 10 MiB/s, 64 MiB pass at once, and the next request waits 6.4 s.
+Requests pass in the order of arrival. A cancelled request loses only its place. For one trio run.
+Not for sharing between competitors: `kvfs.fairness.fair_queue`.
 
-Whoever waits is woken late, by 1 ms on a busy machine, as long as 8 MiB take at 8 GB/s. What a
-burst saves up makes good for it: without any, a limit of 755 MB/s gave 690.
+A waiting task wakes late, by 1 ms on a busy machine; 8 MiB take as long at 8 GB/s. The burst
+compensates for that: without any, a limit of 755 MB/s gave 690.
 
-Kept is not a level of tokens but the time at which the debt is paid, as in the virtual scheduling
-form of the generic cell rate algorithm (ITU-T I.371, annex A): there is nothing to refill, and no
-rounding decides whether one more wait is needed.
+The state is the time at which the debt is paid, not a level of tokens. This is the virtual
+scheduling form of the generic cell rate algorithm (ITU-T I.371, annex A). There is nothing to
+refill, and no rounding decides whether one more wait is needed.
 """
 
 import math
 
 import trio
 
-LATE = 0.05  # s of burst, where it is to make good for late waking and no more
+LATE = 0.05  # s of burst, where it only compensates for late waking
 
 
 class TokenBucket:
-    """`rate` a second, 0 for no limit; `burst` s of it are what an idle time saves up at most.
+    """`rate` a second, 0 for no limit; an idle time saves up at most `burst` s of it.
 
-    The rate is of what is charged: bytes, or operations. Raises ValueError for a negative one.
+    The rate is of the charged unit: bytes, or operations. Raises ValueError for a negative one.
     """
 
     def __init__(self, rate: float, burst: float = 0.0) -> None:
@@ -40,9 +40,9 @@ class TokenBucket:
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        """Those who wait go on at the new rate: the debt stays, the time to pay it changes.
+        """Change the rate. The debt stays, and waiting requests go on at the new rate.
 
-        With 0 everybody passes, and the debt is forgotten.
+        With 0 all requests pass, and the debt is forgotten.
         """
         _check(rate=rate)
         if rate == self._rate:
@@ -56,9 +56,9 @@ class TokenBucket:
         self._changed = trio.Event()
 
     def try_take(self, cost: float) -> bool:
-        """Pass now and be charged, or return False, and `take` waits.
+        """Pass now and be charged, or return False: then call `take`, which waits.
 
-        Without a limit this is all there is to do, for next to nothing.
+        Without a limit this is all there is to do, at almost no cost.
         """
         if not self._rate:
             return True
@@ -68,7 +68,7 @@ class TokenBucket:
         return True
 
     async def take(self, cost: float) -> None:
-        """Wait until all debt is paid and all who came before have passed; then be charged."""
+        """Wait until all debt is paid and all earlier requests have passed; then be charged."""
         async with self._turn:
             while self._rate and self._paid_at > trio.current_time():
                 with trio.move_on_at(self._paid_at):
@@ -76,14 +76,14 @@ class TokenBucket:
             self.charge(cost)
 
     async def wait(self) -> None:
-        """Wait as `take` does, for what will be charged when its size is known.
+        """Wait as `take` does, before a cost that is known and charged later.
 
-        Nobody waits for what was not charged yet: writers may begin together, and pay afterwards.
+        Uncharged requests do not delay others: writers may begin together, and pay afterwards.
         """
         await self.take(0.0)
 
     def charge(self, cost: float) -> None:
-        """Make it debt at once, whoever waits: for what cannot be put off, as a close."""
+        """Charge at once, without waiting: for a cost that cannot be put off, as of a close."""
         if self._rate:
             saved_up = trio.current_time() - self._burst
             self._paid_at = max(self._paid_at, saved_up) + cost / self._rate

@@ -1,1 +1,1 @@
-"""The kernel's face: decodes requests, calls the core, maps errors. Holds no policy."""
+"""The kernel's side of kvfs: decodes requests, calls the core, maps errors. Holds no policy."""

@@ -1,4 +1,4 @@
-"""What `_passthrough.c` offers; its comments explain the session file and the states of a slot."""
+"""The functions of `_passthrough.c`. Comments there explain the session file and slot states."""
 
 SLOTS: int
 TEXT: int

@@ -1,7 +1,7 @@
-"""The one table from domain errors to errno, and an operation as a log may have it.
+"""The table from domain errors to errno, and the text of an operation for the log.
 
-Every class of `kvfs.errors` that an operation can raise is in it, which a test checks. What is not
-a domain error is a defect of kvfs: EIO, with its traceback in the log.
+The table has every class of `kvfs.errors` that an operation can raise; a test checks this. Any
+other exception is a defect of kvfs: EIO, with its traceback in the log.
 """
 
 import errno
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from kvfs import errors
 
 SHOWN = 200  # characters
-_PRIVATE = {"write": 2, "setxattr": 2}  # the argument that is users' bytes, by operation
+_PRIVATE = {"write": 2, "setxattr": 2}  # by operation, the argument with users' bytes
 
 ERRNO: dict[type[errors.KvfsError], int] = {
     errors.NotFoundError: errno.ENOENT,
-    errors.StaleError: errno.ESTALE,  # makes the kernel look the name up again: mostly ENOENT
+    errors.StaleError: errno.ESTALE,  # makes the kernel look up the name again: mostly ENOENT
     errors.ExistsError: errno.EEXIST,
     errors.NotADirError: errno.ENOTDIR,
     errors.IsADirError: errno.EISDIR,
@@ -53,7 +53,7 @@ def errno_of(error: errors.KvfsError) -> int:
 def shown(operation: str, arguments: Sequence[object]) -> str:
     """The call in one line of SHOWN printable characters at most, names as Python writes them.
 
-    Of what users have written only how much it is.
+    Users' bytes are left out; only their number is shown.
     """
     private = _PRIVATE.get(operation, -1)
     told = (

@@ -1,8 +1,9 @@
 """File handles: small numbers for open objects.
 
-Contract: a number is a slot of the session file, in which the next daemon finds what is open. It
-is given out again only after the reply to its RELEASE: a RELEASE that comes again must not meet
-another object. What was found at a takeover is claimed by the OPEN or CREATE that comes again.
+Contract: a number is a slot of the session file, in which the next daemon finds the open objects.
+The number is free again only after the reply to its RELEASE, because a repeated RELEASE must not
+meet another object. After a takeover, the repeated OPEN or CREATE claims its handle of the previous
+daemon.
 """
 
 import heapq
@@ -16,35 +17,35 @@ from kvfs.fuse.passthrough import Slot, State
 
 
 class Handle(NamedTuple):
-    """An open object, and in which way it was opened."""
+    """An open object, and whether it is open for writing."""
 
     held: OpenObject
     writable: bool
 
 
 class Table(Protocol):
-    """Where slots are written down."""
+    """The session file, which has the slots."""
 
     def bind(self, slot: Slot, *, noflush: bool) -> None: ...
     def set_state(self, handle: int, state: State, /) -> None: ...
 
 
 class Handles:
-    """Raises TooManyOpenError beyond `slots` handles."""
+    """The open handles of a mount. Raises TooManyOpenError beyond `slots` handles."""
 
     def __init__(self, slots: int, table: Table) -> None:
         self._slots = slots
         self._table = table
         self._taken: dict[int, Handle] = {}
         self._free: list[int] = []
-        self._next = 1  # 0 is what some tools print for "none"
-        self._claims: dict[int, int] = {}  # request -> handle, of the predecessor
+        self._next = 1  # not 0: some tools print that for "none"
+        self._claims: dict[int, int] = {}  # request -> handle, of the previous daemon
         self._unanswered: set[int] = set()
         self._ended: list[int] = []
         self._releasing: set[int] = set()
 
     def __len__(self) -> int:
-        """Those that are being released are among them: their object is open until that is over."""
+        """The number of handles. One that is being released counts: its object is still open."""
         return len(self._taken) + len(self._releasing)
 
     def add(self, held: OpenObject, *, writable: bool, request: int) -> int:
@@ -74,7 +75,7 @@ class Handles:
         return self._taken[handle]
 
     def begin_release(self, handle: int) -> Handle | None:
-        """None if there is no such handle, which is right only for a RELEASE that comes again."""
+        """Begin a RELEASE. None: no such handle; that is right only for a repeated RELEASE."""
         found = self._taken.pop(handle, None)
         if found is not None:
             self._releasing.add(handle)
@@ -84,7 +85,7 @@ class Handles:
         return found
 
     def end_release(self, handle: int) -> None:
-        """The last thing before the reply: no await may come between."""
+        """End a RELEASE. This is the last step before the reply: no await may come between."""
         self._releasing.remove(handle)
         self._table.set_state(handle, State.FREE)
         heapq.heappush(self._free, handle)
@@ -96,10 +97,10 @@ class Handles:
     def adopt(
         self, slots: list[Slot], end: int, held: Callable[[int], OpenObject | None]
     ) -> list[Handle]:
-        """Take over the predecessor's handles; return those whose release is to be finished.
+        """Take over the previous daemon's handles; return those whose release is unfinished.
 
-        Their numbers, and all below `end` that are free, are given out once `end_claims` was
-        called: the RELEASE of any of them may come again, its reply was perhaps not sent.
+        Their numbers, and all free ones below `end`, are given out only after `end_claims`. Until
+        then the RELEASE of any of them may come again, because its reply was perhaps not sent.
         """
         ending = []
         self._next = max(self._next, end)
@@ -118,14 +119,14 @@ class Handles:
         return ending
 
     def claim(self, request: int) -> int | None:
-        """The handle that the predecessor gave to this very request."""
+        """The handle that the previous daemon gave to this very request."""
         handle = self._claims.pop(request, None)
         if handle is not None:
             self._unanswered.discard(handle)
         return handle
 
     def end_claims(self) -> list[int]:
-        """All that comes again has come: return the handles that nobody was told of."""
+        """End the takeover's claims; return the handles whose programs never learned of them."""
         for handle in self._ended:
             self._table.set_state(handle, State.FREE)
         self._ended.clear()

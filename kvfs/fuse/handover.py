@@ -1,11 +1,10 @@
-"""Descriptors for a process that asks: it names a socket of its own, and they come out of it.
+"""Pass descriptors to a process through a socket of its own, which the process names.
 
-Contract: the socket is taken out of the table of the very thread whose request it is, so that
-nothing need be reachable by a path, or from the same network or mount namespace. What it names is
-its own affair: it gets what it asks for, or nothing. Raises OSError: EPERM where this daemon may
-not (who mounts without being root may be kept from it by Yama), ENOSYS before Linux 5.6. Nothing
-waits.
-Not for what is handed over, nor for who may have it.
+Contract: the daemon takes the socket from the descriptor table of the thread that sent the request.
+So the socket needs no path, and the process may be in another network or mount namespace. The
+process is responsible for the number that it gives: it gets its descriptors, or nothing. Raises
+OSError: EPERM if this daemon may not (Yama may forbid it to a daemon without root), ENOSYS before
+Linux 5.6. No call waits. Not for choosing the descriptors, nor for permissions.
 """
 
 import array
@@ -43,7 +42,7 @@ def socket_of(thread: int, number: int) -> socket.socket:
 
 
 def send(peer: socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
-    """Raises OSError, also where the other end has not read for long."""
+    """Send a message with descriptors. Raises OSError, also if the peer has not read for long."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     peer.sendmsg(
         [message], [rights] if descriptors else [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL

@@ -1,14 +1,15 @@
 """`NAMESPACE/.match`: how much of a prefix is cached, in one question and one answer.
 
-Contract: a file that no listing shows, in each directory of a namespace with prefix=on, for
-whoever may search that. Each open descriptor has a question of its own: what is written to it from
-offset 0 on, in one call or several; when it is whole it is answered, and reads find the answer.
-What is no question is EINVAL at the write.
-Of descriptors and of bytes of questions one user has a portion (`fairness/portions.py`), beyond
-which is EDQUOT; ENFILE is where the mount has none left. A descriptor outlives the daemon, an
-answer does not: ESTALE says to ask again. Servers of NFS do not find it, since they need not have
-one descriptor for a client's calls.
-Not for what is asked and answered (`kvfs.matching`), nor for finding that (`core/lending`).
+Contract: the file is in each directory of a namespace with prefix=on, for every user who may search
+that. No listing shows it. Each open descriptor has a question of its own: the bytes written to it
+from offset 0 on, in one call or several. When the question is complete kvfs answers it, and reads
+find the answer. A malformed question is EINVAL at the write.
+
+Each user has a portion (`fairness/portions.py`) of the descriptors and of the bytes of questions.
+Beyond that is EDQUOT; if the mount has none left, ENFILE. A descriptor survives the daemon, an
+answer does not: ESTALE says to ask again. NFS servers do not find the file, because they may use
+several descriptors for one client's calls. Not for the form of questions and answers
+(`kvfs.matching`), nor for finding answers (`core/lending`).
 """
 
 import errno
@@ -48,8 +49,8 @@ from kvfs.fuse.processes import is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, Kind
 
 HANDLES_MAX = 4096  # of all users
-PENDING_MAX = 64 << 20  # bytes of questions that are not whole yet, of all users
-SAID_AGAIN = 60.0  # s until it is logged again that somebody has his part
+PENDING_MAX = 64 << 20  # bytes of incomplete questions, of all users
+SAID_AGAIN = 60.0  # s until it is logged again that a user has his part
 
 _RECORD, _CURE = "an inode, a user and a group", "nothing, its client opens the file anew"
 _PATTERN = re.compile(r"[0-9]{1,19}( -?[0-9]{1,10} -?[0-9]{1,10})?")  # alone before 1.0
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 class _Asked:
-    """Of one descriptor; `ino` is the namespace, `who` has opened it."""
+    """The state of one descriptor; `ino` is the namespace, `who` has opened it."""
 
     def __init__(self, ino: int, who: Who) -> None:
         self.ino = ino
@@ -71,7 +72,10 @@ class _Asked:
 
 
 def _remembered(path: Path) -> _Asked | None:
-    """A descriptor of a daemon before; None if its record is damaged: its questions are ESTALE."""
+    """A descriptor of an earlier daemon.
+
+    None if its record is damaged: its questions are ESTALE.
+    """
     try:
         text = kept.read(path, _RECORD, _CURE)
         if text is None or not _PATTERN.fullmatch(text) or not _NAME.fullmatch(path.name):
@@ -84,7 +88,7 @@ def _remembered(path: Path) -> _Asked | None:
 
 
 class MatchFiles(Kind):
-    """An inode's number is its namespace's, added to `first`."""
+    """All `.match` files. An inode's number is its namespace's, added to `first`."""
 
     name, first = matching.NAME.encode(), FIRST_VIRTUAL + SPAN
 
@@ -113,7 +117,10 @@ class MatchFiles(Kind):
         return found
 
     def _take_part(self, portions: Portions, uid: int, amount: int = 1) -> None:
-        """An errno tells its client which limit it is; the log says whose, and how much that is."""
+        """Take from a portion.
+
+        The errno tells the client which limit it is; the log has the user.
+        """
         try:
             portions.take(uid, amount)
         except (UserLimitError, TooManyOpenError) as error:
@@ -188,7 +195,7 @@ class MatchFiles(Kind):
         await self._end(asked.leases)
 
     def _take(self, asked: _Asked, offset: int, data: bytes) -> matching.Request | None:
-        """Some of a question; the whole of it when nothing lacks.
+        """Add bytes to a question; return the question if it is complete, else None.
 
         Raises InvalidError, UserLimitError, TooManyOpenError.
         """
@@ -199,7 +206,7 @@ class MatchFiles(Kind):
                 return matching.unpack_request(data)
         elif offset != len(asked.question):
             raise InvalidError(f"write at {offset} of a question of {len(asked.question)} bytes")
-        if not asked.released:  # its last close may come first, and has given all back
+        if not asked.released:  # its last close may come first; that has returned the portion
             self._take_part(self.pending, asked.who.uid, len(data))
         asked.question += data
         size = matching.request_size(bytes(asked.question[: matching.HEADER.size]))
@@ -210,13 +217,13 @@ class MatchFiles(Kind):
         return matching.unpack_request(question)
 
     def _forget(self, asked: _Asked) -> None:
-        """What was written of its question, if it was no whole one."""
+        """Discard an incomplete question."""
         if not asked.released:
             self.pending.add(asked.who.uid, -len(asked.question))
         asked.question.clear()
 
     async def _lend(self, asked: _Asked, question: bytes) -> None:
-        """See `kvfs.leasing`."""
+        """Answer a request of `kvfs.leasing`."""
         if question.startswith((leasing.OPEN, leasing.MAKE)):
             await self._hand_over(asked, leasing.unpack_request(question))
         elif question.startswith(leasing.DONE):

@@ -1,12 +1,12 @@
 """pyfuse3's operations: decode, call the core, answer.
 
-Contract: no policy, no state but the handle table. Domain errors become errno values here and
-nowhere else; any other exception is a defect, answered EIO and logged with its traceback, because
-an exception that reaches pyfuse3 would end the mount.
+Contract: no policy, and no state except the handle table. Domain errors become errno values here
+and nowhere else. Any other exception is a defect, answered EIO and logged with its traceback,
+because an exception that reaches pyfuse3 would end the mount.
 
-A request may come again, when the daemon that read it died before it had replied. Most operations
-can be carried out twice. `once` is for those that cannot: the catalog knows whether the first time
-was committed. An OPEN or CREATE gets the handle that it was given.
+A request may come again, if the daemon that read it died before it replied. Most operations can be
+carried out twice. `once` is for those that cannot: the catalog knows whether the first time was
+committed. A repeated OPEN or CREATE gets the handle that it was given.
 """
 
 import errno
@@ -70,7 +70,7 @@ NEW_ATTRIBUTES = 0.05
 
 
 class Kernel(Backings, Table, Protocol):
-    """Backings and handles as the kernel is told of them, and what it asks."""
+    """The kernel as operations need it: it learns of backings and handles, and gives facts."""
 
     def request(self) -> tuple[int, bool]: ...
     def requester(self) -> int: ...
@@ -107,9 +107,9 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
 
 
 def _once(operation: Operation[P, R]) -> Operation[P, R]:
-    """For a change of names: not carried out again if its request comes again.
+    """Carry out a change of names only once, even if its request comes again.
 
-    What it made is what it answers with.
+    The answer is then made from the inode that the first time made.
     """
 
     @functools.wraps(operation)
@@ -144,7 +144,7 @@ def count_opens(tree: Tree, kernel: Kernel, opened: Sequence[OpenObject], began:
 
 
 class Operations(pyfuse3.Operations):
-    """`timeout` is how long (s) the kernel may keep names and attributes of sealed files.
+    """The operations. `timeout`: s that the kernel may keep names and attributes of sealed files.
 
     It may change at any time.
     """
@@ -164,7 +164,7 @@ class Operations(pyfuse3.Operations):
         presence: Presence | None = None,
         virtual: VirtualFiles | None = None,
     ) -> None:
-        """presence: of names in a bucket, if there is one. virtual: files beside the tree."""
+        """presence: of names in a bucket, None without one. virtual: files beside the tree."""
         super().__init__()
         self.tree = tree
         self.renames = Renames(tree)
@@ -184,7 +184,7 @@ class Operations(pyfuse3.Operations):
         self.discovery = None if presence is None else presence.discovery
 
     async def end_takeover(self) -> None:
-        """When all that comes again has come, what nobody asked for again is let go of."""
+        """When the kernel has sent all requests again, release handles that no request claimed."""
         while not self.kernel.resends_over():  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(TAKEOVER_STEP)
         self.answers.forget()
@@ -195,7 +195,7 @@ class Operations(pyfuse3.Operations):
     # Attributes
 
     def _attributes(self, inode: Inode, *, listed: bool = False) -> EntryAttributes:
-        """listed: nobody has looked at its name."""
+        """The attributes for the kernel. listed: from a listing, not from a look-up of the name."""
         held = self.ledger.table.staging.get(inode.ino)
         if held is not None:
             self.objects.files.measure(held)
@@ -245,7 +245,7 @@ class Operations(pyfuse3.Operations):
             raise
 
     async def _complete(self, ino: int) -> None:
-        """What only a listing told of is to be what it is, before anybody sees it."""
+        """Fetch an inode's full attributes before a program sees them, if it is only a stub."""
         if self.discovery is not None:
             await self.discovery.complete(ino)
 
@@ -297,7 +297,10 @@ class Operations(pyfuse3.Operations):
         return self._attributes(found)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """What the kernel knows is not counted; but what has no name may go now."""
+        """Purge inodes without a name.
+
+        Other inodes stay: kvfs does not count the kernel's references.
+        """
         for inode, _ in inode_list:
             self.ledger.removals.forgotten(inode)
 
@@ -337,10 +340,10 @@ class Operations(pyfuse3.Operations):
                 await trio.lowlevel.checkpoint()
 
     async def releasedir(self, fh: int) -> None:
-        """The handle is the inode number; there is nothing to let go of."""
+        """Do nothing: the handle is the inode number."""
 
     async def fsyncdir(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)
-        """Names are committed when their operation is answered."""
+        """Do nothing: names are committed before their operation is answered."""
 
     # Names
 
@@ -424,7 +427,10 @@ class Operations(pyfuse3.Operations):
         self.renames.rename(*move)
 
     async def _show_below(self, parent: int, name: bytes) -> None:
-        """What others have below a directory goes with it. Raises OtherNamespaceError."""
+        """Make names of other nodes below a directory known, so that they move with it.
+
+        Raises OtherNamespaceError.
+        """
         if self.presence is None:
             return
         found = self.tree.lookup(parent, name)
@@ -444,7 +450,7 @@ class Operations(pyfuse3.Operations):
         return await self.objects.creation.create(parent, name, make, at_once=at_once)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
-        """By the limits of its namespace, and its share of what the mount may move at all."""
+        """Wait as the namespace's limits and its share of the mount's bandwidth require."""
         namespaces = self.ledger.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
@@ -609,7 +615,10 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        """What a writer can count on: all that is sealed may be dropped, so it is room."""
+        """The room that a writer can count on.
+
+        Sealed files count as room, because kvfs may drop them.
+        """
         data = pyfuse3.StatvfsData()
         capacity = sum(tier.configured for tier in self.ledger.tiers.local)
         taken = sum(max(held.reserved, held.leaving) for held in self.ledger.table.staging.values())
@@ -667,10 +676,10 @@ class Operations(pyfuse3.Operations):
     @staticmethod
     @contextmanager
     def _told(name: bytes, ctx: RequestContext, inode: Inode) -> Iterator[None]:
-        """By root or who mounted, as the control socket. EINVAL is all they get: the log says why.
+        """Allow only root and the mount's owner, as the control socket; a file's owner may warm it.
 
-        Whoever may write to the directory is not enough: settings bind him, too. To be warm is no
-        setting: a file's owner may ask for it.
+        Write permission to the directory is not enough, because settings bind its writers too. A
+        client gets only EINVAL for a wrong value: the log has the reason.
         """
         owns = name == WARM and ctx.uid == inode.uid
         if ctx.uid not in {0, os.geteuid()} and not owns:
@@ -687,4 +696,4 @@ class Operations(pyfuse3.Operations):
             raise
 
     def stacktrace(self) -> None:
-        """pyfuse3's debugging attribute is not offered."""
+        """Refuse: kvfs does not offer pyfuse3's debugging attribute."""

@@ -1,9 +1,9 @@
-"""The kernel's side of a mount: backing ids, requests that come again, names that are gone.
+"""The kernel's side of a mount: backing ids, repeated requests, names that are gone.
 
-Contract: import this before pyfuse3, else the C part cannot take the place of libfuse's mount call
-(see _passthrough.c). What is changed here is in the session file at once, for the next daemon.
-Without privileges or on an older kernel the daemon serves all bytes itself, and the rest is the
-same. Not for deciding which file backs an object.
+Contract: import this before pyfuse3, else the C part cannot replace libfuse's mount call (see
+_passthrough.c). Every change is in the session file at once, for the next daemon. Without
+privileges or on an older kernel the daemon serves all bytes itself, and the rest is the same. Not
+for deciding which file backs an object.
 """
 
 import errno
@@ -29,8 +29,8 @@ try:
 finally:
     sys.setdlopenflags(_flags)
 
-# Of linux/fuse.h: struct fuse_out_header, of a message that nobody asked for; enum
-# fuse_notify_code; struct fuse_notify_inval_inode_out.
+# From linux/fuse.h: struct fuse_out_header, of an unrequested message; enum fuse_notify_code;
+# struct fuse_notify_inval_inode_out.
 _NOTIFY = Struct("<IiQ")
 _INVAL_INODE, _INC_EPOCH = 2, 8  # the second since Linux 6.16
 _INODE = Struct("<Qqq")
@@ -38,7 +38,7 @@ SLOTS, TEXT, FILE_SIZE = _passthrough.SLOTS, _passthrough.TEXT, _passthrough.FIL
 
 
 class State(IntEnum):
-    """The life of a slot; what each means to the next daemon is written in the C part."""
+    """The life of a slot; the C part documents each state's meaning to the next daemon."""
 
     FREE = _passthrough.FREE
     BOUND = _passthrough.BOUND
@@ -61,13 +61,13 @@ class Slot(NamedTuple):
 
 
 class Passthrough:
-    """The kernel reads and writes backing files by itself, where it can and may."""
+    """The kernel reads and writes backing files itself, where it can and may."""
 
     def __init__(self, *, unwanted: str = "") -> None:
-        """`unwanted` says why passthrough is not to be asked for, if it is not."""
+        """`unwanted`: the reason not to ask for passthrough; "": ask."""
         self.unwanted = unwanted
         self._refusals = 0
-        self._entries: dict[int, int] = {}  # backing id -> its place in the session file
+        self._entries: dict[int, int] = {}  # backing id -> its entry in the session file
         self._free: list[int] = []
         self._end = 0
         self._device = -1
@@ -78,7 +78,7 @@ class Passthrough:
 
     @property
     def settled(self) -> bool:
-        """Whether the kernel's INIT was answered, by this daemon or the first one."""
+        """Whether this daemon or the first one has answered the kernel's INIT."""
         return _passthrough.state()[0]
 
     @property
@@ -121,11 +121,11 @@ class Passthrough:
         return backing_id
 
     def release(self, backing_id: int) -> None:
-        """No handle uses the id any more: its RELEASE has come.
+        """Close a backing id that no handle uses: its RELEASE has come.
 
-        The kernel lets go of an inode's backing before it sends the RELEASE of its last handle, so
-        that nothing needs to wait for the reply (measured with tests/mount/test_stress.py: no open
-        failed). Whoever waits keeps an unlinked file's memory taken.
+        The kernel lets go of an inode's backing before it sends the RELEASE of its last handle. So
+        the reply need not come first (measured with tests/mount/test_stress.py: no open failed).
+        Waiting would keep the memory of an unlinked file in use.
         """
         entry = self._entries.pop(backing_id)
         try:
@@ -137,10 +137,11 @@ class Passthrough:
             failpoints.reach("fuse.backing.closed")
 
     def adopt(self, used: Iterable[int]) -> None:
-        """Take over the ids of the predecessor, and close those that no handle uses.
+        """Take over the previous daemon's ids, and close those that no handle uses.
 
         A handle that is being released uses none: its id may be closed already, and the inode have
-        another one. What stays open in the kernel looks like a mapping for as long as it lives.
+        another one. An id left open in the kernel would look like a mapping for as long as it
+        lives.
         """
         wanted = set(used)
         found = _passthrough.backings()
@@ -152,7 +153,7 @@ class Passthrough:
             try:
                 _passthrough.close_backing(backing_id, entry)
             except OSError as error:
-                if error.errno != errno.ENOENT:  # it was closed, the death came before the note
+                if error.errno != errno.ENOENT:  # closed already: the daemon died before the note
                     log.error("backing id %d cannot be closed: %s", backing_id, error)
         taken = set(self._entries.values())
         self._free = [entry for entry in range(self._end) if entry not in taken]
@@ -160,7 +161,7 @@ class Passthrough:
     # Handles
 
     def bind(self, slot: Slot, *, noflush: bool) -> None:
-        """What the OPEN or CREATE reply with this handle says, and who has asked for it."""
+        """Record what the OPEN or CREATE reply says of this handle, and for which request it is."""
         handle, inode, request, backing_id, _, writable, tier, direct = slot
         _passthrough.bind(handle, inode, request, backing_id, noflush, direct, writable, tier)
 
@@ -171,25 +172,25 @@ class Passthrough:
         found = map(Slot._make, _passthrough.slots())
         return [slot._replace(state=State(slot.state)) for slot in found]
 
-    # No handle from this number on was ever given out.
+    # The first number that no handle ever had; all greater ones are unused too.
     slots_end = staticmethod(_passthrough.slots_end)
 
     # Requests
 
-    # (number, whether it comes again) of the request whose handler was just begun, and the thread
-    # whose request that is, as the kernel knows it. Only right before the handler's first await.
+    # (number, whether it comes again) of the request whose handler has just begun, and its thread
+    # as the kernel knows it. Valid only right before the handler's first await.
     request = staticmethod(_passthrough.request)
     requester = staticmethod(_passthrough.requester)
-    # Whether there is a request to read. May wait for some 30 us, if they come one by one.
+    # Whether a request is there. May wait for some 30 us, if requests come one by one.
     readable = staticmethod(_passthrough.readable)
-    # Whether all that the predecessor had left unanswered has been asked again.
+    # Whether the kernel has sent again all requests that the previous daemon left unanswered.
     resends_over = staticmethod(_passthrough.resends_over)
 
     @staticmethod
     def fill(request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool:
-        """Whether the answer to a READ, which is to be empty, will have these bytes of a file.
+        """Fill the empty answer to a READ with these bytes of a file; return whether it will be.
 
-        Only right before the handler returns. nowait: not if a disk would have to be waited for.
+        Call it only right before the handler returns. nowait: refuse if this would wait for a disk.
         """
         return _passthrough.fill(request, fd, offset, length, nowait)
 
@@ -197,29 +198,30 @@ class Passthrough:
     def gone(parent: int, name: bytes, ino: int) -> None:
         """Tell the kernel that a name is gone. Never blocks.
 
-        What does not fit into the bounded queue is left to the kernel's own timeout, since an open
-        of a name that is gone is answered ESTALE anyway.
+        If the bounded queue is full, the kernel's own timeout ends the name. An open of such a name
+        is ESTALE anyway.
         """
         del ino
         _passthrough.gone(parent, name)
 
     def changed(self, ino: int) -> None:
-        """Tell the kernel that an inode's attributes have changed without it. Never blocks.
+        """Tell the kernel that it must ask for an inode's attributes again. Never blocks.
 
-        What it holds of the bytes it keeps.
+        The kernel keeps its cached bytes.
         """
         header = _NOTIFY.pack(_NOTIFY.size + _INODE.size, _INVAL_INODE, 0)
         try:
             os.write(self._device, header + _INODE.pack(ino, -1, 0))
         except OSError as error:
-            if error.errno not in {errno.ENOENT, errno.ENOTCONN, errno.ENODEV}:  # it has no such
+            if error.errno not in {errno.ENOENT, errno.ENOTCONN, errno.ENODEV}:  # no such inode
                 raise
 
     def detached(self, parent: int, name: bytes, ino: int) -> None:
-        """Tell the kernel that a name is gone with all below it. It knows when this returns.
+        """Tell the kernel that a name is gone with all below it. On return the kernel knows it.
 
-        Every name on the mount is looked up once more: what is below has been cached by millions
-        perhaps, and what `gone` says waits in a queue. Before Linux 6.16 only that is left.
+        The kernel looks up every name on the mount once more, because it may have cached millions
+        of names below, and messages of `gone` wait in a queue. Before Linux 6.16 only that queue is
+        left.
         """
         try:
             os.write(self._device, _NOTIFY.pack(_NOTIFY.size, _INC_EPOCH, 0))

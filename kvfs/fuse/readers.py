@@ -1,15 +1,15 @@
-"""Who reads the next request: pyfuse3's workers, one at a time, past the loop where they can.
+"""The reading of requests: one of pyfuse3's workers at a time, without the loop where possible.
 
 Contract: `Readers` stands where pyfuse3 expects trio, as its own pyfuse3.asyncio does. A worker
-that has answered without waiting for anything reads on by itself, and the others sleep; when it
-waits or ends, one of them is called. After `TURN` requests in a row the loop has its turn. With
-trio's lock a request costs two more switches of tasks and a call of epoll more: a third of what an
-open and its close take the daemon (90 to 105 us before, 60 to 76 so).
+that has answered without any wait reads on by itself, and the others sleep. When it waits or ends,
+another worker is called. After `TURN` requests in a row the loop has its turn. With trio's lock a
+request costs two more switches of tasks and one more call of epoll. That was a third of the
+daemon's time for an open and its close (90 to 105 us before, 60 to 76 so).
 
-Invariant: the turn is held across the wait for a request, and across nothing else. Whoever has
-given it up comes back, waits or ends; in the latter two cases another one is called, so that there
-is always one that reads, unless all are busy: then pyfuse3 makes one more.
-Not for what a request means.
+Invariant: a worker holds the turn across the wait for a request, and across nothing else. A worker
+that has released the turn comes back, waits or ends. In the latter two cases another worker is
+called. So there is always one that reads, unless all are busy: then pyfuse3 makes one more. Not for
+the meaning of a request.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ Worker = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Turn:
-    """pyfuse3's lock: who has it waits for a request."""
+    """pyfuse3's lock: its holder waits for a request."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -67,7 +67,7 @@ class Turn:
         self._called = False
 
     def call(self) -> None:
-        """Somebody who does not read waits, or has ended: the next one is to read."""
+        """Wake the next reader, because a worker that does not read waits or has ended."""
         if self._asleep and not self._taken and not self._called:
             self._called = True
             reschedule(self._asleep.popleft())
@@ -94,7 +94,7 @@ class Workers:
 def _watched(
     work: Coroutine[Any, Any, None], waits: Callable[[], None]
 ) -> Generator[Any, Any, None]:
-    """Run `work` to its end; `waits` is called each time that it stops for the loop."""
+    """Run `work` to its end; call `waits` each time that it stops for the loop."""
     step: Callable[[Any], Any] = work.send
     given: Any = None
     while True:
@@ -105,12 +105,15 @@ def _watched(
         waits()
         try:
             given, step = (yield trap), work.send
-        except BaseException as error:  # noqa: BLE001 (it is raised where the work has stopped)
+        except BaseException as error:  # noqa: BLE001 (raised where the work has stopped)
             given, step = error, work.throw
 
 
 class Readers:
-    """What pyfuse3 uses of trio. `readable` says whether a request is there; see `Passthrough`."""
+    """The parts of trio that pyfuse3 uses. `readable` says whether a request is there.
+
+    See `Passthrough`.
+    """
 
     ClosedResourceError = trio.ClosedResourceError
     current_task = staticmethod(trio.lowlevel.current_task)
@@ -131,7 +134,7 @@ class Readers:
             yield Workers(nursery, self._turn.call)
 
     async def wait_readable(self, device: int) -> None:
-        """Without a turn of the loop before: pyfuse3 has just looked whether it is to end."""
+        """Wait for a request; pyfuse3 has just checked for its end, so the loop need not run."""
         if self._readable():
             self._turn.in_a_row += 1
             return

@@ -1,8 +1,8 @@
 """pyfuse3's session on the open /dev/fuse, and the file that hands it to the next daemon.
 
-Contract: the keeper has mounted. The session file belongs to one mount of one boot; its first
-bytes say which, the rest is the C part's. pyfuse3 is imported by `Session` only, after the C part.
-Not for what operations do.
+Contract: the keeper has mounted. The session file belongs to one mount of one boot, and its first
+bytes say which one. The rest of the file is the C part's. Only `Session` imports pyfuse3, after the
+C part. Not for the meaning of operations.
 """
 
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kvfs.fuse.operations import Operations
 
 LAYOUT = 1  # of the C part's record
-# Requests being handled. pyfuse3's own 99 may all wait for a disk that hangs, and then nobody would
+# Requests being handled. A hanging disk may stop all of pyfuse3's own 99, and then no worker would
 # read the requests that need no disk. A task is a few KiB, and is made when it is needed.
 MAX_TASKS = 100_000
-IDLE_TASKS = 8  # that are kept: with pyfuse3's one, they were made and ended all the time
+IDLE_TASKS = 8  # kept when idle: with pyfuse3's one, tasks were made and ended all the time
 
 
 def _label(mountpoint: Path) -> bytes:
@@ -31,7 +31,7 @@ def _label(mountpoint: Path) -> bytes:
 
 
 def create_file(path: Path, mountpoint: Path) -> int:
-    """An empty session file, open. Raises OSError."""
+    """Create an empty session file; return it open. Raises OSError."""
     path.unlink(missing_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.truncate(file, FILE_SIZE)
@@ -40,13 +40,13 @@ def create_file(path: Path, mountpoint: Path) -> int:
 
 
 def open_file(path: Path, mountpoint: Path) -> int:
-    """The predecessor's session file. Raises ConfigError if it is not this mount's."""
+    """Open the previous daemon's session file. Raises ConfigError if it is not this mount's."""
     expected = _label(mountpoint)
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"session file {path} cannot be opened: {error}") from error
-    size = os.fstat(file).st_size  # 0 of what is no file, and cannot be read as one
+    size = os.fstat(file).st_size  # 0 if it is not a regular file, and cannot be read as one
     found = os.pread(file, TEXT, 0).rstrip(b"\0") if size else b""
     if found != expected or size != FILE_SIZE:
         os.close(file)
@@ -58,7 +58,7 @@ def open_file(path: Path, mountpoint: Path) -> int:
 
 
 def backings_for(config: Config) -> Passthrough:
-    """Who serves the bytes. Raises ConfigError."""
+    """Choose the kernel or the daemon to serve the bytes. Raises ConfigError."""
     if config.passthrough == "off":
         return Passthrough(unwanted="turned off by passthrough=off")
     if os.geteuid() != 0:
@@ -69,10 +69,10 @@ def backings_for(config: Config) -> Passthrough:
 
 
 class Session:
-    """A mounted file system. `run` serves it until it is unmounted by anyone, or `stop`."""
+    """A mounted file system. `run` serves it until anyone unmounts it, or `stop`."""
 
     def __init__(self, config: Config, operations: "Operations") -> None:
-        """Raises KvfsError if libfuse does not take it."""
+        """Raises KvfsError if libfuse refuses the session."""
         import pyfuse3  # noqa: PLC0415 (after the C part)
 
         self._pyfuse3 = pyfuse3
@@ -89,6 +89,6 @@ class Session:
         await self._pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
 
     def stop(self) -> None:
-        """Read no more requests; `run` ends when those that were read are answered."""
+        """Read no more requests; `run` ends when the requests read so far are answered."""
         self.stopped = True
         self._pyfuse3.terminate()

@@ -1,11 +1,11 @@
 """Virtual files, which are beside the tree: their table, and the control files in `/.kvfs`.
 
 Contract: virtual files are in no catalog, and no listing of the tree shows them: no namespace, tier
-or check ever meets them. Their inode and
-handle numbers begin at FIRST_VIRTUAL, beyond those of the catalog and of the slots, so one
-comparison keeps ordinary requests out of the table. Each kind has SPAN numbers. Nothing changes a
-virtual file or gets its name: EPERM. A file of the kind's directory stands for each open handle,
-also for the next daemon. Not for names of the tree, nor for its errors (`operations`).
+or check ever meets them. Their inode and handle numbers begin at FIRST_VIRTUAL, beyond those of the
+catalog and of the slots. So one comparison keeps ordinary requests out of the table. Each kind has
+SPAN numbers. No operation changes a virtual file or takes its name: EPERM. A file in the kind's
+directory stands for each open handle, also for the next daemon. Not for names of the tree, nor for
+its errors (`operations`).
 """
 
 import errno
@@ -35,7 +35,7 @@ Contents = Mapping[bytes, Callable[[], bytes]]
 class Kind(ABC):
     """One kind of virtual file, found by `name` in some directories of the tree.
 
-    `first` is its first number. `directory` is on a tmpfs. The defaults refuse.
+    `first` is its first number. `directory` is on a tmpfs. By default each operation is refused.
     """
 
     name: bytes
@@ -59,7 +59,7 @@ class Kind(ABC):
 
     @staticmethod
     def entry(inode: int, mode: int, uid: int, gid: int) -> EntryAttributes:
-        """Attributes that the kernel does not keep."""
+        """Attributes that the kernel must not cache."""
         entry = EntryAttributes()
         entry.st_ino = pyfuse3.InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(mode)
@@ -74,7 +74,7 @@ class Kind(ABC):
 
     @abstractmethod
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """Of `self.name` in a directory that it is in, or of any name below a virtual inode."""
+        """Find `self.name` in one of its directories, or any name below a virtual inode."""
 
     @abstractmethod
     def getattr(self, inode: int) -> EntryAttributes:
@@ -90,7 +90,7 @@ class Kind(ABC):
 
     @abstractmethod
     def read(self, handle: int, offset: int, size: int) -> bytes:
-        """Some bytes of what an open handle shows."""
+        """Bytes of an open handle's content."""
 
     async def write(self, handle: int, offset: int, data: bytes) -> int:  # noqa: ARG002 (protocol)
         raise FUSEError(errno.EPERM)
@@ -115,11 +115,11 @@ class VirtualFiles:
         return next(kind for kind in self._kinds if number >= kind.first)
 
     def lookup(self, parent: int, name: bytes, ctx: RequestContext) -> EntryAttributes | None:
-        """None if the tree has the name, or nothing has."""
+        """The attributes of a virtual name; None if the tree has the name, or there is none."""
         if parent < FIRST_VIRTUAL:
             kind = self._named(parent, name)
             return None if kind is None else kind.lookup(parent, name, ctx)
-        if name in {b".", b".."}:  # a server of NFS that has a handle
+        if name in {b".", b".."}:  # from an NFS server that has a handle
             raise FUSEError(errno.ESTALE)
         return self.of(parent).lookup(parent, name, ctx)
 
@@ -128,7 +128,7 @@ class VirtualFiles:
         for cookie, (name, number) in enumerate(kind.entries(), COOKIE_SELF):
             if cookie <= start_id:
                 continue
-            entry = kind.getattr(max(number, kind.first))  # the one above is shown like itself
+            entry = kind.getattr(max(number, kind.first))  # `..` has the attributes of `.`
             entry.st_ino = pyfuse3.InodeT(number)
             if not pyfuse3.readdir_reply(token, name, entry, cookie):
                 return
@@ -140,13 +140,13 @@ class VirtualFiles:
 
 
 class ControlFiles(Kind):
-    """`/.kvfs`: what the daemon knows of itself, as files that any program can read.
+    """`/.kvfs`: the daemon's state, as files that any program can read.
 
-    The directory is `first`, with one file for each of `contents`. The content of a file is made
-    when it is opened and kept in a file of the runtime directory until it is closed, so that a
-    reader sees one whole, also from the next daemon. A catalog of an earlier version may have a
-    real `.kvfs` at the top: that one is served then, and these files are not there. Not for asking
-    anything with an argument: that is the control socket.
+    The directory is `first`, with one file for each of `contents`. Opening a file makes its
+    content, and a file of the runtime directory keeps it until the close. So a reader sees one
+    complete content, also from the next daemon. A catalog of an earlier version may have a real
+    `.kvfs` at the top. Then that one is served, and these files do not exist. Not for questions
+    with an argument: those go to the control socket.
     """
 
     name, first = RESERVED, FIRST_VIRTUAL
@@ -175,7 +175,7 @@ class ControlFiles(Kind):
         return self.getattr(self.numbers[name])
 
     def getattr(self, inode: int) -> EntryAttributes:
-        """Sizes are 0, as in /proc: nobody knows them before an open."""
+        """Attributes with size 0, as in /proc: the size is unknown before an open."""
         mode = stat.S_IFDIR | 0o500 if inode == self.first else stat.S_IFREG | 0o400
         return self.entry(inode, mode, os.geteuid(), os.getegid())
 

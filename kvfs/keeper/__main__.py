@@ -1,6 +1,6 @@
 """The process that `kvfs mount` starts: configuration on stdin, one line of JSON on stdout.
 
-The line says that the mount is ready, or why not. Not for people: `kvfs mount` is.
+The line says that the mount is ready, or gives the reason why not. Not for people: `kvfs mount` is.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from kvfs.keeper.keeper import Keeper
 from kvfs.keeper.process import Failed
 
 FOLDERS = ("control", "match")  # in the runtime directory; all else there is a file
-OOM_SCORE = "-900"  # its death costs the mount, and frees nothing worth it
+OOM_SCORE = "-900"  # its death costs the mount, and frees little memory
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
-    """Return when the mount is no more."""
-    os.umask(0o077)  # all that is made for a mount is for who mounted alone: the log has names
+    """Keep the mount, and return when it is gone."""
+    os.umask(0o077)  # all files of a mount are only for its user, because the log has names
     foreground = sys.argv[1:] == ["--foreground"]
     config = json.loads(sys.stdin.read())
     mountpoint = Path(config["mountpoint"])
@@ -47,7 +47,7 @@ def main() -> int:
         kept.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:
         return refuse(error, 2)
-    # Movers of a daemon that died become ours to wait for.
+    # Movers of a daemon that died become children of this process, which waits for them.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with contextlib.suppress(PermissionError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
@@ -82,7 +82,7 @@ def _leave_terminal(log_file: int) -> None:
 
 
 def _lock(directory: Path, mountpoint: Path) -> int:
-    """Raises ConfigError if this mount has a keeper."""
+    """Lock the mount for this keeper. Raises ConfigError if it has one."""
     flags = os.O_RDWR | os.O_CREAT
     lock = kept.opened(directory / "lock", flags, "the number of its keeper", "remove it")
     try:
@@ -98,7 +98,7 @@ def _lock(directory: Path, mountpoint: Path) -> int:
 
 
 def _start_log(path: Path) -> int:
-    """Log into the daemon's file, which that one rotates; the descriptor is for last words."""
+    """Log into the daemon's file, which the daemon rotates; the descriptor is for last words."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     logging.basicConfig(
         level=logging.INFO,

@@ -1,7 +1,7 @@
 """Mounting: the open /dev/fuse that all daemons of a mount share.
 
-Contract: as root with mount(2), else through fusermount3, which is set-user-id. Whoever holds the
-descriptor keeps the connection alive. Not for serving it.
+Contract: root mounts with mount(2), other users through fusermount3, which is set-user-id. The
+connection lives as long as some process holds the descriptor. Not for serving it.
 """
 
 import os
@@ -41,7 +41,7 @@ def _mount(mountpoint: Path, flags: Sequence[str], options: list[str]) -> int:
     except OSError as error:
         raise KvfsError(f"/dev/fuse cannot be opened: {error}; try: modprobe fuse") from error
     data = ",".join([f"fd={device},rootmode=40000,user_id=0,group_id=0", *options])
-    # A cache has no use for programs with rights of their own, nor for devices.
+    # A cache needs no set-user-id programs and no devices.
     bits = mounts.MS_NOSUID | mounts.MS_NODEV
     for flag in flags:
         bits |= _FLAGS[flag]
@@ -54,7 +54,7 @@ def _mount(mountpoint: Path, flags: Sequence[str], options: list[str]) -> int:
 
 
 def _fusermount(mountpoint: Path, options: list[str]) -> int:
-    """What libfuse does: fusermount3 sends the descriptor through a socket."""
+    """Mount as libfuse does: fusermount3 sends the descriptor through a socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         try:
@@ -76,7 +76,7 @@ def _fusermount(mountpoint: Path, options: list[str]) -> int:
 
 
 def unmount(mountpoint: Path, *, lazy: bool) -> str:
-    """Unmount, or say why not. lazy: detach, it ends with the last open file."""
+    """Unmount, or return why not. lazy: detach; the mount ends with the last open file."""
     command = [*mounts.umount_command(lazy=lazy), "--", str(mountpoint)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else ""

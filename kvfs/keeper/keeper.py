@@ -1,12 +1,12 @@
-"""Keeping a mount served.
+"""The keeper's loop: it keeps a mount served.
 
-Contract: one thread, one loop. What takes long (a daemon that starts) is waited for in place, with
-a bound: there is nothing better to do meanwhile. The mount is given up, with a last word, when
-daemons die one after the other without having lived: a client that hangs for ever is worse off
-than one that gets an error.
+Contract: one thread, one loop. The keeper waits in place, with a bound, for long steps such as a
+daemon's start: it has nothing better to do meanwhile. If several daemons in a row die soon after
+their start, the keeper logs the reason and unmounts. An error is better for a client than to hang
+for ever.
 
-States: a daemon serves, or its successor is being started; beside it another process has loaded all
-its code and stands by: loading it takes longer than taking over (ARCHITECTURE.md, "Measured").
+States: a daemon serves, or its successor is being started. Beside it stands by another process that
+has loaded all its code, because loading takes longer than a takeover (ARCHITECTURE.md, "Measured").
 """
 
 import json
@@ -31,10 +31,10 @@ from kvfs.keeper.process import Failed, Process
 
 log = logging.getLogger("kvfs.keeper")
 
-LOAD, START, HAND_OVER = 60.0, 60.0, 2.0  # s that a daemon may take for it
-UPGRADE_START = 10.0  # s that the new version has before the old one is back
-SHORT_LIFE = 0.25  # s; who dies sooner after its start counts towards the limit
-DEATHS = 8  # in a row, before the mount is given up
+LOAD, START, HAND_OVER = 60.0, 60.0, 2.0  # s that a daemon may take for each
+UPGRADE_START = 10.0  # s that the new version has before the old one returns
+SHORT_LIFE = 0.25  # s; a daemon that dies sooner after its start counts towards the limit
+DEATHS = 8  # in a row, before the keeper unmounts
 BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
 CLIENT = 2.0  # s for a client's request, in which nothing else is looked at
@@ -45,7 +45,7 @@ NICENESS = 10  # of a process that loads while another one serves
 
 
 class Keeper:
-    """`run` returns the exit code, when the mount is no more."""
+    """The keeper of one mount. `run` returns the exit code once the mount is gone."""
 
     def __init__(self, config: dict[str, Any], command: Sequence[str], stderr: int) -> None:
         self.config = config
@@ -70,7 +70,7 @@ class Keeper:
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        # A terminal that is closed, or a "reload": there is nothing to read anew.
+        # A terminal was closed, or a "reload" was asked for: there is nothing to read anew.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _signalled(self) -> None:
@@ -89,12 +89,12 @@ class Keeper:
 
     def _spawn(self, command: Sequence[str], *, patient: bool) -> Process:
         process = Process(command, self._stderr, self._ping)
-        if patient and os.geteuid() == 0:  # who may not lower it again must not raise it
+        if patient and os.geteuid() == 0:  # a user that may not lower it again must not raise it
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
 
     def _serve(self, process: Process, config: dict[str, Any], *, patience: float) -> None:
-        """Let a process serve the mount, mounting it if it is not. Raises Failed, KvfsError."""
+        """Let a process serve the mount, and mount it if needed. Raises Failed, KvfsError."""
         loaded = process.expect("loaded", LOAD)
         if loaded["protocol"] != PROTOCOL:
             raise Failed(
@@ -161,7 +161,7 @@ class Keeper:
             self._ping()
 
     def _ended(self, daemon: Process) -> int:
-        """The exit code: the mount is no more."""
+        """Return the exit code after the end of the mount."""
         ended = "ended" in daemon.facts
         if not ended:
             log.error(
@@ -178,7 +178,7 @@ class Keeper:
         return max(0.0, min(5.0, left, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0))
 
     def _ping(self) -> None:
-        """Where a daemon was heard lately, or one that is to be is waited for, with a bound."""
+        """Report to systemd after a sign of life of a daemon, or in a bounded wait for one."""
         self.notify.alive(self._status_line())
 
     def _status_line(self) -> str:
@@ -186,7 +186,7 @@ class Keeper:
         return f"{self.mountpoint}: daemon {pid}, {self.takeovers} takeovers"
 
     def _silent(self, daemon: Process) -> bool:
-        """Whether a daemon does not answer any more; it leaves a trace of where it is."""
+        """Return whether a daemon has stopped answering; then make it log where it hangs."""
         silence = self.clock.now() - daemon.heard
         if not self._watchdog or silence < self._watchdog:
             return False
@@ -223,7 +223,7 @@ class Keeper:
         return self._spawn(self.command, patient=False)
 
     def _replace(self) -> bool:
-        """Start daemons until one serves; False if none does and the mount is given up."""
+        """Start daemons until one serves; False if none does, and the mount is ended."""
         why = self._bury()
         config = self._current_config()
         while self._deaths < DEATHS:
@@ -248,7 +248,7 @@ class Keeper:
         return False
 
     def _bury(self) -> str:
-        """The daemon is dead: say how, and see to it that its movers are, too."""
+        """Say how the daemon died, and end its movers too."""
         daemon, self.daemon = self.daemon, None
         if daemon is None:
             return "no daemon"
@@ -260,7 +260,7 @@ class Keeper:
         return why
 
     def _give_up(self, why: str) -> None:
-        """Clients that wait get an error, instead of an answer that will not come."""
+        """Unmount, so that waiting clients get an error instead of no answer."""
         log.critical(
             "%s: given up after %d daemons died in a row; the last: %s. It is unmounted; what was "
             "sealed is all there: mount it again",
@@ -273,7 +273,7 @@ class Keeper:
         self._end_standby()
 
     def _current_config(self) -> dict[str, Any]:
-        """What the mount was told to be, with what was changed since (`kvfs set`)."""
+        """Return the configuration of the mount with the later changes of `kvfs set`."""
         path = self.directory / "config"
         try:
             found = kept.read_table(path, _CONFIG, _CONFIG_CURE) or {}
@@ -287,7 +287,7 @@ class Keeper:
     # Control
 
     def _converse(self, control: socket.socket) -> None:
-        """One request, one line of JSON; a client is waited for CLIENT seconds in all."""
+        """Answer one request, one line of JSON, of a client that has CLIENT seconds in all."""
         connection, _ = control.accept()
         with connection, suppress(OSError):
             asked, deadline = b"", self.clock.now() + CLIENT
@@ -309,7 +309,7 @@ class Keeper:
             request = peer.asked(connection, asked, verbs)
             return verbs[request.verb](**request.arguments)
         except (Failed, KvfsError, TypeError, ValueError, OSError) as error:
-            return {"error": str(error)}  # the last two from a command that cannot be run
+            return {"error": str(error)}  # the last two come from a command that cannot be run
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -321,7 +321,7 @@ class Keeper:
         }
 
     def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
-        """Hand over to another version of kvfs; back to this one if that does not serve."""
+        """Hand over to another version of kvfs; return to this one if that does not serve."""
         old = self.daemon
         if old is None:
             raise Failed("no daemon serves at this moment: try again")
@@ -369,7 +369,7 @@ class Keeper:
         }
 
     def _hand_over(self, old: Process) -> None:
-        """Ask a daemon to finish what it is about and go; one that does not is killed."""
+        """Ask a daemon to finish its operations and end; one that does not is killed."""
         with suppress(Failed):
             old.tell("hand_over")
             old.expect("handed_over", HAND_OVER)

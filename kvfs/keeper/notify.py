@@ -10,7 +10,7 @@ import time
 
 
 class Notify:
-    """`watchdog` is how often (s) systemd wants to hear of us, 0 if it does not."""
+    """Reports to systemd. `watchdog` is its period (s) for signs of life, 0 for none."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "").replace("@", "\0", 1)
@@ -18,7 +18,7 @@ class Notify:
         microseconds = os.environ.pop("WATCHDOG_USEC", "0")
         ours = not theirs or int(theirs) == os.getpid()
         self.watchdog = int(microseconds) / 2e6 if ours else 0.0
-        self._alive = math.inf  # when that was said last
+        self._alive = math.inf  # the time of the last sign of life
 
     def say(self, **state: str) -> None:
         """Send READY="1", STATUS="..." and the like. A systemd that is gone is no reason to end."""
@@ -32,18 +32,18 @@ class Notify:
                 self._address = ""
 
     def ready(self, status: str) -> None:
-        """The mount answers, or answers again; from now on systemd waits for `alive`."""
+        """Say that the mount answers, or answers again; from now on systemd waits for `alive`."""
         self.say(READY="1", STATUS=status)
         self._alive = -math.inf
 
     def alive(self, status: str) -> None:
-        """Say so, unless that was said a moment ago: who waits may call it often."""
+        """Send a sign of life, unless one was sent just before: a loop may call it often."""
         now = time.monotonic()
         if self.watchdog and now - self._alive >= self.watchdog:
             self.say(WATCHDOG="1", STATUS=status)
             self._alive = now
 
     def reloading(self, status: str) -> None:
-        """Until `ready`."""
+        """Say that the mount is reloading, until `ready`."""
         clock = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.say(RELOADING="1", MONOTONIC_USEC=str(clock), STATUS=status)

@@ -1,8 +1,8 @@
-"""A daemon process as the keeper sees it: starting it, hearing of it, being sure that it is gone.
+"""A daemon process as the keeper sees it: its start, its messages, and its certain end.
 
-Contract: a daemon leads a process group of its own, in which its movers are too. It is dead when
-its end of the channel is closed: a thread that waits in the kernel may keep the process itself for
-longer, and must not keep the next daemon waiting.
+Contract: a daemon leads a process group of its own, in which its movers are too. The daemon counts
+as dead when its end of the channel is closed. A thread that waits in the kernel may keep the
+process itself for longer, and must not delay the next daemon.
 """
 
 import math
@@ -16,12 +16,12 @@ from typing import ClassVar
 
 from kvfs.control.channel import Channel, Closed, Message
 
-SLICE = 0.1  # s of a longer wait, between which who waits can say that it lives
-REAP = 0.5  # s that a killed process group is waited for; movers that wait for a disk take longer
+SLICE = 0.1  # s of a longer wait; between them the waiting keeper can say that it lives
+REAP = 0.5  # s of waiting for a killed process group; movers that wait for a disk take longer
 
 
 class Failed(Exception):  # noqa: N818 (the daemon did, not we)
-    """What was waited for will not come; says why. `exit` is the code for the command line."""
+    """The expected message will not come; the text says why. `exit` is the command's exit code."""
 
     def __init__(self, why: str, code: int = 1) -> None:
         super().__init__(why)
@@ -31,12 +31,12 @@ class Failed(Exception):  # noqa: N818 (the daemon did, not we)
 class Process:
     """A daemon that is loading, standing by, or serving."""
 
-    _left: ClassVar[list["Process"]] = []  # whose groups were killed, and had not ended
+    _left: ClassVar[list["Process"]] = []  # their groups were killed, and had not ended
 
     def __init__(
         self, command: Sequence[str], stderr: int, waiting: Callable[[], None] = lambda: None
     ) -> None:
-        """waiting: called again and again while something is expected of it."""
+        """Start the process. `waiting` is called again and again while the keeper waits for it."""
         self._waiting = waiting
         self.channel, theirs = Channel.pair()
         self._popen = subprocess.Popen(
@@ -52,10 +52,10 @@ class Process:
         self.pid = self._popen.pid
         self.closed = False
         self.started = self.heard = time.monotonic()
-        self.facts: dict[str, Message] = {}  # what it has said, by kind
+        self.facts: dict[str, Message] = {}  # the last message of each kind
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in what it says, waiting for the first word at most so long."""
+        """Take in its messages; wait for the first one at most this many seconds."""
         while not self.closed and select.select([self.channel], [], [], max(0.0, seconds))[0]:
             try:
                 message, _ = self.channel.receive()
@@ -67,19 +67,19 @@ class Process:
 
     @property
     def left(self) -> float:
-        """Seconds until it is to be killed: it has said when. Infinite before that."""
+        """Return the seconds that it has left to end, by its own word. Infinite before that."""
         ending = self.facts.get("ending")
         return math.inf if ending is None else self.heard + ending["seconds"] - time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Whether the mount has ended with it, as far as anybody waits for that."""
+        """Return whether the mount has ended with it, or its time for the end is over."""
         if "ending" not in self.facts:
             return self.closed and "ended" in self.facts
         return self.closed or "ended" in self.facts or self.left <= 0
 
     def expect(self, what: str, seconds: float) -> Message:
-        """Wait until it says `what`. Raises Failed if it says an error, dies or is silent."""
+        """Wait until it says `what`. Raises Failed if it reports an error, dies or is silent."""
         deadline = time.monotonic() + seconds
         while what not in self.facts:
             if error := self.facts.get("error"):
@@ -93,7 +93,7 @@ class Process:
         return self.facts[what]
 
     def tell(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
-        """Raises Failed if it is gone."""
+        """Send it a message. Raises Failed if it is gone."""
         try:
             self.channel.send(what, descriptor=descriptor, **facts)
         except Closed:
@@ -116,11 +116,11 @@ class Process:
 
     @classmethod
     def reap_left(cls) -> None:
-        """Wait for those that had not ended in time, and have since. Nothing blocks."""
+        """Reap the killed processes that have ended since. Nothing blocks."""
         cls._left[:] = [one for one in cls._left if not one.reaped()]
 
     def reaped(self) -> bool:
-        """Whether no process of its group is left, as far as they are our children."""
+        """Return whether no process of its group is left among our children."""
         while True:
             try:
                 pid, status = os.waitpid(-self.pid, os.WNOHANG)
@@ -132,7 +132,7 @@ class Process:
                 self._popen.returncode = os.waitstatus_to_exitcode(status)
 
     def death(self) -> str:
-        """How it ended, as a sentence goes on after 'the daemon'."""
+        """Say how it ended, in words that follow 'the daemon'."""
         deadline = time.monotonic() + REAP
         while not self.reaped() and self._popen.returncode is None and time.monotonic() < deadline:
             time.sleep(0.002)

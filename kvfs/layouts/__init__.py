@@ -1,9 +1,9 @@
-"""What connectors' file names say: engine, model, rank, shard, block, and which files are one.
+"""The facts in connectors' file names: engine, model, rank, shard, block, and the file's group.
 
-Contract: pure, and any bytes are a name: `recognise` says None to what it does not know, and never
-raises. It is called once when a file is sealed or renamed, and costs 1 to 4 us. What it says
-decides which files leave together (`Block.key`), in which order (`Block.parent_key`) and whether at
-all (`LIVES`). A module for each family of engines has the formats and where they were read.
+Contract: pure, and any bytes are a name: `recognise` returns None for an unknown name, and never
+raises. It is called once when a file is sealed or renamed, and takes 1 to 4 us. Its result decides
+which files leave together (`Block.key`), in which order (`Block.parent_key`) and whether at all
+(`LIVES`). A module for each family of engines has the formats and their sources.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ __all__ = ["LIVES", "Block", "Directory", "Life", "key_of", "link", "recognise"]
 
 Reader = Callable[[Directory, bytes], Block | None]
 
-# By what follows the last dot: most names are refused by one look-up and one expression.
+# By the text after the last dot: most names are refused by one look-up and one expression.
 _READERS: dict[bytes, tuple[Reader, ...]] = {
     b"bin": (others.sglang_page, vllm.fs, lmcache.slot, others.transfer),
     b"bucket": (others.bucket,),
@@ -28,18 +28,18 @@ _READERS: dict[bytes, tuple[Reader, ...]] = {
     b"tmp": (vllm.fs, others.sglang_unfinished, lmcache.unfinished, vllm.probe),
     b"weka1": (lmcache.gds,),
 }
-# What follows the last dot differs from file to file.
+# In these the text after the last dot differs from file to file.
 _OTHERS: tuple[Reader, ...] = (vllm.disk, others.whole, vllm.example, lmcache.gds)
 
 LIVES: dict[str, Life] = {**lmcache.LIVES, **vllm.LIVES, **others.LIVES, **prefix.LIVES}
 
 
 def recognise(directory: Directory, name: bytes) -> Block | None:
-    """Return what the name says; None if no connector makes such names.
+    """Return the facts of a name; None if no connector makes such names.
 
     `directory` has the names of the directories from the namespace down, without it.
     """
-    if (found := prefix.block(directory, name)) is not None:  # whatever its shard is called
+    if (found := prefix.block(directory, name)) is not None:  # for any name of its shard
         return found
     for read in _READERS.get(name[name.rfind(b".") + 1 :], _OTHERS):
         block = read(directory, name)

@@ -1,11 +1,12 @@
-"""What a file's name says of the block of KV cache in it, and which files are one group.
+"""The facts that a file's name has about its block of KV cache, and the group of the file.
 
-Contract: a *group* is all files of one block: ranks, layers, pools, a data file and what describes
-it. Half a group is a miss, so it lives and dies together. Two files are of one group exactly if
-their `group` is equal; it begins with the layout and the directory, because connectors leave out of
-their names what tells two configurations apart, and people use directories for that. `key` is the
-same for programs: 63 bits of XXH3 and never 0, which stands for "not known". In 10**7 groups two
-have the same key with a probability of 5e-6; they then leave together, which is a miss.
+Contract: a *group* is all files of one block: ranks, layers, pools, a data file and its
+description. Half a group is a miss, so it lives and dies together. Two files are of one group
+exactly if their `group` is equal. `group` begins with the layout and the directory: connectors
+leave out of their names the difference between two configurations, and people use directories for
+that. `key` is the same for programs: 63 bits of XXH3 and never 0, which stands for "not known". In
+10**7 groups two have the same key with a probability of 5e-6; they then leave together, which is a
+miss.
 """
 
 from typing import Any, NamedTuple
@@ -18,13 +19,14 @@ Directory = tuple[bytes, ...]  # names of directories, from the namespace down; 
 
 
 class Block(NamedTuple):
-    """One file. `str` is "" and `int` is None where the name does not say it.
+    """One file of a block. `str` is "" and `int` is None where the name does not say it.
 
-    `model` is as the name has it, where the connector's own escapes cannot be undone. `shard` is
-    the layer, group or pool within a rank. `temporary` files wait to be renamed. `element_size` is
-    the bytes of a number, where the name has a dtype of 16 bits or more. `number` and
-    `parent_number` are keys for programs where names are digests already; 0: they are made of
-    groups.
+    - `model`: as the name has it, where the connector's own escapes cannot be undone.
+    - `shard`: the layer, group or pool within a rank.
+    - `temporary`: the file waits to be renamed.
+    - `element_size`: the bytes of a number, where the name has a dtype of 16 bits or more.
+    - `number` and `parent_number`: keys for programs where names are digests already; 0: they are
+      made of groups.
     """
 
     engine: str
@@ -48,12 +50,12 @@ class Block(NamedTuple):
 
     @property
     def parent_key(self) -> int:
-        """The key of the block before this one in its prompt; 0 if the name does not say it."""
+        """Return the key of the block before this one; 0 if the name does not say it."""
         return self.parent_number or (key(self.parent_group) if self.parent_group else 0)
 
 
 class Life(NamedTuple):
-    """What may happen to the files of a layout unless the namespace says otherwise.
+    """The allowed moves of a layout's files, unless the namespace says otherwise.
 
     Without `droppable` they may move between tiers, but only their owner unlinks them.
     """
@@ -66,12 +68,12 @@ MISS = Life(droppable=True, why="a file that is gone is a miss")
 
 
 def text(name: bytes) -> str:
-    """The name for people; names need not be UTF-8."""
+    """Return the name for people; names need not be UTF-8."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def group(layout: bytes, directory: Directory, block: bytes) -> bytes:
-    """The identity of a group, readable in a log."""
+    """Return the identity of a group, readable in a log."""
     return b"%b:%b/%b" % (layout, b"/".join(directory), block)
 
 
@@ -82,7 +84,7 @@ def block(
     whole: bytes,
     **facts: Any,  # noqa: ANN401
 ) -> Block:
-    """One file of the group that is called `whole` in a directory; facts: fields of `Block`."""
+    """Return one file of the group `whole` in a directory; facts: fields of `Block`."""
     return Block(engine, layout, group(layout.encode(), directory, whole), **facts)
 
 

@@ -40,12 +40,12 @@ LIVES = {
     ),
 }
 
-# A model's name may contain an @; the first place where the rest fits is where it ends.
+# A model's name may contain an @; it ends at the first place after which the rest fits.
 _ENGINE = re.compile(
     rb"([^@]*(?:@[^@]*)*?)@([0-9]+)@([0-9]+)@(-?[0-9a-f]+)@([a-z][a-z0-9_]*)"
     rb"(?:@([0-9]+))?((?:@[^@%]*%[^@]*)*)"
 )
-# `TORCH_DTYPE_TO_STR_DTYPE` there; what one byte is made of is better told by the bytes.
+# `TORCH_DTYPE_TO_STR_DTYPE` there; the bytes themselves tell more of one-byte numbers.
 _ELEMENT_SIZES = {
     **dict.fromkeys((b"half", b"bfloat16", b"int16"), 2),
     **dict.fromkeys((b"float", b"int32"), 4),
@@ -79,17 +79,17 @@ def _engine_key(
 
 
 def local_disk(directory: Directory, name: bytes) -> Block | None:
-    """Names ending in .pt."""
+    """Recognise names ending in .pt."""
     return _engine_key("lmcache-local-disk", directory, name[:-3], b"", temporary=False)
 
 
 def data(directory: Directory, name: bytes) -> Block | None:
-    """Names ending in .data: the fs connector's and the L2 adapters'."""
+    """Recognise names ending in .data: the fs connector's and the L2 adapters'."""
     return _shared(directory, name[:-5], temporary=False)
 
 
 def unfinished(directory: Directory, name: bytes) -> Block | None:
-    """The same ending in .tmp, written under one name by whoever writes the chunk."""
+    """Recognise the same names ending in .tmp; all writers of a chunk use one name."""
     return _shared(directory, name[:-4], temporary=True)
 
 
@@ -112,7 +112,7 @@ def _shared(directory: Directory, stem: bytes, *, temporary: bool) -> Block | No
 
 
 def gds(directory: Directory, name: bytes) -> Block | None:
-    """Data and metadata of a chunk are one group."""
+    """Recognise data and metadata of a chunk, which are one group."""
     found = _GDS.fullmatch(name)
     if found is None:
         return None
@@ -121,7 +121,7 @@ def gds(directory: Directory, name: bytes) -> Block | None:
 
 
 def slot(directory: Directory, name: bytes) -> Block | None:
-    """A slot of the NIXL backend's pool; what is in it, only the process knows."""
+    """Recognise a slot of the NIXL backend's pool; only the process knows its content."""
     found = _SLOT.fullmatch(name)
     if found is None:
         return None

@@ -8,26 +8,26 @@ SGLang, the pages of HiCacheFile, `--hicache-storage-backend file`. Source: SGLa
     .UUID.tmp until it is renamed
 
 HASH is the SHA-256 of the prefix, / in MODEL is -. TP-RANK and TP-SIZE are missing where the ranks
-of a model with latent attention share one file; a rank is below its size, which tells the two pairs
-apart although their orders differ. A state pool of such a model has them, so a group leaves them
-out. Neither a page's parent nor its dtype is in the name. Not for the nixl backend's names.
+of a model with latent attention share one file. A rank is below its size, which tells the two pairs
+apart although their orders differ. A state pool of such a model has both, so a group leaves them
+out. The name has neither a page's parent nor its dtype. Not for the nixl backend's names.
 
 VAST's VUA, a directory for each block, and a link to the directory of the block before it. Source:
 vast-data/VUA 3eb853e. The library, src/vua/core.py:
 
     SHA1/_data.safetensors, SHA1/_tokens.safetensors, SHA1/parent -> ../SHA1 of the parent
 
-written in SHA1.tmp, which is renamed as a whole. SHA1 is that of the prefix's tokens; the model is
-not in it, so each needs a directory. Both files are one group, before and after the rename. Its
-connector for vLLM, src/vua/vllm/kv_connector_v1.py, does not use the library:
+It writes them in SHA1.tmp, and renames that as a whole. SHA1 is that of the prefix's tokens; the
+model is not in it, so each model needs a directory. Both files are one group, before and after the
+rename. VUA's connector for vLLM, src/vua/vllm/kv_connector_v1.py, does not use the library:
 
     RANK%SHA1/LAYER.safetensors
 
-written in place, without a link. Not for the layout of older versions, with directories inside each
-other.
+It writes these in place, without a link. Not for the layout of older versions, with directories
+inside each other.
 
-The index of all other files is in the memory of a process, or in a server. To drop one behind its
-back is a defect and not a miss, so all of them are only moved. Sources: Dynamo's KVBM
+The index of all other files is in the memory of a process, or in a server. For such a process a
+missing file is a defect and not a miss, so kvfs only moves these files. Sources: Dynamo's KVBM
 (lib/llm/src/block_manager/storage/disk.rs), Mooncake's bucket backend (storage_backend.h), the 3FS
 clients of SGLang and vLLM, TensorRT-LLM (kvCacheTransferManager.cpp).
 """
@@ -57,7 +57,7 @@ LIVES = {
     "tensorrt-llm": Life(droppable=False, why="found by block ids that only the process knows"),
 }
 
-# SGLang's PoolName, longest first; one that is not known here ends at its first underscore.
+# SGLang's PoolName, longest first; an unknown pool's name ends at its first underscore.
 _POOLS = (
     *("deepseek_v4_c1_indexer_scale", "deepseek_v4_c2_indexer_scale"),
     *("deepseek_v4_c4_indexer_scale", "deepseek_v4_c4_indexer_state"),
@@ -85,7 +85,7 @@ _HF3FS = re.compile(rb"hf3fs_vllm_data_file_([0-9]+)")
 
 
 def sglang_page(directory: Directory, name: bytes) -> Block | None:
-    """Names ending in .bin."""
+    """Recognise names ending in .bin."""
     found = _PAGE.fullmatch(name)
     if found is None:
         return None
@@ -102,7 +102,7 @@ def sglang_page(directory: Directory, name: bytes) -> Block | None:
 
 
 def _ranks(rest: bytes) -> tuple[bytes, int | None, int | None]:
-    """Model, rank and size of what follows the hash."""
+    """Return model, rank and size from the text after the hash."""
     rank = world = None
     if b"_dcp" in rest and (found := _DECODE.fullmatch(rest)):
         rest = found[1]
@@ -119,14 +119,14 @@ def _ranks(rest: bytes) -> tuple[bytes, int | None, int | None]:
 
 
 def sglang_unfinished(directory: Directory, name: bytes) -> Block | None:
-    """A page on its way; which one, only the rename says."""
+    """Recognise an unfinished page; only the rename says which one it is."""
     if _UNFINISHED.fullmatch(name) is None:
         return None
     return block("sglang", "sglang-file", directory, name, temporary=True)
 
 
 def vua_block(directory: Directory, name: bytes) -> Block | None:
-    """The two files of a block."""
+    """Recognise the two files of a block."""
     shard = _SHARDS.get(name)
     found = _SHA1.fullmatch(directory[-1]) if shard and directory else None
     if shard is None or found is None:
@@ -140,7 +140,7 @@ def vua_block(directory: Directory, name: bytes) -> Block | None:
 
 
 def vua_layer(directory: Directory, name: bytes) -> Block | None:
-    """All layers of all ranks of a block are one group."""
+    """Recognise a layer; all layers of all ranks of a block are one group."""
     found = _RANKED.fullmatch(directory[-1]) if directory else None
     stem = name.removesuffix(b".safetensors")
     if found is None or stem == name:
@@ -156,7 +156,7 @@ def vua_layer(directory: Directory, name: bytes) -> Block | None:
 def link(directory: Directory, name: bytes, target: bytes) -> tuple[int, int] | None:
     """Return the keys of a block and of its parent, if this symbolic link says them.
 
-    `directory` is where the link is, from the namespace down.
+    `directory` is the link's place, from the namespace down.
     """
     if name != b"parent" or not directory:
         return None
@@ -168,7 +168,7 @@ def link(directory: Directory, name: bytes, target: bytes) -> tuple[int, int] | 
 
 
 def bucket(directory: Directory, name: bytes) -> Block | None:
-    """A bucket of Mooncake and the file that describes it are one group."""
+    """Recognise a bucket of Mooncake and its description, which are one group."""
     found = _BUCKET.fullmatch(name)
     if found is None:
         return None
@@ -176,7 +176,7 @@ def bucket(directory: Directory, name: bytes) -> Block | None:
 
 
 def transfer(directory: Directory, name: bytes) -> Block | None:
-    """TensorRT-LLM's: all pools of a block are one group."""
+    """Recognise a file of TensorRT-LLM; all pools of a block are one group."""
     found = _TRANSFER.fullmatch(name)
     if found is None:
         return None
@@ -184,7 +184,7 @@ def transfer(directory: Directory, name: bytes) -> Block | None:
 
 
 def whole(directory: Directory, name: bytes) -> Block | None:
-    """The caches that are one file."""
+    """Recognise caches that are one file."""
     if name.startswith(_KVBM):
         return block("dynamo", "dynamo-kvbm", directory, name, block=text(name))
     found = _HF3FS.fullmatch(name)

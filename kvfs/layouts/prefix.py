@@ -4,9 +4,9 @@ The format is that of `kvfs.prefix`, below a namespace's directory or any other:
 
     PARENT/KEY[.SHARD], and PARENT/KEY[.SHARD].RANDOM.tmp until it is renamed
 
-A key stands for the whole prefix up to its block's end and for all that makes its bytes differ, so
-that groups need no directory. It is XXH3-128, of which a policy takes the first 63 bits as they
-are. What waits for its rename is no block yet, but has the one before it already.
+A key stands for the whole prefix up to its block's end, and for all else that changes its bytes, so
+groups need no directory. It is XXH3-128; a policy takes its first 63 bits unchanged. A file that
+waits for its rename is no block yet, but has its parent already.
 """
 
 import re
@@ -23,7 +23,7 @@ _NAME = re.compile(rb"([0-9a-f]{32})(?:\.([0-9A-Za-z_-]{1,32}))?(\.[0-9a-z]{1,32
 
 
 def block(directory: Directory, name: bytes) -> Block | None:
-    """Names that begin with 32 hexadecimal digits, in a directory that is called so."""
+    """Recognise names of 32 hexadecimal digits and more, in a directory with such a name."""
     if len(name) < 32 or not directory or len(directory[-1]) != 32:  # noqa: PLR2004 (of a key)
         return None
     found, parent = _NAME.fullmatch(name), directory[-1]
@@ -49,10 +49,10 @@ def _group(name: bytes) -> bytes:
 
 
 def number(key: bytes) -> int:
-    """Return what a policy knows a block by; of a key's 16 bytes."""
+    """Return a policy's number of a block, from the 16 bytes of its key."""
     return (int.from_bytes(key[:8], "big") & NUMBER_MAX) or 1
 
 
 def file_number(number: int, shard: bytes) -> int:
-    """Return what stands for one file of a block; without shards it is the block's."""
+    """Return the number of one file of a block; without shards it is the block's."""
     return (number ^ xxh3_64_intdigest(shard)) & NUMBER_MAX if shard else number

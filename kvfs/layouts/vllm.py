@@ -1,7 +1,7 @@
 """vLLM: the `fs` tier, the ExampleConnector, and the disk of the SimpleCPUOffloadConnector.
 
-Source: vLLM 0.33.0. The fs tier (v1/kv_offload/file_mapper.py, tiering/fs/io.py; llm-d's backend,
-whose layout it is, makes the same names):
+Source: vLLM 0.33.0. The fs tier is in v1/kv_offload/file_mapper.py and tiering/fs/io.py. Its layout
+comes from llm-d's backend, which makes the same names:
 
     MODEL_SHA12_rRANK/HHH/HH_gGROUP/HASH.bin, with _RANDOM.tmp until it is renamed
     .o_direct_probe_RANDOM.tmp
@@ -12,8 +12,8 @@ ExampleConnector (kv_connector/v1/example_connector.py), once SharedStorageConne
     DIGEST/LAYER.safetensors, .tmpXXXXXX until it is renamed, as safetensors does it
 
 DIGEST is the MD5 of the prompt's token ids (SHA-256 on a machine that forbids MD5). The disk of
-SimpleCPUOffloadConnector (v1/simple_kv_offload/worker.py) is one file, PATH.rank_N. A block's
-parent is in none of them. Not for config.json, which names no block.
+SimpleCPUOffloadConnector (v1/simple_kv_offload/worker.py) is one file, PATH.rank_N. None of these
+names has a block's parent. Not for config.json, which names no block.
 """
 
 import re
@@ -40,7 +40,7 @@ _RANK = re.compile(rb".+\.rank_([0-9]+)", re.DOTALL)
 
 
 def fs(directory: Directory, name: bytes) -> Block | None:
-    """Names ending in .bin, and in .tmp while they are written."""
+    """Recognise names ending in .bin, and in .tmp while they are written."""
     found = _FS.fullmatch(b"/".join((*directory[-3:], name)))
     if found is None:
         return None
@@ -56,14 +56,14 @@ def fs(directory: Directory, name: bytes) -> Block | None:
 
 
 def probe(directory: Directory, name: bytes) -> Block | None:
-    """What the fs tier writes at its start to see whether O_DIRECT works, and unlinks."""
+    """Recognise the fs tier's test file for O_DIRECT, written and unlinked at its start."""
     if _PROBE.fullmatch(name) is None:
         return None
     return block("vllm", "vllm-fs", directory, name, temporary=True)
 
 
 def example(directory: Directory, name: bytes) -> Block | None:
-    """All layers, which are all files of the directory, are one group."""
+    """Recognise layers: all files of the directory are one group."""
     if not directory or _DIGEST.fullmatch(directory[-1]) is None:
         return None
     unfinished = _LAYER_TMP.fullmatch(name) is not None
@@ -79,7 +79,7 @@ def example(directory: Directory, name: bytes) -> Block | None:
 
 
 def disk(directory: Directory, name: bytes) -> Block | None:
-    """The one file of a rank."""
+    """Recognise the one file of a rank."""
     found = _RANK.fullmatch(name)
     if found is None:
         return None

@@ -2,8 +2,8 @@
 
     python -m kvfs.metrics MOUNTPOINT DESCRIPTOR      until its standard input ends
 
-Contract: GET /metrics has an answer within the scraper's timeout, whatever the daemon does: if it
-does not answer that is `kvfs_up 0`. However many scrape, it is asked once in `serving.FRESH`
+Contract: GET /metrics has an answer within the scraper's timeout. If the daemon does not answer,
+that is `kvfs_up 0`. For any number of scrapers the process asks the daemon once in `serving.FRESH`
 seconds. Not for people, nor for the daemon's own process: nothing here may hold up its loop.
 """
 
@@ -21,12 +21,12 @@ from kvfs.metrics.address import is_private
 from kvfs.metrics.families import families
 from kvfs.web.serving import BadRequest, Handler, Server, Snapshot, Status, ask_daemon, serve
 
-PATIENCE = 5.0  # s for the daemon's answer; a scraper that says its own timeout gets MARGIN of that
+PATIENCE = 5.0  # s for the daemon's answer; a scraper that sends its timeout gets MARGIN of that
 MARGIN = 0.8
 
 
 class Scrape(Collector):
-    """The families of one status."""
+    """The families of one status, as prometheus_client collects them."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
@@ -36,36 +36,36 @@ class Scrape(Collector):
 
 
 class Scraped(Handler):
-    """One connection of a scraper. `snapshot` is set by a class of its own."""
+    """One connection of a scraper. A subclass sets `snapshot`."""
 
     snapshot: Snapshot
 
     def answer(self) -> tuple[bytes, str]:
-        """Raises BadRequest."""
+        """Return the metrics and their type. Raises BadRequest."""
         if self.path.partition("?")[0] not in {"/metrics", "/"}:
             raise BadRequest(HTTPStatus.NOT_FOUND)
         status = self.snapshot.look(self._patience())
         try:
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # the version is no number
             encode, content_type = choose_encoder("")
         return encode(Scrape(status)), content_type
 
     def _patience(self) -> float:
         try:
             told = float(self.headers["X-Prometheus-Scrape-Timeout-Seconds"])
-        except (TypeError, ValueError):  # it says none, or nothing that is a number
+        except (TypeError, ValueError):  # the scraper sends no timeout, or one that is no number
             return PATIENCE
         return min(PATIENCE, told * MARGIN) if told > 0 else PATIENCE
 
 
 def handler(snapshot: Snapshot, *, private: bool) -> type[Scraped]:
-    """The class of connections that are answered from there; `private`: to this machine only."""
+    """Return the class of connections to this snapshot; `private`: to this machine only."""
     return type("Scraper", (Scraped,), {"snapshot": snapshot, "private": private})
 
 
 def main() -> None:
-    """Return when the daemon has ended."""
+    """Serve metrics, and return when the daemon has ended."""
     mountpoint, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     snapshot = Snapshot(partial(ask_daemon, mountpoint, "status"))
     serve(Server(listening, handler(snapshot, private=is_private(listening))))

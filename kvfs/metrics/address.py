@@ -1,7 +1,7 @@
-"""Where metrics and the page are shown: values of `metrics` and `web`, and the sockets there.
+"""The addresses of metrics and the page: values of `metrics` and `web`, and the sockets there.
 
-Contract: numbers only, so that no name has to be resolved; a port alone is one of 127.0.0.1. A path
-is a Unix socket for who mounted, and root. Not for serving.
+Contract: addresses are numbers only, so that no name has to be resolved. A port alone is one of
+127.0.0.1. A path is a Unix socket for the user of the mount, and root. Not for serving.
 """
 
 import ipaddress
@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Raises ValueError with what was expected."""
+        """Return the address that the text means. ValueError says which form was expected."""
         if text.startswith("/"):
             path = os.path.normpath(text)
             if len(os.fsencode(path)) > PATH_MAX or "\0" in path:
@@ -57,16 +57,16 @@ class Address(NamedTuple):
         return cls(str(known), int(found[3]))
 
     def __str__(self) -> str:
-        """As `parse` takes it."""
+        """Return the text that `parse` takes."""
         return self.path or f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def private(self) -> bool:
-        """Whether only processes of this machine can come."""
+        """Return whether only processes of this machine can connect."""
         return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
 
     def overlaps(self, other: "Address") -> bool:
-        """Whether who listens at the other one keeps others from this one."""
+        """Return whether a listener on the other address keeps others from this one."""
         if self == other:
             return True
         hosts = [one.host for one in (self, other)]
@@ -74,7 +74,7 @@ class Address(NamedTuple):
         return everywhere and self.port == other.port
 
     def listen(self, option: str) -> socket.socket:
-        """Take the address, for that option. Raises ConfigError if it is not to be had."""
+        """Listen on the address, for that option. Raises ConfigError if it cannot be had."""
         if self.path:
             self._clear(option)
             family = socket.AF_UNIX
@@ -82,7 +82,7 @@ class Address(NamedTuple):
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if not self.path:  # connections of a daemon before may not have ended quite
+            if not self.path:  # connections of the daemon before it may not have ended yet
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(self.path or (self.host, self.port))
             if self.path:
@@ -96,7 +96,10 @@ class Address(NamedTuple):
         return listening
 
     def _clear(self, option: str) -> None:
-        """What a dead daemon has left at the path goes, and nothing else. Raises ConfigError."""
+        """Remove the socket that a dead daemon has left at the path, and nothing else.
+
+        Raises ConfigError.
+        """
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise ConfigError(f"{option}={self}: that is there already, and is no socket")
@@ -107,12 +110,12 @@ class Address(NamedTuple):
                 except ConnectionRefusedError:
                     os.unlink(self.path)
                     return
-                except BlockingIOError:  # somebody listens, and has much to do
+                except BlockingIOError:  # a process listens, and is busy
                     pass
             raise ConfigError(f"{option}={self}: another process listens there; choose another one")
 
     def remove(self) -> None:
-        """The mount is gone, and so is a socket's name."""
+        """Remove the name of a socket after the end of the mount."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)
 
@@ -120,7 +123,7 @@ class Address(NamedTuple):
 def check_free(wanted: Mapping[str, Address], held: Collection[Address]) -> None:
     """Raises ConfigError unless these options can have their addresses, all at a time.
 
-    Each is listened on for a moment, but for those that are held by who is to make way.
+    It listens on each for a moment, except on those that the present daemon holds and will give up.
     """
     with ExitStack() as taken:
         for option, address in wanted.items():
@@ -130,7 +133,7 @@ def check_free(wanted: Mapping[str, Address], held: Collection[Address]) -> None
 
 
 def is_private(listening: socket.socket) -> bool:
-    """Whether only processes of this machine can come to a socket."""
+    """Return whether only processes of this machine can connect to a socket."""
     if listening.family == socket.AF_UNIX:
         return True
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

@@ -1,8 +1,8 @@
-"""A mount's status as metric families: one table of all there is.
+"""A mount's status as metric families: one table of all metrics.
 
-Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other;
-without a status it is `kvfs_up` alone. Labels are tiers, namespaces and fixed words. A counter is
-there, as 0, before anything was counted, or its first step would not be seen. Pure.
+Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other.
+Without a status it gives `kvfs_up` alone. Labels are tiers, namespaces and fixed words. A counter
+is 0 before its first event, because otherwise Prometheus would not see its first step. Pure.
 """
 
 from collections import Counter
@@ -27,17 +27,17 @@ FAMILIES: dict[Type, type[Any]] = {
     "summary": core.SummaryMetricFamily,
 }
 
-NAMESPACES_MOST = 1000  # the rest, with templates anybody could make more, are one
+NAMESPACES_MOST = 1000  # others count as one; with templates any program could make more
 OTHERS = "(others)"
 STATES = ("healthy", "suspect", "down")
-# Those of a namespace that are there as 0; the others, which are rare, come with the first one.
+# These metrics of a namespace start as 0; the others, which are rare, come with the first event.
 USUAL = ("evicted", "expired")
 REASONS = ("evicted", "expired", "lost", "stale", "too_large", "unfinished", "incomplete")
 DECISIONS = ("admitted", "obliged", "refused_budget", "refused_adaptive")
 
 
 class Metric(NamedTuple):
-    """One family: `read` finds its samples in a status."""
+    """One metric family: `read` finds its samples in a status."""
 
     name: str
     type: Type
@@ -47,7 +47,7 @@ class Metric(NamedTuple):
 
 
 def _value(*path: str) -> Read:
-    """Of the mount itself."""
+    """Read a value of the mount itself."""
 
     def read(status: Status) -> Samples:
         found: Any = status
@@ -59,12 +59,12 @@ def _value(*path: str) -> Read:
 
 
 def _whether(is_so: Callable[[Status], object]) -> Read:
-    """Of the mount itself, 1 or 0."""
+    """Read whether something is so for the mount itself, as 1 or 0."""
     return lambda status: iter([((), bool(is_so(status)))])
 
 
 def _of_tiers(field: str, scale: float = 1) -> Read:
-    """Of each tier that has the field."""
+    """Read the field of each tier that has it."""
 
     def read(status: Status) -> Samples:
         for name, tier in status["tiers"].items():
@@ -83,7 +83,7 @@ def _of_bucket(field: str) -> Read:
 
 
 def _words(what: str, words: tuple[str, ...], prefix: str = "") -> Read:
-    """One sample for each of these words, and for those that turn up beside them."""
+    """Read one sample for each of these words, and for others that turn up beside them."""
 
     def read(status: Status) -> Samples:
         found = status[what]
@@ -140,7 +140,7 @@ def _scrubbed(field: str) -> Read:
 
 
 def _last_pass(field: str) -> Read:
-    """0 before there was one."""
+    """Read a field of the last pass; 0 before the first one."""
 
     def read(status: Status) -> Samples:
         last = status["scrub"]["last"]
@@ -150,7 +150,7 @@ def _last_pass(field: str) -> Read:
 
 
 def _latencies(kind: str) -> Read:
-    """A histogram: (upper bound, count of at most that), and the sum of seconds."""
+    """Read a histogram: (upper bound, count of at most that), and the sum of seconds."""
 
     def read(status: Status) -> Samples:
         bounds = [*map(str, status["latencies"]["bounds_s"]), "+Inf"]
@@ -165,18 +165,18 @@ def _latencies(kind: str) -> Read:
 
 
 def _text(name: str) -> str:
-    """A file name may be any bytes; what is scraped is UTF-8."""
+    """Return a file name, which may be any bytes, as UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _namespaces(status: Status) -> Iterator[tuple[str, Any]]:
-    """With their labels."""
+    """Yield the namespaces with their labels."""
     for number, one in enumerate(status["namespaces"]):
         yield _text(one["name"]) if number < NAMESPACES_MOST else OTHERS, one
 
 
 def _sums(found: Iterator[tuple[tuple[str, ...], float]]) -> Samples:
-    """Labels that several namespaces share have one sample."""
+    """Yield sums: namespaces that share labels have one sample."""
     sums: Counter[tuple[str, ...]] = Counter()
     for labels, value in found:
         sums[labels] += value  # type: ignore[assignment] # bytes and objects are whole, not all is
@@ -210,7 +210,7 @@ def _by_tier(field: str) -> Read:
 
 
 def _ratios(status: Status) -> Samples:
-    """None of several together."""
+    """Yield the hit ratios; several namespaces under one label have none."""
     labels = Counter(name for name, _ in _namespaces(status))
     for name, one in _namespaces(status):
         if labels[name] == 1:
@@ -220,7 +220,7 @@ def _ratios(status: Status) -> Samples:
 
 @lru_cache
 def _size(text: str) -> float:
-    """Most have the same quota."""
+    """Return a size in bytes, cached because most namespaces have the same quota."""
     return float(parse_size(text))
 
 
@@ -248,7 +248,7 @@ def _left(status: Status) -> Samples:
 
 
 def _opens_of_namespaces(status: Status) -> Samples:
-    """Count and seconds."""
+    """Yield the count and seconds of opens."""
     counts = _sums(((name,), one["opens"]["count"]) for name, one in _namespaces(status))
     seconds = _sums(((name,), one["opens"]["sum_s"]) for name, one in _namespaces(status))
     for (labels, count), (_, spent) in zip(counts, seconds, strict=True):
@@ -260,14 +260,14 @@ def _homeless(status: Status) -> Samples:
 
 
 def _gauge(name: str, what: str, read: Read | None = None, labels: tuple[str, ...] = ()) -> Metric:
-    """By default the field of the status that is called so."""
+    """Make a gauge; by default it reads the status field of the same name."""
     return Metric(f"kvfs_{name}", "gauge", labels, what, read or _value(name))
 
 
 def _counter(
     name: str, what: str, read: Read | None = None, labels: tuple[str, ...] = ()
 ) -> Metric:
-    """By default the mount's counter that is called so."""
+    """Make a counter; by default it reads the mount's counter of the same name."""
     read = read or _value("counters", name)
     return Metric(f"kvfs_{name}_total", "counter", labels, what, read)
 
@@ -431,7 +431,7 @@ METRICS = (
 
 
 def families(status: Status | None) -> Iterator[core.Metric]:
-    """All that there is to say; None: the daemon has not answered."""
+    """Yield all families; None: the daemon has not answered."""
     yield core.GaugeMetricFamily(
         "kvfs_up", "whether the daemon answers", value=int(status is not None)
     )
@@ -439,6 +439,6 @@ def families(status: Status | None) -> Iterator[core.Metric]:
         for metric in METRICS:
             family: Any = FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
             for labels, value in metric.read(status):
-                # Of a histogram the buckets and the sum, of a summary the count and the sum.
+                # A histogram has the buckets and the sum, a summary the count and the sum.
                 family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
             yield family

@@ -1,8 +1,8 @@
-"""What a mover process does: copy a backing file, or read it through, hashing as it goes.
+"""The jobs of a mover process: copy a backing file, or read it through, and hash it meanwhile.
 
 Contract: runs in a worker process, decides nothing, knows no catalog. A destination appears under
-its final name only complete, with the source's modification time, and synced if asked. Imported
-by the workers, so it imports little. Not for picking what to move.
+its final name only complete, with the source's modification time, and synced if asked. Workers
+import this module, so it imports little. Not for choosing what to move.
 """
 
 import os
@@ -30,16 +30,16 @@ PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost sy
 
 
 class Moved(NamedTuple):
-    """digest: of the kind that was asked for; blocks: 512-byte units that the file takes."""
+    """The result of a copy. digest: of the requested kind; blocks: 512-byte units of the file."""
 
     digest: bytes
     blocks: int
     cpu_seconds: float = 0.0  # of decompressing it
-    mtime_ns: int = 0  # of a file that was read through, after the last byte was read
+    mtime_ns: int = 0  # of a file that was read through, taken after its last byte
 
 
 class LostError(OSError):
-    """What was written to a file may be gone, though the page cache may still have it."""
+    """The bytes written to a file may be lost, though the page cache may still have them."""
 
 
 def copy(
@@ -47,9 +47,12 @@ def copy(
 ) -> Moved:
     """Copy `size` bytes to a new file beside its final name, then rename it there.
 
-    sync: fsync before the rename. cold: leave no page cache behind on either side, the reader of
-    these bytes is elsewhere. sparse: the digest is of that kind, see `files`. Raises OSError,
-    LostError of the source, SourceChangedError; then nothing is left behind.
+    - sync: fsync before the rename.
+    - cold: leave no page cache behind on either side, because the reader of these bytes is
+      elsewhere.
+    - sparse: the digest is of that kind, see `files`.
+
+    Raises OSError, LostError of the source, SourceChangedError; then nothing is left behind.
     """
     moved = _copy_part(source, destination, size, sync=sync, cold=cold, sparse=sparse)
     _finish(destination)
@@ -59,11 +62,11 @@ def copy(
 def copy_all(
     items: list[tuple[str, str, int, bool]],
 ) -> list[Moved | OSError | SourceChangedError]:
-    """Copy many small files, (source, destination, size, sparse) each, and sync them with one call.
+    """Copy many small files, (source, destination, size, sparse) each; sync them with one call.
 
     An fsync for each would cost a journal commit for each: milliseconds for a file of 4 KiB. The
-    answer has a result or the reason of its failure for each item. Raises OSError if the sync
-    fails; then nothing is left behind.
+    result has a `Moved` or a failure for each item. Raises OSError if the sync fails; then nothing
+    is left behind.
     """
     results: list[Moved | OSError | SourceChangedError] = []
     for source, destination, size, sparse in items:
@@ -90,7 +93,7 @@ def copy_all(
 def _copy_part(
     source: str, destination: str, size: int, *, sync: bool, cold: bool, sparse: bool
 ) -> Moved:
-    """The bytes, under a name that nobody looks for."""
+    """Copy the bytes, under a name that no reader looks for."""
     with reading(source) as inp:
         failpoints.reach("movement.copy")
         with part(destination) as out:
@@ -118,9 +121,9 @@ def _finish(destination: str) -> None:
 
 
 def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) -> Moved:
-    """Hash a file where it is, and fsync it if asked. sparse: as `copy` has it.
+    """Hash a file where it is, and fsync it if asked. sparse: as for `copy`.
 
-    Raises LostError if that fails, OSError, SourceChangedError.
+    Raises LostError if the fsync fails, OSError, SourceChangedError.
     """
     with reading(source) as inp:
         failpoints.reach("movement.read")
@@ -146,15 +149,15 @@ def _lost(source: str) -> Iterator[None]:
 
 
 def expect_written(inp: int, source: str) -> None:
-    """Raises LostError if the bytes that were read may be others than those that were written."""
+    """Raises LostError if the bytes read may differ from the bytes written."""
     with _lost(source):
         mounts.expect_written(inp)
 
 
 def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
-    """Hash what is in no hole, and write what of that is not all zeros. Returns the digest.
+    """Hash the data outside holes, and write the pieces that are not all zeros. Returns the digest.
 
-    Holes are not read: a file of 100 GB with 1 GB in it takes the time and room of 1 GB.
+    Holes are not read: a file of 100 GB with 1 GB of data takes the time and room of 1 GB.
     """
     piece = memoryview(bytearray(min(PIECE, max(size, 1))))
     zeros = memoryview(bytes(len(piece)))
@@ -172,13 +175,13 @@ def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
                     written += os.pwritev(out, [piece[written:got]], position + written)
                 failpoints.reach("movement.copy.piece")
             position += got
-    if (there := os.fstat(inp).st_size) < size:  # behind its end all is a hole
+    if (there := os.fstat(inp).st_size) < size:  # all bytes behind its end are a hole
         raise SourceChangedError(f"ended at {there} of {size} bytes")
     return digest.digest(size)
 
 
 def _fill(inp: int, piece: memoryview, position: int) -> int:
-    """Read until that is full, or the file ends. Returns how much there is."""
+    """Read until the piece is full, or the file ends. Returns the number of bytes."""
     filled = 0
     while filled < len(piece) and (got := os.preadv(inp, [piece[filled:]], position + filled)):
         filled += got
@@ -186,6 +189,6 @@ def _fill(inp: int, piece: memoryview, position: int) -> int:
 
 
 def give_way(niceness: int) -> bool:
-    """Run first in each worker: opens are waited for, copies are not."""
+    """Lower the priority of a new worker: programs wait for opens, not for copies."""
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
     return True

@@ -1,16 +1,17 @@
-"""What a mover does for the bucket: an object comes down, and is what was sealed.
+"""Downloads by a mover: it fetches an object from the bucket and verifies its digest.
 
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, knows no
 catalog. The file appears under its name only complete, with the right digest and the modification
 time of every copy. Raises StoreError, TierError of `compression`, OSError; nothing is left behind.
-It is not synced: after a crash its digest has to tell.
-`stream` has the file read while it comes. It says which chunks of the half made file are there,
-each of them proven, and is told which ones somebody waits for. Both go through pipes of the daemon,
-which this process opens by their numbers; when the daemon dies the next word to it fails, and with
-it the job. The file has no name before it is whole: a mover that outlives its daemon and the one of
-the next daemon have nothing in common, and none leaves anything behind. An object whose chunks have
-no digests comes as by `download`; that is said first.
-Not for choosing what comes down, nor for what is done with a chunk that is there.
+The file is not synced: after a crash its digest decides.
+
+`stream` lets readers read the file while it comes. It tells the daemon which chunks of the
+half-made file are there, each of them verified, and the daemon tells it which chunks readers wait
+for. Both use pipes of the daemon, which this process opens by their numbers. When the daemon dies,
+the next word to it fails, and the job with it. The file has no name before it is complete. So a
+mover that outlives its daemon does not disturb the mover of the next daemon, and neither leaves
+anything behind. An object whose chunks have no digests comes as by `download`; `stream` tells this
+first. Not for choosing downloads, nor for using a chunk that is there.
 """
 
 import os
@@ -30,7 +31,7 @@ from kvfs.s3.transfer import Transfers
 
 
 class Wanted(NamedTuple):
-    """An object of `size` bytes, as its readers see them, with this xxh3-128; where it is to be."""
+    """An object of `size` bytes, as its readers see them; its xxh3-128 and its destination."""
 
     stored: Stored
     destination: str
@@ -40,7 +41,10 @@ class Wanted(NamedTuple):
 
 
 def download(transfers: Transfers, wanted: Wanted) -> Moved:
-    """Fetch an object. If it has another ETag by now it must say that it has the same bytes."""
+    """Fetch an object.
+
+    If its ETag has changed, its metadata must say that it has the same bytes.
+    """
     failpoints.reach("movement.download")
     with part(wanted.destination) as out:
         if wanted.size:
@@ -59,13 +63,13 @@ def download(transfers: Transfers, wanted: Wanted) -> Moved:
 
 
 def _fetch(transfers: Transfers, wanted: Wanted, out: int) -> float:
-    """Processor time of decompressing, in seconds."""
+    """Fetch the bytes; return the processor time of decompressing, in seconds."""
     stored, _, size, digest, _ = wanted
     if stored.codec == "none":
         transfers.download(stored.key, out, size, etag=stored.etag, digest=digest)
         return 0.0
 
-    from kvfs.compression.files import decompress  # noqa: PLC0415 (who needs it loads it)
+    from kvfs.compression.files import decompress  # noqa: PLC0415 (only its users load it)
 
     with nameless(wanted.destination) as packed:
         transfers.download(stored.key, packed, stored.size, etag=stored.etag, digest=stored.digest)
@@ -74,40 +78,43 @@ def _fetch(transfers: Transfers, wanted: Wanted, out: int) -> float:
     return spent
 
 
-_WORD = Struct("<BQ")  # fewer bytes than a pipe takes at once, so none is ever half
+_WORD = Struct("<BQ")  # a pipe takes this many bytes at once, so no word is ever cut
 _READ = _WORD.size * 512
 
 
 class Say(IntEnum):
-    """What a word is about. Its number is a chunk's, if nothing else is said."""
+    """The kind of a word. Its number is a chunk's, unless the kind says otherwise."""
 
-    WHOLE = 0  # it comes as a whole, nothing will be said of chunks; number 0
-    BEGUN = 1  # there is a file, and nothing in it yet; number as `path_of` reads it
+    WHOLE = 0  # the object comes as a whole, no words on chunks follow; number 0
+    BEGUN = 1  # there is a file, with nothing in it yet; number as `path_of` reads it
     HERE = 2
     WANTED = 3
 
 
 class Word(NamedTuple):
-    """One message, of either side."""
+    """One message, of the daemon or of the mover."""
 
     say: Say
     number: int = 0
 
 
 class Ends(NamedTuple):
-    """Paths of the pipes' ends that are the mover's: to write to the daemon, to read from it."""
+    """Paths of the mover's ends of the pipes: to write to the daemon, to read from it."""
 
     tell: str
     hear: str
 
 
 def tell(pipe: int, word: Word) -> None:
-    """Raises OSError: BrokenPipeError if nobody is there, BlockingIOError if it is full."""
+    """Send a word.
+
+    Raises OSError: BrokenPipeError if the reader is gone, BlockingIOError if full.
+    """
     os.write(pipe, _WORD.pack(*word))
 
 
 def hear(pipe: int) -> list[Word]:
-    """What has been said; the pipe does not block. Raises OSError."""
+    """The words received so far; the pipe does not block. Raises OSError."""
     try:
         data = os.read(pipe, _READ)
     except BlockingIOError:
@@ -116,7 +123,7 @@ def hear(pipe: int) -> list[Word]:
 
 
 def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
-    """Fetch an object that is stored as it is read. Its ETag may change at any time."""
+    """Fetch an object that is stored uncompressed. Its ETag may change at any time."""
     stored, destination, size, digest, touched_ns = wanted
     with (
         opened(ends.tell, os.O_WRONLY) as out,
@@ -139,7 +146,7 @@ def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
                 arrived=lambda number: tell(out, Word(Say.HERE, number)),
             )
             os.utime(coming, ns=(touched_ns, touched_ns))
-            # What a dead daemon's mover has left there goes.
+            # Remove the file that a dead daemon's mover has left there.
             Path(destination).unlink(missing_ok=True)
             with opened("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY) as folder:
                 # Without a directory Python has link(2), not linkat(2).
@@ -148,5 +155,5 @@ def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
 
 
 def path_of(word: Word) -> str:
-    """Where the file is that has BEGUN, as long as its mover lives."""
+    """The path of the file of a BEGUN word, as long as its mover lives."""
     return f"/proc/{word.number >> 32}/fd/{word.number & (1 << 32) - 1}"

@@ -1,15 +1,16 @@
 """The files that a mover reads and makes: where their data is, and the digest of all of it.
 
-Contract: `reading` opens a backing file, never a link. `part` makes a new file under a name that
-nobody looks for, `complete` gives it its own. A failure within the block of `part` removes the
-file. All of them raise OSError.
-`data_ranges` names the parts of a file that are in no hole, so that the rest is not read. `Dense`
-is the xxh3-128 of all bytes; it hashes holes from memory, at 50 GB/s, which still is time for each
-of their bytes. `Sparse` is for files that are mostly holes: the xxh3-128 of a prefix, each block of
-BLOCK bytes that has another byte than zero with its offset before it, and the size. It does not
-depend on what a file system makes holes of, and takes time for the data only. SPARSE before it
-tells it from the other kind, which it never equals.
-Runs in workers: it imports little. Not for choosing the kind of digest (`Inode.sparse`).
+Contract: `reading` opens a backing file, never a link. `part` makes a new file under a name that no
+reader looks for, and `complete` gives the file its final name. A failure within the block of `part`
+removes the file. All of them raise OSError.
+
+`data_ranges` gives the parts of a file outside holes, so that holes are not read. `Dense` is the
+xxh3-128 of all bytes. It hashes holes from memory, at 50 GB/s, which still takes time for each of
+their bytes. `Sparse` is for files that are mostly holes. It is the xxh3-128 of a prefix, each block
+of BLOCK bytes that has a nonzero byte, with its offset before it, and the size. It does not depend
+on the holes that a file system makes, and takes time for the data only. SPARSE before such a digest
+distinguishes it from the other kind. Workers run this module, so it imports little. Not for
+choosing the kind of digest (`Inode.sparse`).
 """
 
 import errno
@@ -25,12 +26,12 @@ PART = ".part"
 
 
 class SourceChangedError(Exception):
-    """The source is not (or no longer) the file that the job was about."""
+    """The source is not (or no longer) the file of this job."""
 
 
 @contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
-    """Open a file, which is private if it is new."""
+    """Open a file; a new one is private."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield fd
@@ -44,7 +45,7 @@ def reading(source: str) -> AbstractContextManager[int]:
 
 
 def nameless(beside: str) -> AbstractContextManager[int]:
-    """Make a new file that has no name, in the directory of another one, to read and write it."""
+    """Make a file without a name, in the directory of another one, to read and write it."""
     return opened(os.path.dirname(beside), os.O_TMPFILE | os.O_RDWR)
 
 
@@ -67,7 +68,7 @@ def expect_size(inp: int, source: str, size: int) -> os.stat_result:
 
 @contextmanager
 def part(destination: str) -> Iterator[int]:
-    """Make a new file, to read and write it."""
+    """Make a new file beside its destination, to read and write it."""
     path = destination + PART
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as out:
         try:
@@ -78,7 +79,7 @@ def part(destination: str) -> Iterator[int]:
 
 
 def complete(destination: str) -> None:
-    """Give the file its name; it is removed if that fails."""
+    """Give the file its final name; remove the file if that fails."""
     path = destination + PART
     try:
         os.rename(path, destination)
@@ -88,24 +89,24 @@ def complete(destination: str) -> None:
 
 
 def remove_parts(destinations: Sequence[str]) -> None:
-    """Remove what a mover that was killed has left."""
+    """Remove the half-made files of a mover that was killed."""
     for destination in destinations:
         Path(destination + PART).unlink(missing_ok=True)
 
 
-SPARSE = b"s"  # as `kvfs.catalog` has it, which workers need not load
+SPARSE = b"s"  # as in `kvfs.catalog`, which workers need not load
 SPARSE_LENGTH = 17
-BLOCK = 4096  # bytes: a page, whatever the file system's block is
+BLOCK = 4096  # bytes: a page, for any block size of the file system
 _ZEROS = memoryview(bytes(1 << 20))
 _ZERO_BLOCK = bytes(BLOCK)
 _NUMBER = Struct("<Q")
 
 
 def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each part of the first `size` bytes that is not in a hole, by whole blocks.
+    """(start, end) of each part of the first `size` bytes outside holes, by whole blocks.
 
-    A file with as many blocks as bytes is one part: only others depend on how well the file system
-    knows its holes. Raises OSError.
+    A file with as many blocks as bytes is one part, so that a full file does not depend on the file
+    system's knowledge of holes. Raises OSError.
     """
     if size and os.fstat(fd).st_blocks * 512 >= size:
         yield 0, size
@@ -115,7 +116,7 @@ def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
         try:
             start = os.lseek(fd, position, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # there is no more
+            if error.errno == errno.ENXIO:  # there is no more data
                 return
             raise
         if start >= size:
@@ -127,20 +128,20 @@ def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class Dense:
-    """Of all bytes."""
+    """The digest of all bytes."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
         self._position = 0
 
     def update(self, position: int, data: memoryview) -> None:
-        """Data from a position on; what is between it and the data before is a hole."""
+        """Add data at a position; the gap before it is a hole."""
         self._skip(position)
         self._state.update(data)
         self._position = position + len(data)
 
     def digest(self, size: int) -> bytes:
-        """Of a file of so many bytes."""
+        """The digest of a file of this many bytes."""
         self._skip(size)
         return self._state.digest()
 
@@ -152,13 +153,13 @@ class Dense:
 
 
 class Sparse:
-    """Of what is not zeros."""
+    """The digest of the nonzero blocks."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128(b"kvfs: blocks that are not zeros\n")
 
     def update(self, position: int, data: memoryview) -> None:
-        """Data from a position on that is a multiple of BLOCK; whole blocks but at the end."""
+        """Add data at a multiple of BLOCK; whole blocks, except at the end."""
         for start in range(0, len(data), BLOCK):
             block = bytes(data[start : start + BLOCK])
             if block != _ZERO_BLOCK[: len(block)]:
@@ -166,6 +167,6 @@ class Sparse:
                 self._state.update(block)
 
     def digest(self, size: int) -> bytes:
-        """Of a file of so many bytes."""
+        """The digest of a file of this many bytes."""
         self._state.update(_NUMBER.pack(size))
         return SPARSE + self._state.digest()

@@ -1,10 +1,10 @@
-"""What a mover looks at in the bucket: names, listings, and whether an object is what it was.
+"""Reads by a mover in the bucket: names, listings, and whether an object is still the same.
 
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, changes
-nothing, knows no catalog. Many questions about names come in one call and are asked at the same
-time, on threads. What fails is the answer to its own question only; what is no object of kvfs is
+nothing, knows no catalog. One call has many questions about names, and threads ask them at the same
+time. A failure is the answer to its own question only. An object that kvfs did not make is
 `strange`, never an error. The header that `peek` returns was compared with its digest: StoreErrors
-say that the object is another one, or damaged. Not for what follows from an answer.
+say that the object is another one, or damaged. Not for acting on an answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,11 @@ RECORD_MAX = 4096 * 3  # bytes of the longest path, each of them escaped
 
 
 class Ask(NamedTuple):
-    """Whether there is an object with this key; and, unless it is "", what begins with `folder`.
+    """Whether an object has this key; and the keys that begin with `folder`, unless that is "".
 
-    limit: so many keys of that at most. versions: which folders begin with that, unless it is "".
-    sure: a listing is to say as well that it is not there, since something goes by that.
+    - limit: at most this many of those keys.
+    - versions: list the folders that begin with this, unless it is "".
+    - sure: a listing must confirm that the object is missing, because kvfs acts on it.
     """
 
     key: str
@@ -55,13 +56,13 @@ class Seen(NamedTuple):
     facts: Facts
 
     def stored(self, key: str) -> Stored:
-        """As the catalog remembers it."""
+        """The `Stored` of this object, as the catalog keeps it."""
         facts = self.facts
         return Stored(key, self.etag, facts.stored_size, facts.stored_digest, facts.codec)
 
 
 class Answer(NamedTuple):
-    """`strange` says why what has the key is no object of kvfs, "" if it is one or nothing is."""
+    """`strange`: why the object is not one of kvfs; "" if it is one, or there is none."""
 
     seen: Seen | None = None
     strange: str = ""
@@ -70,7 +71,7 @@ class Answer(NamedTuple):
 
 
 def look(transfers: Transfers, asks: Sequence[Ask]) -> list[Answer | StoreError]:
-    """Answer each question."""
+    """Answer each question. A StoreError is the answer to a question that failed."""
     listed = transfers.store.list
     with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
 
@@ -91,7 +92,7 @@ def look(transfers: Transfers, asks: Sequence[Ask]) -> list[Answer | StoreError]
 
 
 def page(transfers: Transfers, prefix: str, after: str, delimiter: str = "") -> Page:
-    """Return what is listed next. See `Store.list`."""
+    """Return the next page of a listing. See `Store.list`."""
     return transfers.store.list(prefix, after=after, delimiter=delimiter)
 
 
@@ -107,7 +108,7 @@ _NONE = Page([], [], "")
 def _answer(
     head: Callable[[], Answer], below: Callable[[], Page], versions: Callable[[], Page]
 ) -> Answer | StoreError:
-    """An object is enough of an answer; that there is none needs all of them."""
+    """The answer to one question. It lists only if the object itself is missing."""
     try:
         found = head()
         if found.seen is not None:
@@ -122,7 +123,7 @@ def _answer(
 def _head(transfers: Transfers, ask: Ask) -> Answer:
     found = _seen(transfers, ask.key)
     if found is None and ask.sure and is_listed(transfers.store, ask.key):
-        found = _seen(transfers, ask.key)  # it came in this moment
+        found = _seen(transfers, ask.key)  # it came in this very moment
         if found is None:
             raise OutageError(f"{transfers.store.name}/{ask.key}: is listed, but HEAD has 404")
     return found or Answer()
@@ -149,7 +150,7 @@ def _record(transfers: Transfers, key: str) -> bytes | StoreError:
 
 
 def head(transfers: Transfers, key: str) -> Head | None:
-    """What is at a key; None for nothing."""
+    """The `Head` of a key; None if there is no object."""
     try:
         return transfers.store.head(key)
     except NoObjectError:
@@ -157,7 +158,7 @@ def head(transfers: Transfers, key: str) -> Head | None:
 
 
 def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
-    """Whether what is written beside an object says that it is this one, of `size` bytes."""
+    """Whether the metadata beside an object say that it is this one, of `size` bytes."""
     try:
         facts = Facts.of_head(stored.key, head)
     except MetadataError:
@@ -167,7 +168,7 @@ def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
 
 
 def verify(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> str:
-    """Read all of an object; why it is not what was stored, "" if it is."""
+    """Read all of an object; return its difference from the stored one, "" for none."""
     store = transfers.store
     try:
         head = store.head(stored.key)
@@ -184,7 +185,7 @@ def verify(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> st
 
 
 def peek(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> bytes:
-    """The header of an object of `size` bytes with this xxh3-128; b"" if nothing proves it."""
+    """The header of an object of `size` bytes with this xxh3-128; b"" if no digest verifies it."""
     head, data = _peek(transfers, stored)
     where = f"{transfers.store.name}/{stored.key}"
     if not is_same(head, stored, size, digest):
@@ -201,6 +202,6 @@ def _peek(transfers: Transfers, stored: Stored) -> tuple[Head, bytes]:
     for _ in range(RANGE_TRIES - 1):
         try:
             return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)
-        except OutageError:  # a connection that broke, perhaps, in the middle of so few bytes
+        except OutageError:  # perhaps a connection that broke in the middle of so few bytes
             continue
     return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)

@@ -1,11 +1,11 @@
-"""The mover processes, seen from the daemon.
+"""The mover processes, as the daemon uses them.
 
-Contract: `copy` and `read_through` run one job in a worker process and return what it found. The
-death of a worker fails no job: it is run again in another one, a few times. Workers take a token
-each, so that no more jobs run than were asked for. A job that takes much longer than its bytes can
-is given up and its worker killed; one that waits for a disk in the kernel dies when the disk
-answers, and keeps its token until then: every job needs that disk, so the token would be of no use
-to another. Not for deciding what to move.
+Contract: `copy` and `read_through` run one job in a worker process and return its result. The death
+of a worker fails no job: another worker runs the job again, a few times. Each worker takes a token,
+so that no more jobs run than were asked for. If a job takes much longer than its bytes can, the
+daemon stops waiting and kills the worker. A worker that waits for a disk in the kernel dies only
+when the disk answers, and keeps its token until then. The token would be of no use to another job,
+because every job needs that disk. Not for deciding what to move.
 """
 
 import logging
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE = 60.0  # s for a job without bytes: they run with little of a CPU, and sync
-SLOWEST = 4 << 20  # bytes/s of a copy on a machine that is busy, to a disk that is slow
-SLOWEST_ZEROS = 1 << 30  # bytes/s of zeros that are hashed; 50 GB/s on a machine that is not
+PATIENCE = 60.0  # s for a job without bytes: workers get little of a CPU, and sync
+SLOWEST = 4 << 20  # bytes/s of a copy on a busy machine, to a slow disk
+SLOWEST_ZEROS = 1 << 30  # bytes/s of hashing zeros; 50 GB/s on an idle machine
 ATTEMPTS = 3  # deaths of workers that one job survives
-GRACE = 5.0  # s that workers have to end with the mount
+GRACE = 5.0  # s for workers to end with the mount
 IDLE_SECONDS = 600.0  # a worker without work ends after this
-REAP_PERIOD = 5.0  # s; the library waits for one that has ended with the next job, if there is one
+REAP_PERIOD = 5.0  # s; the library waits for an ended worker only at the next job
 
 
 class MoverFailedError(TierError):
@@ -44,11 +44,11 @@ class MoverFailedError(TierError):
 
 
 class MoverOverdueError(TierError):
-    """A job was given up: the disk does not answer."""
+    """A job took too long: the disk does not answer."""
 
 
 class Movers:
-    """Use inside `Movers.open(...)`."""
+    """The workers. Use inside `Movers.open(...)`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Movers:
         niceness: int = NICENESS,
         preloaded: Sequence[str] = (),
     ) -> AsyncIterator["Movers"]:
-        """preloaded: modules that one process loads for all workers, which are its forks."""
+        """Start the workers. They are forks of one process, which loads the modules `preloaded`."""
         kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
         if preloaded:
             multiprocessing.set_forkserver_preload(list(preloaded))
@@ -94,7 +94,7 @@ class Movers:
                 yield cls(context, nursery, workers, counters)
                 done = True
                 reaping.cancel()
-        except trio_parallel.BrokenWorkerError as error:  # a busy machine, or a store that hangs
+        except trio_parallel.BrokenWorkerError as error:  # a busy machine, or a hanging store
             if not done:
                 raise
             log.info("movers that had not ended within %.0f s were killed: %s", GRACE, error)
@@ -110,7 +110,7 @@ class Movers:
         sparse: bool = False,
         data: int | None = None,
     ) -> Moved:
-        """See `copying.copy`; `data` of its bytes are in no hole, all if that is not said.
+        """See `copying.copy`. `data` of its bytes are outside holes; None: all.
 
         Raises OSError, SourceChangedError, MoverFailedError.
         """
@@ -156,9 +156,9 @@ class Movers:
         *,
         sync: bool,
     ) -> Repacked:
-        """See `packing.unpack`. Raises OSError, TierError. An open waits for it, not for copies.
+        """See `packing.unpack`. Raises OSError, TierError. It runs beside copies, as an open waits.
 
-        It is given up if the mount ends.
+        The end of the mount cancels it.
         """
         return await self.run(
             *(packing.unpack, source, destination, packed, size, digest),
@@ -203,9 +203,10 @@ class Movers:
         destinations: Sequence[str] = (),
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        """What a job returns or raises in a worker.
+        """Run a job in a worker; return its result or raise its exception.
 
-        limiter: it takes a token of that, not of those between tiers, and may be cancelled.
+        limiter: take a token of this limiter, not one for copies between tiers; then the job may be
+        cancelled.
         """
         self.running += 1
         try:
@@ -241,9 +242,10 @@ class Movers:
         limiter: trio.CapacityLimiter,
         shield: bool,
     ) -> T:
-        """What a worker answers in time.
+        """Run a job in a worker within `patience` seconds.
 
-        shield: not to be cancelled, a copy would be left half made. Else its worker is killed.
+        shield: the job cannot be cancelled, because a copy would be left half made. Without it,
+        cancelling kills the worker.
         """
         ended = trio.Event()
         given_up = trio.CancelScope()
@@ -256,11 +258,11 @@ class Movers:
                     answers.append(
                         await self._context.run_sync(job, kill_on_cancel=True, limiter=limiter)
                     )
-            except Exception as error:  # noqa: BLE001 (it is raised below, where it is waited for)
+            except Exception as error:  # noqa: BLE001 (raised below, where the daemon waits for it)
                 failures.append(error)
             finally:
                 ended.set()
-            if given_up.cancelled_caught:  # and the worker is dead
+            if given_up.cancelled_caught:  # the worker is dead then
                 remove = partial(remove_parts, destinations)
                 try:
                     await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
@@ -285,17 +287,17 @@ class Movers:
 
 
 async def _reap(reaping: trio.CancelScope) -> None:
-    """Wait for workers that have ended, so that none stays a zombie while nothing is moved."""
+    """Wait for ended workers, so that none stays a zombie while nothing is moved."""
     with reaping:
         while True:
             await trio.sleep(REAP_PERIOD)
-            multiprocessing.active_children()  # waits for those that have ended, and for no other
+            multiprocessing.active_children()  # waits for ended ones only
 
 
 def patience_for(size: int, data: int | None = None, *, sparse: bool = False) -> float:
-    """Seconds that a job with so many bytes may take, of which `data` are in no hole.
+    """Seconds that a job may take for `size` bytes, of which `data` are outside holes.
 
-    Only a digest that is not `sparse` takes time for the rest, which is hashed from memory.
+    Only a digest that is not `sparse` takes time for holes, which it hashes from memory.
     """
     data = size if data is None else min(data, size)
     return PATIENCE + data / SLOWEST + (0 if sparse else (size - data) / SLOWEST_ZEROS)

@@ -1,15 +1,17 @@
-"""What a mover does to make an object smaller, where that pays, and what it was again.
+"""Compression by a mover: make an object smaller where that pays, and restore it.
 
 Contract: runs in a worker process, decides nothing, knows no catalog. An object that does not
-become smaller, or cannot be compressed here, stays as it is: that is no error, but said.
-On its way up (`packed`) the result is in memory up to MEMORY bytes, else in a file without a name
-in `scratch`; either is gone when `packed` ends, or the process. Between RAM and NVMe `pack` makes a
-copy that is smaller than its object, or one as `copying.copy` does; `unpack` makes a plain one
-again, whose digest it has compared. Either appears under its final name only complete, with the
-source's modification time, and synced if asked; nothing is left behind by a failure. `unpack` to
-where the packed copy is takes its place: whoever did not live to say so has left a plain file, by
-whose size it is known. Raises OSError, SourceChangedError, TierError.
-Not for the form (`kvfs.compression`), nor for sending.
+become smaller, or cannot be compressed here, stays as it is: the result says so, and it is no
+error. For an upload (`packed`) the result is in memory up to MEMORY bytes, else in a file without a
+name in `scratch`. Either is gone when `packed` ends, or the process.
+
+Between RAM and NVMe `pack` makes a copy that is smaller than its object, or one as `copying.copy`
+does. `unpack` makes a plain copy again, and compares its digest. Either copy appears under its
+final name only complete, with the source's modification time, and synced if asked. A failure leaves
+nothing behind. `unpack` to the path of the packed copy replaces it. If the daemon dies before it
+notes this, the plain file is recognized by its size. Raises OSError, SourceChangedError, TierError.
+
+Not for the format (`kvfs.compression`), nor for sending.
 """
 
 import os
@@ -35,11 +37,11 @@ from kvfs.movement.files import (
     reading,
 )
 
-MEMORY = 64 << 20  # bytes of an object that is packed in memory: as many as a put has in it
+MEMORY = 64 << 20  # bytes of an object packed in memory: a put has as many in memory
 
 
 class Packing(NamedTuple):
-    """Processor time in seconds, and what it came to. `failure`: why it could not be tried."""
+    """Processor time in seconds, and the outcome. `failure`: why packing was not possible."""
 
     cpu_seconds: float
     smaller: bool
@@ -63,10 +65,10 @@ class Packed(NamedTuple):
 def packed(
     source: int, size: int, scratch: str, element_size: int | None = None
 ) -> Iterator[tuple[Packed | None, Packing]]:
-    """Compress an open file of `size` bytes; None if it is to go up as it is.
+    """Compress an open file of `size` bytes; None if it is to be uploaded uncompressed.
 
-    scratch: the directory for what is more than MEMORY; "": there is none. element_size: bytes of a
-    number, if that is known; else a sample tells.
+    scratch: the directory for objects of more than MEMORY; "": there is none. element_size: bytes
+    of a number, None if unknown; then a sample decides.
     """
     begun = time.thread_time()
     with ExitStack() as stack:
@@ -78,14 +80,14 @@ def packed(
                 digest = copying.digest_of(room, made.stored_size, sparse=False)
                 found = Packed(room, made.stored_size, digest, made.codec, made.digest)
         except (KvfsError, OSError, SourceChangedError) as error:
-            # If it is the object's own file, who sends it as it is finds that out.
+            # If the object's own file is the cause, the upload will find that out.
             failure = str(error)
         spent = time.thread_time() - begun
         yield found, Packing(spent, smaller=found is not None, failure=failure)
 
 
 def _room(size: int, scratch: str) -> IO[bytes]:
-    """Raises OSError, NoSpaceError."""
+    """A file for the compressed bytes. Raises OSError, NoSpaceError."""
     if size <= MEMORY:
         return os.fdopen(os.memfd_create("kvfs-packed"), "r+b")
     if not scratch:
@@ -94,7 +96,7 @@ def _room(size: int, scratch: str) -> IO[bytes]:
 
 
 class Repacked(NamedTuple):
-    """`moved` is of the object; `packed`: what the copy is, None for a plain one.
+    """`moved` is of the object; `packed`: the compressed copy, None for a plain one.
 
     in_place: nothing was copied, the source is a plain copy already.
     """
@@ -131,11 +133,11 @@ def pack(source: str, destination: str, size: int, element_size: int | None) -> 
 def _compressed(
     inp: int, out: int, size: int, element_size: int | None
 ) -> tuple[PackedCopy | None, bytes, Packing]:
-    """With the digest of the bytes that were read. What cannot be compressed is to be copied."""
+    """The packed copy, None if it is to be copied plain; the digest of the bytes read; the cost."""
     begun, made, failure = time.thread_time(), None, ""
     try:
         made = compress(inp, out, size, element_size)
-    except KvfsError as error:  # if it is the file's own fault, who copies it finds that out
+    except KvfsError as error:  # if the file itself is the cause, the copy will find that out
         failure = str(error)
     packing = Packing(time.thread_time() - begun, smaller=made is not None, failure=failure)
     if made is None:
@@ -149,7 +151,7 @@ def unpack(
 ) -> Repacked:
     """Decompress into a new file of `size` bytes that have this xxh3-128.
 
-    Raises DamagedError if the source is not what was written, OSError of either file.
+    Raises DamagedError if the source differs from the packed copy, OSError of either file.
     """
     try:
         with reading(source) as inp:
@@ -173,13 +175,13 @@ def unpack(
         failpoints.reach("movement.unpack.renamed")
         return Repacked(Moved(digest, blocks, spent))
     except KvfsError as error:
-        if isinstance(error.__cause__, OSError):  # whose number tells how a disk is
+        if isinstance(error.__cause__, OSError):  # its errno tells the state of the disk
             raise error.__cause__ from None
         raise
 
 
 def unpacked_digest(source: str, packed: PackedCopy, size: int) -> bytes:
-    """The xxh3-128 of what a packed copy stands for. Raises DamagedError."""
+    """The xxh3-128 of a packed copy's content. Raises DamagedError."""
     with reading(source) as inp:
         return content_digest(packed.codec, inp, size, packed.size)
 

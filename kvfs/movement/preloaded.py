@@ -1,7 +1,7 @@
-"""Loaded by the process of which the workers for a bucket are forks, before the first of them.
+"""Modules that one process loads, before it forks the workers for a bucket.
 
-Contract: importing it takes 0.5 s, which no fork has to spend again. It knows no credentials and
-asks nobody. Not for anything that has threads or connections, which forks must not share.
+Contract: importing it takes 0.5 s, which no fork has to spend again. It has no credentials and
+sends no request. Not for threads or connections, which forks must not share.
 """
 
 from kvfs.movement import downloading, looking, uploading  # noqa: F401

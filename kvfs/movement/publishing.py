@@ -1,9 +1,9 @@
-"""What an object in a bucket is called and what is said of it there: common to all that put one.
+"""The names and metadata of objects in a bucket, for every job that writes one.
 
-Contract: runs in a worker process, as `uploading`, which uses it. A name is published
-once: if another object has it that is the same, whatever its codec, it is taken for ours. The id of
-an upload in parts is on the disk before its first part, so that `sweep` can abort what was cut
-short. Raises StoreError, OSError. Not for bytes.
+Contract: runs in a worker process; `uploading` uses it. A name is published once. If another node's
+object has the name and is the same, in any codec, kvfs uses that object. The id of an upload in
+parts is on the disk before its first part, so that `sweep` can abort interrupted uploads. Raises
+StoreError, OSError. Not for bytes.
 """
 
 import json
@@ -34,10 +34,10 @@ from kvfs.s3.transfer import ATTEMPT, Transfers
 
 
 class About(NamedTuple):
-    """What an object is, beside its bytes. `digest`: b"" if nobody computed it.
+    """An object's facts besides its bytes. `digest`: b"" if it was not computed.
 
-    told: mode, owner and time once more, as the catalog remembers what the bucket has of them.
-    element_size: bytes of a number in it, if that is known.
+    told: mode, owner and time once more, as the catalog has them for the bucket. element_size:
+    bytes of a number in the object, None if unknown.
     """
 
     size: int
@@ -54,10 +54,10 @@ class About(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where it goes. `record`: key and bytes of what says its name, if the key does not.
+    """The place of an object. `record`: key and bytes of its name's record, if the key has no name.
 
-    once: nobody is known to have the name. token: what this attempt is called, `ours` are those of
-    earlier ones, of which nobody knows how they ended.
+    once: by what this node knows, no object has the name. token: the name of this attempt. ours:
+    the tokens of earlier attempts, whose outcome is unknown.
     """
 
     key: str
@@ -68,9 +68,9 @@ class Target(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """What there is now. `digest` is of the object as its readers see it.
+    """The result of an upload. `digest` is of the object as its readers see it.
 
-    packing: what compressing it came to; None if nobody wanted that.
+    packing: cost and outcome of compressing it; None if it was not to be compressed.
     """
 
     stored: Stored
@@ -81,7 +81,7 @@ class Uploaded(NamedTuple):
 def facts(
     about: About, stored: Stored, digest: bytes, chunks: Chunks | None, first: bytes
 ) -> Facts:
-    """All that is said of an object. `digest` is of the object as its readers see it.
+    """All metadata of an object. `digest` is of the object as its readers see it.
 
     first: the digest of its header.
     """
@@ -104,7 +104,7 @@ def facts(
 
 
 def is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
-    """Whether one of these attempts has made what is there."""
+    """Whether one of these attempts has made the present object."""
     try:
         return bool(tokens) and transfers.store.head(key).metadata.get(ATTEMPT, "") in tokens
     except NoObjectError:
@@ -112,14 +112,14 @@ def is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
 
 
 def publish_name(transfers: Transfers, record: tuple[str, bytes] | None) -> None:
-    """Whoever wrote it before has written the same: its key is the hash of its content."""
+    """Write the record of a name. Every writer writes the same: the key is the content's hash."""
     if record is not None:
         key, content = record
         transfers.store.put(key, content, {}, once=False)
 
 
 def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
-    """What another node has stored there, if it is this very object, and can be read here."""
+    """The `Stored` of another node's object, if it is this very object, and readable here."""
     head, where = transfers.store.head(key), f"{transfers.store.name}/{key}"
     try:
         found = Facts.of_head(key, head)
@@ -134,7 +134,7 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
             f"{where} is another object: {found.size} bytes with xxh3-128 {found.digest.hex()}, "
             f"expected {about.size} with {digest.hex()}"
         )
-    # What the other node says of its mode and time is its own affair, and stays.
+    # Mode and time beside the object are the other node's, and stay.
     return Stored(
         key, head.etag, found.stored_size, found.stored_digest, found.codec, told=about.told
     )
@@ -143,11 +143,11 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
 def as_it_is_now(
     transfers: Transfers, stored: Stored, digest: bytes
 ) -> tuple[Stored, Chunks | None, bytes]:
-    """What is stored, with the ETag that it has: another node may have changed its mode.
+    """A stored object with its present ETag, because another node may have changed its mode.
 
-    Or this one has, and lost the answer. With it the digests of its chunks, if it has any, and that
-    of its header, b"" for none. Raises ObjectChangedError if it is another object, NoObjectError,
-    MetadataError.
+    Or this node has changed it, and the answer was lost. Also returns the digests of its chunks,
+    None without any, and the digest of its header, b"" for none. Raises ObjectChangedError if the
+    key has another object, NoObjectError, MetadataError.
     """
     try:
         head = transfers.store.head(stored.key)
@@ -173,9 +173,9 @@ def as_it_is_now(
 
 @contextmanager
 def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
-    """What to call with an upload's id, before its first part. It is forgotten when all is done."""
+    """A function to call with an upload's id before its first part. The end forgets the id."""
     path = _note_of(Path(notes), key)
-    if path.exists():  # the abort of the last attempt has failed, and its note is about to go
+    if path.exists():  # the last attempt was not aborted, and its note is about to go
         abort_noted(transfers, path)
     written: list[Path] = []
 
@@ -193,7 +193,7 @@ def _note_of(notes: Path, key: str) -> Path:
 
 
 def abort_noted(transfers: Transfers, path: Path) -> bool:
-    """Abort the upload that a note is about, and forget it; whether it was about one."""
+    """Abort the upload of a note, and remove the note; tell whether it named an upload."""
     found = _noted_in(path)
     if found is not None:
         transfers.store.abort(*found)
@@ -202,13 +202,13 @@ def abort_noted(transfers: Transfers, path: Path) -> bool:
 
 
 def ids_noted(notes: str) -> frozenset[str]:
-    """The ids of the uploads that are under way, or were cut short."""
+    """The ids of the uploads that are under way, or were interrupted."""
     found = map(_noted_in, Path(notes).glob("*.json"))
     return frozenset(one[1] for one in found if one is not None)
 
 
 def _noted_in(path: Path) -> tuple[str, str] | None:
-    """Key and id; None if it is done by now, or is not what `noted` has written: it stays then."""
+    """Key and id; None if the upload is done, or `noted` did not write the file: then it stays."""
     try:
         told = kept.read_table(path, "a key and the id of an upload", "remove it") or {}
     except ConfigError:
@@ -216,5 +216,5 @@ def _noted_in(path: Path) -> tuple[str, str] | None:
     key, upload_id = told.get("key"), told.get("upload_id")
     if not isinstance(key, str) or not isinstance(upload_id, str):
         return None
-    # Of another key's it would abort what it is not about.
+    # With another key's note it would abort the wrong upload.
     return (key, upload_id) if path == _note_of(path.parent, key) else None

@@ -1,9 +1,10 @@
-"""What is asked of the bucket, seen from the daemon: calls that worker processes make.
+"""The bucket, as the daemon uses it: calls that worker processes make.
 
-Contract: as `Movers`, in lanes of their own: nothing local waits for a store that does not answer,
-and what somebody waits for neither waits behind uploads nor has so little of a CPU. Small calls
-that wait share a worker, which makes them at once: they end together. What fails is a StoreError,
-an OSError of the local file, or a TierError of the movers. Not for deciding what to ask.
+Contract: as `Movers`, in lanes of their own. Local jobs never wait for a store that does not
+answer. Calls that a program waits for do not wait behind uploads, and get more of a CPU. Small
+waiting calls share a worker, which makes them at once: they end together. A failure is a
+StoreError, an OSError of the local file, or a TierError of the movers. Not for deciding what to
+ask.
 """
 
 from collections import Counter, deque
@@ -27,8 +28,8 @@ T = TypeVar("T")
 Lane = Literal["up", "down", "ask", "look", "list"]
 
 ASK_PATIENCE = 60.0  # s
-LOOK_PATIENCE = 15.0  # s; of a worker that has yet to begin: who waits does so for less
-LOOKS = 2  # workers that look names up, each many at once
+LOOK_PATIENCE = 15.0  # s; including a worker's start: programs wait less than this
+LOOKS = 2  # workers that look up names, many at once each
 NICENESS = 5  # of uploads: they give way, but their bytes must not pile up while CPUs are busy
 GROUP = 4  # small calls that one worker makes at once
 WARMING = 0.1  # s that a worker is kept from its next call, so that all of them are started
@@ -51,12 +52,12 @@ class Remote:
             yield cls(movers, bucket, urgent)
 
     def __init__(self, movers: Movers, bucket: Bucket, urgent: Movers | None = None) -> None:
-        """urgent: workers for what somebody waits for."""
+        """urgent: workers for calls that a program waits for."""
         self.movers = movers
         self.urgent = urgent or movers
         self.bucket = bucket
         workers = 2 * movers.workers
-        self.uploads = self.downloads = GROUP * workers  # that are on their way at once
+        self.uploads = self.downloads = GROUP * workers  # most that are on their way at once
         self._lanes: dict[Lane, _Lane] = {
             "up": _Lane(self.movers, workers),
             "down": _Lane(self.urgent, workers),
@@ -74,16 +75,16 @@ class Remote:
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
-        """What `do` returns or raises in a worker, with its client of the bucket.
+        """Run `do` in a worker with its client of the bucket; return its result, or raise.
 
-        size: bytes that are read or written, about: small calls may share a worker. destinations:
-        files whose parts are removed if the worker has to be killed.
+        size: bytes that are read or written, approximately: small calls may share a worker.
+        destinations: files whose parts are removed if the worker has to be killed.
         """
         terms = self.bucket.terms
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
         job = stores.Job(do, arguments, options)
-        if lane == "look":  # somebody waits: a store that is slow is a miss
+        if lane == "look":  # a program waits: a slow store is a miss
             what = (self.bucket.place, job)
             return await self._lanes[lane].ask(stores.glance, *what, patience=LOOK_PATIENCE)
         call = _Call(size, destinations, job)
@@ -93,7 +94,7 @@ class Remote:
         return cast("T", call.found)
 
     async def warm(self) -> None:
-        """Start the workers that somebody will wait for. Raises TierError."""
+        """Start the workers for calls that programs wait for. Raises TierError."""
         terms, lane = self.bucket.terms, self._lanes["down"]
         if terms is None:
             return
@@ -103,14 +104,20 @@ class Remote:
                 nursery.start_soon(start)
 
     async def stream(self, wanted: downloading.Wanted, ends: downloading.Ends) -> Moved:
-        """See `downloading.stream`. It shares no worker: others would end only with it."""
+        """See `downloading.stream`.
+
+        It shares no worker, because the others would end only with it.
+        """
         alone = max(wanted.size, GROUP * (self.bucket.terms or Terms()).part)
         return await self.call(
             "down", alone, [wanted.destination], downloading.stream, wanted, ends
         )
 
     async def ask(self, identity: str) -> None:
-        """Whether it answers; at the first time, what it honours. Raises why not."""
+        """Ask whether the bucket answers; the first time, also what it honours.
+
+        Raises if it does not.
+        """
         lane, place = self._lanes["ask"], self.bucket.place
         if self.bucket.terms is not None:
             await lane.ask(stores.alive, place)
@@ -120,7 +127,7 @@ class Remote:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """One that somebody waits for. `found`: what it returned, or why it failed."""
+    """One call that a task waits for. `found`: its result, or its exception."""
 
     size: int
     destinations: Sequence[str]
@@ -131,7 +138,7 @@ class _Call:
 
 
 class _Lane:
-    """Calls that wait for workers of their own, in turn; small ones share the next that is free."""
+    """Calls in turn on workers of their own; small ones share the next free worker."""
 
     def __init__(self, movers: Movers, workers: int) -> None:
         self.movers = movers
@@ -142,11 +149,11 @@ class _Lane:
     async def ask(
         self, do: Callable[..., T], *arguments: object, patience: float = ASK_PATIENCE
     ) -> T:
-        """A call that says itself which client it needs."""
+        """Run a call that chooses its own client."""
         return await self.movers.run(do, *arguments, limiter=self.tokens, patience=patience)
 
     async def run(self, call: _Call, place: Place, terms: Terms) -> None:
-        """Return when it has ended. Raises nothing but Cancelled."""
+        """Run a call; return when it has ended. Raises nothing except Cancelled."""
         self._waiting.append(call)
         try:
             async with self._turns:
@@ -158,7 +165,7 @@ class _Lane:
                 self._waiting.remove(call)
 
     def _with_others(self, call: _Call, terms: Terms) -> list[_Call]:
-        """It, and the first that wait, as many as one worker can have on their way at once."""
+        """This call and the first waiting ones, as many as one worker can run at once."""
         self._waiting.remove(call)
         calls, room = [call], terms.part - max(terms.part // GROUP, call.size)
         while self._waiting and len(calls) < GROUP:
@@ -179,7 +186,7 @@ class _Lane:
                 patience=patience_for(2 * sum(call.size for call in calls)),
                 destinations=[path for call in calls for path in call.destinations],
             )
-        except Exception as error:  # noqa: BLE001 (whoever waits for one of them raises it)
+        except Exception as error:  # noqa: BLE001 (each waiting task raises it)
             found = [error] * len(calls)
         finally:
             for call, one in zip(calls, found, strict=True):

@@ -1,11 +1,11 @@
-"""The client of a bucket, in a worker process; and whether that bucket can be used, and answers.
+"""The client of a bucket in a worker process, and checks that the bucket is usable and answers.
 
-Contract: `run_all` is what a worker is sent for whatever is asked of a bucket. It has the client
-for that place, with its connections and threads, made at the first call and kept for the life of
-the process; boto3 is loaded nowhere in the daemon's own. `python -m kvfs.movement.stores` is
-`check` for a mount that has no workers yet, which reads a question as JSON and writes the answer as
-JSON. `check` raises ConfigError for what a human must change, StoreError for what may pass.
-Not for objects: `uploading`, `downloading`, `looking`.
+Contract: the daemon sends `run_all` to a worker for every call about the bucket. The worker has the
+client for that place, with its connections and threads, made at the first call and kept for the
+life of the process. The daemon's own process never loads boto3. `python -m kvfs.movement.stores` is
+`check` for a mount that has no workers yet; it reads a question as JSON and writes the answer as
+JSON. `check` raises ConfigError for a problem that a human must solve, StoreError for one that may
+pass. Not for objects: `uploading`, `downloading`, `looking`.
 """
 
 import json
@@ -33,7 +33,7 @@ _free: dict[tuple[Place, Terms], list[Transfers]] = {}
 
 
 class Job(NamedTuple):
-    """What to call with a `Transfers` and these."""
+    """A function to call with a `Transfers` and these arguments."""
 
     do: Callable[..., Any]
     arguments: tuple[object, ...]
@@ -41,18 +41,18 @@ class Job(NamedTuple):
 
 
 def run_all(place: Place, terms: Terms, jobs: Sequence[Job]) -> list[Any]:
-    """Do them at once, with this process's client; what each returned, or the Exception."""
+    """Run the jobs at once, with this process's client; return each result, or its Exception."""
     if len(jobs) == 1:
         return [_run(place, terms, jobs[0])]
     return list(_threads().map(partial(_run, place, terms), jobs))
 
 
-def _run(place: Place, terms: Terms, job: Job) -> Any:  # noqa: ANN401 (whatever jobs return)
+def _run(place: Place, terms: Terms, job: Job) -> Any:  # noqa: ANN401 (a job may return anything)
     free = _free.setdefault((place, terms), [])
     mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
     try:
         return job.do(mine, *job.arguments, **job.options)
-    except Exception as error:  # noqa: BLE001 (it is raised where the job is waited for)
+    except Exception as error:  # noqa: BLE001 (raised where the job is waited for)
         return error
     finally:
         free.append(mine)
@@ -64,14 +64,14 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def ready(place: Place, terms: Terms, seconds: float) -> None:
-    """Have this process's client made, and be busy so long that others are asked as well."""
+    """Make this process's client, and stay busy for `seconds`, so that other workers start too."""
     began = time.monotonic()
     transfers(place, terms)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
-def glance(place: Place, job: Job) -> Any:  # noqa: ANN401 (whatever jobs return)
-    """Do it with the client that does not wait long: whoever asks has a miss otherwise."""
+def glance(place: Place, job: Job) -> Any:  # noqa: ANN401 (a job may return anything)
+    """Run a job with the impatient client: a program waits, and a slow answer is a miss."""
     return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 
 
@@ -92,7 +92,7 @@ def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers
 
 
 def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
-    """Try what kvfs needs of a bucket, and claim the prefix; what its store honours."""
+    """Try every request that kvfs needs, and claim the prefix; return what the store honours."""
     keys = Keys(place.prefix)
     plain = transfers(place, Terms())
     ours = partial(look, plain, keys, identity, exclusive=exclusive)
@@ -102,7 +102,7 @@ def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT00
 
 
 def alive(place: Place) -> bool:
-    """Whether it answers, within a few seconds; raises why not."""
+    """Whether the store answers within a few seconds. Raises the reason if it does not."""
     transfers(place, Terms(), probing=True).store.list(place.prefix, limit=1)
     return True
 
@@ -111,7 +111,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         place = Place(**question["place"])
         return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
-    except (ConfigError, RefusedError) as error:  # that there is no such profile is found early
+    except (ConfigError, RefusedError) as error:  # a missing profile is found early
         return {"refused": str(error)}
     except KvfsError as error:
         return {"failed": str(error)}

@@ -1,10 +1,10 @@
-"""What a mover does for the bucket: objects go up or get other names, keys go.
+"""Uploads by a mover: it stores objects in the bucket, renames them there, and deletes keys.
 
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, knows no
-catalog. What goes up, compressed or not, has the digest that the object was sealed with, or does
-not go. What gets another name, or other metadata under its own, is copied by the store, and stays
-as it is stored, with its codec: no bytes come here. Raises StoreError, OSError, SourceChangedError.
-Not for choosing what goes up, nor for what is said of an object there (`publishing`).
+catalog. An object is uploaded, compressed or not, only if its bytes have the digest of its seal. To
+give an object another name, or other metadata, the store copies it. The copy keeps its codec, and
+no bytes come here. Raises StoreError, OSError, SourceChangedError. Not for choosing uploads, nor
+for an object's metadata (`publishing`).
 """
 
 import os
@@ -36,8 +36,10 @@ def upload(
 ) -> Uploaded:
     """Store a backing file that was last changed at `touched_ns`.
 
-    notes: the directory for ids of uploads. scratch: see `packing.packed`; None: it goes up as it
-    is. copy: the file is this one and goes up as it is, unless it was made a plain one since.
+    - notes: the directory for ids of uploads.
+    - scratch: see `packing.packed`; None: upload it uncompressed.
+    - copy: the file is this packed copy. It is uploaded as it is, unless a plain one replaced it.
+
     Raises ObjectExistsError if another object has the name, SourceError if the file has another
     digest than it should.
     """
@@ -59,7 +61,7 @@ def upload(
             stored = Stored(target.key, "", copy.size, copy.digest, copy.codec, told=about.told)
         elif packed is None:
             digest = about.digest
-            if about.size > LEAST or not digest:  # what goes beside the bytes goes before them
+            if about.size > LEAST or not digest:  # metadata go before the bytes
                 digest, chunks = weigh(fd, about.size)
             if not about.digest:
                 _expect_written(fd, source)
@@ -103,9 +105,9 @@ def upload(
 def remove(
     transfers: Transfers, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
 ) -> dict[str, StoreError]:
-    """Delete objects; which are still there, and why.
+    """Delete objects; return those that are still there, with the reason.
 
-    attempts: keys that are only deleted if one of these has made what is there.
+    attempts: delete such a key only if one of its attempts has made the present object.
     """
     sure = [key for key in keys if key not in attempts]
     sure += [key for key, tokens in attempts.items() if publishing.is_ours(transfers, key, tokens)]
@@ -113,19 +115,20 @@ def remove(
 
 
 def sweep(transfers: Transfers, notes: str) -> int:
-    """Abort the uploads that were cut short; how many there were."""
+    """Abort the interrupted uploads; return their number."""
     return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
 
 
 def _expect_written(fd: int, source: str) -> None:
-    """Of a file without a digest: it has what was written to it. Raises SourceError."""
+    """Check that a file without a digest has the bytes written to it. Raises SourceError."""
     try:
         expect_written(fd, source)
     except LostError as error:
         raise SourceError(f"the kernel could not write {source}: {error}") from error
 
 
-# S3 copies 5 GiB in one request, but answers only then: that takes longer than an answer may.
+# S3 copies 5 GiB in one request, but answers only at the end: that takes longer than the client
+# waits.
 WHOLE = 256 << 20  # bytes
 PART = 64 << 20  # bytes
 
@@ -133,14 +136,14 @@ PART = 64 << 20  # bytes
 def copy(
     transfers: Transfers, source: Stored, about: About, target: Target, notes: str
 ) -> Uploaded:
-    """Give what is stored another name, or other metadata under its own.
+    """Give a stored object another name, or other metadata under its own.
 
-    notes: the directory for ids of uploads. Raises ObjectChangedError, NoObjectError if it is not
-    what is there; ObjectExistsError if another object has the new name.
+    notes: the directory for ids of uploads. Raises ObjectChangedError or NoObjectError if `source`
+    is no longer there; ObjectExistsError if another object has the new name.
     """
     failpoints.reach("movement.upload")
     publishing.publish_name(transfers, target.record)
-    # Not every store looks by itself.
+    # Some stores do not check this.
     source, chunks, first = publishing.as_it_is_now(transfers, source, about.digest)
     metadata = publishing.facts(about, source, about.digest, chunks, first).metadata()
     fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)

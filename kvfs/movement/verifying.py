@@ -1,9 +1,9 @@
-"""What a mover does for the scrubber: it reads sealed copies and compares each with its digest.
+"""The mover's job for the scrubber: read sealed copies and compare each with its digest.
 
 Contract: runs in a worker process, decides nothing, changes nothing, knows no catalog. `verify`
 reads at most `rate` bytes a second, and sleeps in between. A copy on a disk is read past the page
-cache: the bytes are those of the disk, and what readers have in the cache stays there.
-Not for deciding what becomes of a wrong copy (`kvfs.core.jobs.scrub`).
+cache. So the bytes come from the disk, and the readers' pages stay in the cache. Not for deciding
+what to do with a wrong copy (`kvfs.core.jobs.scrub`).
 """
 
 import errno
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """For each copy "" if it is right, what is wrong with it, or why it was not read.
+    """For each copy "" if it is right; else its error, or why it was not read.
 
     cpu_seconds: processor time of the job.
     """
@@ -53,7 +53,7 @@ class Verified(NamedTuple):
 
 
 def verify(batch: Batch, rate: float, clock: Clock = REAL) -> Verified:
-    """Read each copy of the batch once; rate: bytes a second at most."""
+    """Read each copy of the batch once. rate: bytes a second at most."""
     begun, spent, read = clock.now(), time.process_time(), 0
 
     def has_read(count: int) -> None:
@@ -64,7 +64,7 @@ def verify(batch: Batch, rate: float, clock: Clock = REAL) -> Verified:
             clock.sleep(ahead)
 
     results: list[str | OSError] = []
-    with mmap.mmap(-1, PIECE) as room, memoryview(room) as piece:  # aligned as disks want it
+    with mmap.mmap(-1, PIECE) as room, memoryview(room) as piece:  # aligned as disks need it
         for copy in batch.copies:
             try:
                 results.append(_verify(copy, piece, has_read))
@@ -97,7 +97,7 @@ def _open(copy: Copy) -> tuple[int, bool]:
         try:
             return os.open(copy.path, _READ | os.O_DIRECT), True
         except OSError as error:
-            if error.errno != errno.EINVAL:  # which is how a file system says that it cannot
+            if error.errno != errno.EINVAL:  # EINVAL: this file system cannot do it
                 raise
     return os.open(copy.path, _READ), False
 
@@ -110,10 +110,10 @@ def _digest(
     *,
     sparse: bool,
 ) -> bytes:
-    """The digest of the bytes, whose holes are not read; b"" if the file ends before.
+    """The digest of the bytes, without reading holes; b"" if the file ends earlier.
 
-    Raises OSError. BlockingIOError: somebody writes it. Then the descriptor is closed soon, since
-    as long as it is open the writer's close would take it for a mapping (`Tier.shared`).
+    Raises OSError. BlockingIOError: a program writes it. The caller closes the descriptor soon,
+    because an open one would look like a mapping at the writer's close (`Tier.shared`).
     """
     digest, size = files.Sparse() if sparse else files.Dense(), before.st_size
     for start, end in files.data_ranges(fd, size):

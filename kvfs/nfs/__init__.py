@@ -1,6 +1,6 @@
-"""NFS export of a mount: what an NFS server is to be told, and one that is run for it.
+"""NFS export of a mount: the configuration of an NFS server, and one that kvfs runs.
 
-`export.py` is what is exported and to whom, as configuration files; `servers.py` runs nfs-ganesha,
-which serves it from user space, or tells the kernel's server. Not for bytes: a server
-opens the mount's files as any other program does, by file handle.
+`export.py` has the export and its clients, as configuration files. `servers.py` runs nfs-ganesha,
+which serves the mount from user space, or tells the kernel's server. Not for bytes: a server opens
+the mount's files as any other program does, by file handle.
 """

@@ -1,15 +1,15 @@
-"""What of a mount is exported, to whom, and that in the words of both servers. Pure.
+"""The export of a mount and its clients, in the configuration language of both servers. Pure.
 
-Contract: `Export` holds what was asked for, parsed; `ganesha` and `line` make of it what a server
-is to read. What is not said is safe: loopback only, client's root is nobody, source ports are
-privileged. Who may stay root is a network of its own. Raises ConfigError. Not for processes, nor
-for files.
+Contract: `Export` holds the parsed request; `ganesha` and `line` turn it into the configuration of
+a server. The defaults are safe: loopback only, a client's root is nobody, source ports are
+privileged. Networks whose root stays root are an option of their own. Raises ConfigError. Not for
+processes, nor for files.
 
-Handles must mean the same object as long as it lives, and nothing afterwards. Inode numbers are
-never given out twice, by no catalog (`kvfs.catalog`), so a handle needs no more than one. FSAL_VFS
-puts the number of the device before it, which the kernel gives anew to each mount, or, with
-`Major64`, its major half, which is 0 for all file systems without a device: so handles survive an
-unmount. A server of that kind can have one such export only.
+A handle must mean the same object as long as that lives, and nothing afterwards. No catalog gives
+out an inode number twice (`kvfs.catalog`), so the number is enough for a handle. FSAL_VFS puts the
+number of the device before it, which the kernel gives anew to each mount. With `Major64` FSAL_VFS
+uses the device's major half instead. That is 0 for all file systems without a device, so handles
+survive an unmount. A server of that kind can have one such export only.
 """
 
 import ipaddress
@@ -25,20 +25,20 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 NOBODY = 65534
-EVERYWHERE = "0.0.0.0"  # noqa: S104 (for who asks for it, by whom he lets in)
+EVERYWHERE = "0.0.0.0"  # noqa: S104 (only on request; the networks of the export bound it)
 NFS_PORT, MOUNTD_PORT = 2049, 20048
-LONGEST_PREFIX = 99  # bits, that nfs-ganesha can be told
-_MARK = "# kvfs at"  # what a configuration begins with
+LONGEST_PREFIX = 99  # bits, the most that nfs-ganesha takes
+_MARK = "# kvfs at"  # the first words of a configuration
 MOST = (1 << 32) - 2  # of user and group ids; -1 is none
-_ODD = re.compile(r'["\\\0-\x1f\x7f]')  # no text of exports(5) can have it
+_ODD = re.compile(r'["\\\0-\x1f\x7f]')  # exports(5) cannot quote these
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """`fsid` is what clients tell file systems by: the identity of the mount's storage.
+    """One export. `fsid` tells file systems apart for clients: it is the identity of the storage.
 
-    `keep_root` are networks whose root stays root. With `act_as`, a user and a group id, everybody
-    acts as these. With `any_port` programs of ordinary users may be clients.
+    Root of the networks `keep_root` stays root. With `act_as`, a user and a group id, all users act
+    as these. With `any_port` programs of ordinary users may be clients.
     """
 
     path: Path
@@ -66,11 +66,11 @@ class Export:
 
     @property
     def private(self) -> bool:
-        """Whether only this machine is let in."""
+        """Return whether only this machine is let in."""
         return all(network.is_loopback for network in self.allow)
 
     def line(self) -> str:
-        """For exports(5)."""
+        """Return the export for exports(5)."""
         options = ["ro" if self.read_only else "rw", "sync", "no_subtree_check"]
         options += [f"fsid={self.fsid}"]
         options += ["insecure"] * self.any_port
@@ -83,13 +83,13 @@ class Export:
         return f'"{self.path}" {" ".join(told)}\n'
 
     def ganesha(self, server: "Server") -> str:
-        """For ganesha-config(8)."""
+        """Return the export for ganesha-config(8)."""
         versions = "3, 4" if server.mountd_port else "4"
         uid, gid = self.act_as or (NOBODY, NOBODY)
         squash = "All_Squash" if self.act_as else "Root_Squash"
         clients = [_client(self.keep_root, "No_Root_Squash")] if self.keep_root else []
         clients += [_client(self.allow, squash)]
-        # Its own default, which it cannot be told where there is no network but loopback.
+        # This is the server's own default, and without a network but loopback it cannot be set.
         bind = "" if server.address == EVERYWHERE else f"    Bind_Addr = {server.address};\n"
         access = "RO" if self.read_only else "RW"
         return f"""\
@@ -148,22 +148,25 @@ LOG {{
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server of its own listens. `mountd_port` 0: no NFSv3."""
+    """The addresses of a server of its own. `mountd_port` 0: no NFSv3."""
 
     address: str
     port: int
     mountd_port: int
-    folder: Path  # what it keeps for itself
+    folder: Path  # for the server's own files
 
 
 def is_ours(text: bytes) -> bool:
-    """Whether it is a configuration that `Export` has made, perhaps of another mount."""
+    """Return whether it is a configuration that `Export` has made, perhaps of another mount."""
     line = rb'"/[^"]*" \S+\(r[ow],sync,no_subtree_check,fsid=[^)]*\)[^\n]*\n'
     return text.startswith(_MARK.encode()) or bool(re.fullmatch(line, text))
 
 
 def networks(option: str, texts: Iterable[str]) -> tuple[Network, ...]:
-    """Addresses and networks as 10.0.0.0/8, fd00::/8, 192.0.2.7. Raises ConfigError."""
+    """Return addresses and networks of texts like 10.0.0.0/8, fd00::/8, 192.0.2.7.
+
+    Raises ConfigError.
+    """
     found = []
     for text in texts:
         try:
@@ -178,7 +181,7 @@ def networks(option: str, texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def owner(option: str, text: str) -> tuple[int, int]:
-    """UID:GID, in numbers. Raises ConfigError."""
+    """Return the numbers of UID:GID. Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,10}):(\d{1,10})", text, re.ASCII)
     if found is None or max(int(found[1]), int(found[2])) > MOST:
         raise ConfigError(f"{option} {text}: expected UID:GID in numbers, such as 1000:1000")
@@ -198,7 +201,10 @@ def _client(allowed: Iterable[Network], squash: str) -> tuple[str, str]:
 
 
 def _words(network: Network) -> list[str]:
-    """Its parser takes prefixes of 1 to 99 bits (src/config_parsing/conf_lex.l, CIDR)."""
+    """Return the network as prefixes of 1 to 99 bits, as ganesha's parser takes them.
+
+    See src/config_parsing/conf_lex.l, CIDR.
+    """
     if network.prefixlen == network.max_prefixlen:
         return [str(network.network_address)]
     if network.prefixlen == 0:
@@ -212,7 +218,7 @@ def _words(network: Network) -> list[str]:
 
 
 def _indented(clients: Iterable[tuple[str, str]], access: str) -> str:
-    """The first one that a client is in counts."""
+    """Return the blocks of clients; the first block that has a client counts for it."""
     return "".join(
         f"    CLIENT {{\n        Clients = {who};\n        Access_Type = {access};\n"
         f"        Squash = {squash};\n    }}\n"

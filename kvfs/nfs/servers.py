@@ -1,10 +1,10 @@
 """The NFS servers of a mount, started, found and stopped: one nfs-ganesha, or the kernel's.
 
-Contract: `start` of nfs-ganesha returns when the server answers and has the mount open, or raises:
-ConfigError for what stands in its way, KvfsError if it died of something else; then nothing of it
-is left. Whether it runs is asked of the kernel each time: a number in a file is believed only if
-that process has our configuration. One machine has one server for each mount point. Not for what
-servers are told: `export`.
+Contract: `start` of nfs-ganesha returns when the server answers and has the mount open, or raises.
+ConfigError has the obstacle, KvfsError another reason of the server's death; then nothing of the
+server is left. Each time the kernel says whether the server runs: a number in a file counts only if
+that process has our configuration. One machine has one server for each mount point. Not for the
+servers' configuration: `export`.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ EXPORTFS = "exportfs"
 RPCBIND = Path("/run/rpcbind.sock")
 NFS, NULL = 100003, 0  # of RFC 5531: its program, and the procedure that does nothing
 START_S = 60.0
-STOP_S = 30.0  # then it is killed: no client loses what was answered
+STOP_S = 30.0  # then it is killed; no client loses an answered call
 POLL_S = 0.05
 
 
 class Ganesha:
-    """Of the mount at `mountpoint`, whether it runs or not."""
+    """The nfs-ganesha of the mount at `mountpoint`, whether it runs or not."""
 
     def __init__(self, mountpoint: Path, *, run: Path = RUN, logs: Path = LOGS) -> None:
         name = runtime.escape(mountpoint)
@@ -49,7 +49,7 @@ class Ganesha:
         self.log = logs / f"{name}.log"
 
     def pid(self) -> int:
-        """0 if it does not run."""
+        """Return the server's process number; 0 if it does not run."""
         try:
             pid = int(kept.read(self.pid_file, "the number of a process", "") or "0")
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -58,7 +58,7 @@ class Ganesha:
         return pid if os.fsencode(self.config) in words else 0
 
     def start(self, export: Export, address: str, port: int, mountd_port: int) -> bool:
-        """Return False if just this runs already. mountd_port 0: no NFSv3."""
+        """Start the server; False if it runs already with this export. mountd_port 0: no NFSv3."""
         if os.geteuid() != 0:
             raise ConfigError("--start needs root: an NFS server opens files by their handles")
         check_installed()
@@ -127,7 +127,7 @@ class Ganesha:
             raise
 
     def _reason(self, begin: int) -> str:
-        """The last of its complaints since then."""
+        """Return the last complaint in the log since that offset."""
         said = self._said(begin)
         loud = [line for line in said if " :CRIT :" in line or " :MAJ :" in line]
         loud = [line for line in loud if ":DBUS :" not in line]  # it does without
@@ -135,14 +135,14 @@ class Ganesha:
         return f"{last[-1]}; see {self.log}"
 
     def _said(self, begin: int) -> list[str]:
-        """Lines of the log since then, without time, host and process."""
+        """Return the lines of the log since that offset, without time, host and process."""
         with self.log.open("rb") as log:
             log.seek(begin)
             lines = log.read().decode(errors="replace").splitlines()
         return [line.rpartition("] ")[2] for line in lines]
 
     def _serves(self, pid: int) -> bool:
-        """Whether it holds the mount that is there now, and not one that was detached."""
+        """Return whether it holds the present mount, and not one that was detached."""
         wanted = f"mnt_id:\t{runtime.mount_id(self.mountpoint)}\n"
         try:
             held = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
@@ -151,7 +151,7 @@ class Ganesha:
         return any(wanted in text for text in held)
 
     def stop(self) -> bool:
-        """Return when it is gone; False if it had ended. Raises ConfigError if none was started."""
+        """Stop the server; False if it had ended. Raises ConfigError if none was started."""
         if os.geteuid() != 0:
             raise ConfigError("--stop needs root")
         if not self.folder.is_dir():
@@ -177,7 +177,7 @@ class Ganesha:
                 select.select([watched], [], [])
 
     def _clear(self) -> None:
-        """What was there for the server, which has ended; with it the last one, its parent."""
+        """Remove the files of a server that has ended, and their parent if it is empty."""
         shutil.rmtree(self.folder)
         with contextlib.suppress(OSError):  # other mounts are exported
             self.folder.parent.rmdir()
@@ -197,7 +197,7 @@ class Kernel:
         self.proc = proc
 
     def start(self, export: Export) -> bool:
-        """Return False if just this is exported already. ConfigError: there is no such server."""
+        """Export the mount; False if it is exported so already. ConfigError: no such server."""
         if os.geteuid() != 0:
             raise ConfigError("--start needs root")
         if "\tnfsd\n" not in (self.proc / "filesystems").read_text():
@@ -227,7 +227,7 @@ class Kernel:
         return True
 
     def stop(self) -> None:
-        """Raises ConfigError if it is not exported."""
+        """End the export. Raises ConfigError if the mount is not exported."""
         if not self.file.exists():
             raise ConfigError(f"{self.mountpoint} is not exported: there is no {self.file}")
         self.file.unlink()
@@ -242,7 +242,7 @@ class Kernel:
 
 
 def check_installed() -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError if nfs-ganesha or its FSAL is not installed."""
     if shutil.which(PROGRAM) is None:
         raise ConfigError(f"{PROGRAM} is not installed: {PACKAGES}")
     roots = (Path("/usr/lib"), Path("/usr/lib64"))
@@ -251,7 +251,7 @@ def check_installed() -> None:
 
 
 def check_free(address: str, port: int) -> None:
-    """Raises ConfigError, with who listens there, if the port is taken."""
+    """Raises ConfigError, with the process that listens there, if the port is taken."""
     kind = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as trying:
         trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,7 +266,7 @@ def check_free(address: str, port: int) -> None:
 
 
 def _listener(port: int) -> str:
-    """The process that listens on a TCP port, as far as we may see it."""
+    """Return the process that listens on a TCP port, as far as we may see it."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -283,7 +283,7 @@ def _listener(port: int) -> str:
 
 
 def _answers(server: Server) -> bool:
-    """Whether an NFS server takes a call that does nothing."""
+    """Return whether an NFS server answers a call that does nothing."""
     call = b"".join(one.to_bytes(4, "big") for one in (1, 0, 2, NFS, 4, NULL, 0, 0, 0, 0))
     try:
         with socket.create_connection((server.address, server.port), timeout=1.0) as asking:
@@ -295,7 +295,10 @@ def _answers(server: Server) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One start, or stop, at a time; the folder is there. A stop takes it away with the lock."""
+    """Hold the lock for one start or stop at a time; the folder exists meanwhile.
+
+    A stop removes the folder with the lock.
+    """
     while True:
         runtime.make_private(folder)
         try:

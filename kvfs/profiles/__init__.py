@@ -2,8 +2,8 @@
 
 Contract: pure. `settings` gives a namespace's settings as `kvfs ns create` takes them, only those
 that the connector needs: quotas, weights and limits stay the user's. `configuration` prints for
-people and parses as what it is: YAML, a shell's commands or Python, with comments. Not for reading
-file names (`kvfs.layouts`).
+people and parses in its own language: YAML, a shell's commands or Python, with comments. Not for
+reading file names (`kvfs.layouts`).
 """
 
 import difflib
@@ -56,7 +56,7 @@ def settings(name: str) -> dict[str, str]:
 def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: int | None) -> str:
     """Return the engine's configuration, with the reasons of the settings above it.
 
-    `capacity_bytes` is the namespace's hard quota; engines that count by themselves are told less.
+    `capacity_bytes` is the namespace's hard quota; engines that count by themselves get less.
     Raises ConfigError for an unknown connector, and for a path that an engine could not read.
     """
     profile = _profile(name)
@@ -68,7 +68,7 @@ def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: in
 
 
 def misfits(name: str, told: Mapping[str, str]) -> dict[str, str]:
-    """Return what the connector needs and a namespace was told otherwise: value by setting.
+    """Return the needs of the connector that a namespace's settings miss: value by setting.
 
     `told` are the namespace's settings as text. Raises ConfigError for an unknown connector.
     """

@@ -1,8 +1,8 @@
-"""Every connector's profile: the settings of its namespace, and what to paste into its engine.
+"""Every connector's profile: the settings of its namespace, and the text for its engine.
 
 Checked against LMCache 0.5.6, vLLM 0.33.0 and SGLang 0.5.23; VUA is vast-data/VUA 3eb853e,
-llama.cpp of 2026. LMCache is told in YAML, where a string in JSON is one as well; its sizes called
-GB are of 2**30 bytes. Not for tuning: what is not said keeps the engine's default.
+llama.cpp of 2026. LMCache reads YAML, where a string in JSON is valid as well; its sizes called GB
+are of 2**30 bytes. Not for tuning: every other setting keeps the engine's default.
 """
 
 import json
@@ -28,7 +28,7 @@ _HOST_MEMORY = 10 * GIB
 
 
 def _gib(size: int) -> str:
-    """Rounded down to a thousandth."""
+    """Return a size in GiB, rounded down to a thousandth."""
     return f"{size * 1000 // GIB / 1000:.3f}".rstrip("0").rstrip(".")
 
 

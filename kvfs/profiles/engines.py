@@ -1,7 +1,8 @@
 """Engines, each with its two ways to use a namespace: by files, and by kvfs's own connector.
 
-Contract: pure; names connectors of `kvfs.profiles`, and says in words what each way gives. What is
-said is of the versions that the connectors were checked against; docs/engines.md has the reasons.
+Contract: pure; the module names connectors of `kvfs.profiles`, and describes each way in words. The
+words hold for the versions that the connectors were checked against; docs/engines.md has the
+reasons.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ _OTHERS = "never met: other keys; refused where the namespace has a fingerprint"
 
 
 class Gives(NamedTuple):
-    """What the two ways give in one respect."""
+    """The benefits of the two ways in one respect."""
 
     what: str
     files: str
@@ -22,7 +23,7 @@ class Gives(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """`files` and `native` are names of connectors, or None with the reason in `lacks`.
+    """An engine. `files` and `native` are connectors, or None with the reason in `lacks`.
 
     `others` are connectors for other uses of its files.
     """

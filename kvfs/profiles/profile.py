@@ -1,7 +1,7 @@
-"""What a connector needs of a namespace, and where its engine is told so.
+"""The needs of a connector, and the place of its engine's configuration.
 
-Contract: pure. A `NamespacePath` has only paths that every engine's parser takes as they are, so
-that a writer need not know about the rest. Not for whether anything is mounted there.
+Contract: pure. A `NamespacePath` has only paths that every engine's parser takes unchanged, so that
+a writer of a profile can ignore the others. Not for whether a file system is mounted there.
 """
 
 import os
@@ -15,14 +15,14 @@ from kvfs.units import format_size
 
 GIB = 1 << 30
 SHARED = {"eviction": "adaptive"}
-# What kvfs's own connectors need where they know the block before each: kvfs.prefix has the names.
+# The needs of kvfs's own connectors that know the block before each: kvfs.prefix has the names.
 PREFIX = {**SHARED, "prefix": "on"}
 WHY_PREFIX = {
     "prefix": "a directory is a prefix: what continues it goes before it, so that the longest one "
     "is found in one call"
 }
-# Of what a namespace may hold, for engines that count themselves: files take whole blocks, and the
-# next one is written before an old one goes.
+# A share of the namespace's capacity, for engines that count by themselves: files take whole
+# blocks, and the next block is written before an old one goes.
 _SHARE = 0.9
 _SMALLEST = 64 << 20
 # Lists of directories are written with commas, and `fs://` ends at a ? or #.
@@ -38,7 +38,7 @@ class NamespacePath:
 
     @classmethod
     def of(cls, mountpoint: str, namespace: str, capacity: int | None) -> "NamespacePath":
-        """Raises ConfigError for a path or a quota that no engine's configuration can say."""
+        """Return the path. ConfigError: no engine's configuration can express the path or quota."""
         path = os.path.join(mountpoint, namespace)
         if not os.path.isabs(mountpoint):
             raise ConfigError(f"mount point {mountpoint!r}: expected an absolute path")
@@ -57,15 +57,15 @@ class NamespacePath:
         return cls(path, capacity)
 
     def share(self, otherwise: int) -> int:
-        """Bytes that an engine which counts by itself may fill, `otherwise` without a quota."""
+        """Return the bytes that a self-counting engine may fill, `otherwise` without a quota."""
         return otherwise if self.capacity is None else int(self.capacity * _SHARE)
 
 
 class ConnectorProfile(NamedTuple):
     """One way in which an engine keeps its cache in files.
 
-    `write` returns what to paste into the engine's configuration; its comments begin with #. `why`
-    has a line for each setting that is not obvious.
+    `write` returns the text to paste into the engine's configuration; its comments begin with #.
+    `why` has a line for each setting that is not obvious.
     """
 
     write: Callable[[NamespacePath], str]

@@ -1,1 +1,1 @@
-"""Objects in a bucket: the store itself, whole transfers, and what keys and metadata mean."""
+"""The bucket: the store itself, whole transfers, and the meaning of keys and metadata."""

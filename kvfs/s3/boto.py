@@ -1,10 +1,10 @@
-"""The store on boto3: Amazon S3, Ceph and whoever else speaks that protocol.
+"""The store on boto3: Amazon S3, Ceph and other stores with the S3 protocol.
 
-Contract: as `kvfs.s3.store` says. Every body is signed with its SHA-256, which every store checks,
-so what is damaged on its way up is refused; what comes down is held against the length that was
-asked for and the ETag. botocore retries (standard mode: back-off with jitter) and bounds each wait;
-`failures` says what is left in our words. Credentials are boto3's affair, and in no message.
-Importing it loads boto3, so it is for movers only.
+Contract: as `kvfs.s3.store` says. Every body is signed with its SHA-256, and every store checks
+this, so the store refuses an upload that was damaged on its way. Downloads are checked against the
+requested length and the ETag. The client of botocore retries (standard mode: back-off with jitter)
+and bounds each wait. `failures` translates the remaining errors. Only boto3 finds the credentials;
+no message contains them. Importing this module loads boto3, so it is for movers only.
 """
 
 import logging
@@ -39,12 +39,12 @@ META = "x-amz-meta-"  # begins the names of headers that are metadata
 ATTEMPTS = 4  # of one request, with 1, 2 and 4 s between them at most
 CONNECT_TIMEOUT = 5.0  # s
 READ_TIMEOUT = 20.0  # s without a byte
-# At lower levels it writes whole requests, with session tokens.
+# At lower levels botocore logs whole requests, with session tokens.
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
 _LOADER = (
     botocore.loaders.Loader()
-)  # it keeps what describes the services: 0.1 s of a client's 0.15
+)  # caches the description of the services: 0.1 s of a client's 0.15
 _LAST = "\U0010ffff"  # sorts after everything that can follow it
 
 
@@ -60,7 +60,7 @@ class BotoStore:
         connect_timeout: float = CONNECT_TIMEOUT,
         read_timeout: float = READ_TIMEOUT,
     ) -> None:
-        """Raises RefusedError if there is no such profile or no region is known."""
+        """Raises RefusedError if the profile does not exist or no region is known."""
         self.name = place.bucket
         self._bucket = place.bucket
         config = Config(
@@ -69,10 +69,10 @@ class BotoStore:
             read_timeout=read_timeout,
             max_pool_connections=connections,
             tcp_keepalive=True,
-            # Not every store knows the newer checksums, and the signature covers each body.
+            # Some stores do not know the newer checksums, and the signature covers each body.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # Buckets in host names need a DNS that an endpoint of one's own rarely has.
+            # Bucket names in host names need DNS entries, which private endpoints rarely have.
             s3={
                 "payload_signing_enabled": True,
                 "addressing_style": "path" if place.endpoint else "auto",
@@ -94,7 +94,7 @@ class BotoStore:
         self._direct.close()
 
     def clock(self) -> float:
-        """Asked by a listing: what anybody may ask who may use the bucket."""
+        """The store's time, by a listing: every user of the bucket may list it."""
         with self._of(""):
             answer = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
             told = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
@@ -287,10 +287,10 @@ class BotoStore:
 
 
 def preload() -> None:
-    """Make the first client of a process, for nothing: later ones, also of its forks, are cheap."""
+    """Make the first client of a process; later ones are cheap, also in forked processes."""
     nobody = boto3.session.Session(
         aws_access_key_id="-",
-        aws_secret_access_key="-",  # noqa: S106 (nobody's)
+        aws_secret_access_key="-",  # noqa: S106 (not of an account)
         region_name="us-east-1",
         botocore_session=_core(None),
     )
@@ -304,7 +304,7 @@ def _core(profile: str | None) -> Any:  # noqa: ANN401 (untyped)
 
 
 class _Answer(NamedTuple):
-    """Of a GET. range: as Content-Range says it; head: what it tells of an object of that size."""
+    """A GET's answer. range: its Content-Range; head: its `Head` for an object of a given size."""
 
     body: Any
     size: int
@@ -314,7 +314,7 @@ class _Answer(NamedTuple):
 
 
 class _Body:
-    """Bytes that botocore reads as a file: it would copy what it is given as bytes."""
+    """Bytes that botocore reads as a file: botocore would copy a bytes object."""
 
     def __init__(self, data: Data) -> None:
         self._view = memoryview(data)
@@ -351,7 +351,7 @@ def _head(answer: Mapping[str, Any], size: int) -> Head:
 
 
 def _head_of(headers: Mapping[str, str], size: int) -> Head:
-    """As the client makes it of these. Raises StoreError."""
+    """The `Head` that boto3's client makes of these headers. Raises StoreError."""
     named = ((name.lower(), text) for name, text in headers.items())
     told = headers["Last-Modified"]
     try:

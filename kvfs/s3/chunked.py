@@ -1,10 +1,10 @@
-"""An object comes down chunk by chunk, each of them proven, in the order in which they are wanted.
+"""Download an object chunk by chunk, in the wanted order, and verify each chunk.
 
-Contract: `download` writes into an open file, and says of each chunk that it is there after its
-bytes in the file were compared with its digest; nothing writes to them any more then. What
-somebody waits for comes next, and after it what stands behind it, because files are read forward.
-Returns when all is there and the whole has the digest that it should have. Calls block.
-Not for objects whose chunks have no digests: `Transfers.download`.
+Contract: `download` writes into an open file. It compares a chunk's bytes in the file with the
+chunk's digest, then reports the chunk as there, and writes to those bytes no more. The next chunk
+is the one that a reader waits for, then those behind it, because files are read forward. `download`
+returns when all chunks are there and the whole has its digest. Calls block. Not for objects whose
+chunks have no digests: `Transfers.download`.
 """
 
 import logging
@@ -21,13 +21,13 @@ from kvfs.s3.transfer import Transfers
 
 log = logging.getLogger(__name__)
 
-SHORTEST = 1 << 20  # bytes of a request for a chunk that somebody waits for
+SHORTEST = 1 << 20  # bytes of a request for a chunk that a reader waits for
 TRIES = 2  # of a chunk whose bytes are wrong
 
 
 @dataclass
 class _Chunk:
-    """One that is not there yet. `ranges`: (start, length), not yet asked for; `running`: asked."""
+    """A chunk that is not there yet. `ranges`: (start, length) to request; `running`: requested."""
 
     ranges: deque[tuple[int, int]]
     begun: bool = False
@@ -43,30 +43,30 @@ class _Download:
         self.size = size
         self.chunks = chunks
         self.left = {number: _Chunk(self.ranges(number)) for number in range(len(chunks.digests))}
-        self.next = 0  # the chunk that somebody waits for, at first the one that is read first
+        self.next = 0  # the chunk that a reader waits for, at first the one that is read first
         self._whole = xxhash.xxh3_128()
-        self._hashed = 0  # chunks that are in it
+        self._hashed = 0  # chunks that are in the hash
 
     def ranges(self, number: int, part: int = 0) -> deque[tuple[int, int]]:
-        """Requests for a chunk, of `part` bytes each, or of the usual size."""
+        """The ranges of a chunk's requests, of `part` bytes each, or of the usual size."""
         start, part = number * self.chunks.size, part or self.transfers.terms.part
         end = min(start + self.chunks.size, self.size)
         return deque((at, min(part, end - at)) for at in range(start, end, part))
 
     def want(self, numbers: Iterable[int]) -> None:
-        """The last of them is what comes next."""
+        """Request the last of these chunks next."""
         for number in numbers:
             if number in self.left:
                 self.next = number
 
     def take(self) -> tuple[int, tuple[int, int]] | None:
-        """What to ask for now: (chunk, range). None if all is asked for."""
+        """The next request: (chunk, range). None if all ranges are requested."""
         count, terms = len(self.chunks.digests), self.transfers.terms
         for step in range(count):
             number = (self.next + step) % count
             chunk = self.left.get(number)
             if chunk is not None and chunk.ranges:
-                if not step and not chunk.begun:  # somebody waits: all connections are for it
+                if not step and not chunk.begun:  # a reader waits: use all connections for it
                     chunk.ranges = self.ranges(number, max(SHORTEST, terms.part // terms.parallel))
                 chunk.begun = True
                 chunk.running += 1
@@ -74,13 +74,16 @@ class _Download:
         return None
 
     def again(self, number: int, missed: tuple[int, int]) -> None:
-        """A range has not come, and is asked for once more."""
+        """Request a range once more, because it has not come."""
         chunk = self.left[number]
         chunk.running -= 1
         chunk.ranges.appendleft(missed)
 
     def came(self, number: int) -> bool:
-        """A range has come; whether its chunk is there now. Raises WrongBytesError."""
+        """Note that a range has come, and tell whether its chunk is there now.
+
+        Raises WrongBytesError.
+        """
         chunk = self.left[number]
         chunk.running -= 1
         if chunk.running or chunk.ranges:
@@ -100,7 +103,7 @@ class _Download:
         return False
 
     def _proven(self, number: int) -> bool:
-        """Whether what the file has there is right. What stands next in the whole is hashed."""
+        """Whether a chunk's bytes in the file are right. Those next in the whole are hashed."""
         chunk, whole = xxhash.xxh3_64(), None
         if number == self._hashed:
             whole = self._whole.copy()
@@ -126,7 +129,7 @@ class _Download:
         return pieces(self.fd, start, end, f"{self.name}: the file that it comes to")
 
     def digest(self) -> bytes:
-        """Of the whole, once all is there."""
+        """The digest of the whole, once all chunks are there."""
         return self._whole.digest()
 
 
@@ -145,10 +148,13 @@ def download(
 ) -> None:
     """Write an object of `size` bytes into an open file.
 
-    renewed: asked when it has not this ETag any more, returns the one that the same bytes have now,
-    or raises. wanted: asked between two requests, returns numbers of chunks that somebody waits
-    for. arrived: called with the number of each chunk that is there. Raises WrongBytesError if a
-    chunk or the whole has another digest, what the three raise, and what `Store.get` raises.
+    - renewed: called when the object no longer has this ETag. It returns the present ETag of the
+      same bytes, or raises.
+    - wanted: called between two requests. It returns numbers of chunks that readers wait for.
+    - arrived: called with the number of each chunk that is there.
+
+    Raises WrongBytesError if a chunk or the whole has another digest, the errors of the three
+    callables, and those of `Store.get`.
     """
     job = _Download(transfers, key, fd, size, chunks)
     running: dict[Future[None], tuple[int, tuple[int, int], str]] = {}

@@ -1,10 +1,11 @@
-"""Digests of an object's chunks, so that its bytes can be proven before all of them have come.
+"""Digests of an object's chunks, which verify its bytes before all of them have come.
 
-Contract: pure, but for `weigh`, which reads a file. The text goes beside the object as the metadata
-`kvfs-chunks` (docs/format.md): the chunk's size in bytes, a space, and base64 of the xxh3-64 of
-each chunk, 8 bytes, big-endian, in their order. `MOST` of them fit beside the longest other
-metadata into the 2 KiB that S3 allows, so chunks grow with the object. An object of one chunk has
-none: its own digest says as much. Not for the digest of the whole, which is compared all the same.
+Contract: pure, except for `weigh`, which reads a file. The object has the text as metadata
+`kvfs-chunks` (docs/format.md): the chunk's size in bytes, a space, and base64 of the digests. Each
+digest is the xxh3-64 of a chunk, 8 bytes, big-endian, in the order of the chunks. S3 allows 2 KiB
+of metadata. `MOST` digests fit beside the longest other metadata, so chunks grow with the object.
+An object of one chunk has no such text: its own digest is enough. Not for the digest of the whole,
+which is compared as well.
 """
 
 import base64
@@ -18,14 +19,14 @@ import xxhash
 from kvfs.s3.errors import MetadataError, SourceError
 
 NAME = "kvfs-chunks"
-LEAST = 8 << 20  # bytes of a chunk: what one request brings
+LEAST = 8 << 20  # bytes of a chunk: those of one request
 MOST = 64  # chunks of an object
-PIECE = 256 << 10  # bytes; both digests come from the processor's own cache
+PIECE = 256 << 10  # bytes; both digests read them from the processor's cache
 _DIGEST = 8  # bytes
 
 
 def chunk_size(size: int) -> int:
-    """Bytes of each chunk but the last: LEAST times a power of two."""
+    """Bytes of each chunk except the last: LEAST times a power of two."""
     found = LEAST
     while found * MOST < size:
         found *= 2
@@ -34,7 +35,7 @@ def chunk_size(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """`size`: bytes of each but the last; `digests`: xxh3-64 of each."""
+    """`size`: bytes of each chunk except the last; `digests`: xxh3-64 of each chunk."""
 
     size: int
     digests: tuple[int, ...]
@@ -48,7 +49,7 @@ class Chunks:
 
     @classmethod
     def of_metadata(cls, key: str, metadata: Mapping[str, str], size: int) -> "Chunks | None":
-        """Those of an object of `size` bytes, None if it has none. Raises MetadataError."""
+        """The chunks of an object of `size` bytes, None if it has none. Raises MetadataError."""
         text = metadata.get(NAME)
         if text is None:
             return None
@@ -69,7 +70,7 @@ class Chunks:
 
 
 def pieces(fd: int, start: int, end: int, name: str = "the file") -> Iterator[memoryview]:
-    """Yield what an open file has from `start` to `end`; each piece is the next one's memory.
+    """Yield the bytes of an open file from `start` to `end`; each piece reuses the same memory.
 
     Raises SourceError, which begins with `name`, if the file is shorter; OSError.
     """

@@ -1,11 +1,11 @@
-"""Garbage collection of a prefix: one pass that looks, and one that deletes what is garbage still.
+"""Garbage collection of a prefix: one pass looks, and one pass deletes what is still garbage.
 
-Contract: `look` changes nothing and holds no more than one page of a listing (and the hashes of
-names that are too long for keys). `delete` lists anew what `look` found, and judges each page by
-the records of that moment, right before the request that deletes it; what was written after the
-pass began, by the store's clock, is never touched. Two collections at once delete the same things.
-What the races beside it can come to is in docs/s3.md; the worst is a miss. Raises StoreError.
-Not for the rules: `garbage`.
+Contract: `look` changes nothing. It holds no more than one page of a listing (and the hashes of
+names that are too long for keys). `delete` lists the garbage that `look` found again. It judges
+each page by the nodes' records of that moment, right before the request that deletes it. It never
+touches an object written after the pass began, by the store's clock. Two collections at once delete
+the same objects. docs/s3.md has the results of races with other nodes; the worst is a miss. Raises
+StoreError. Not for the rules: `garbage`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -20,16 +20,16 @@ from kvfs.s3.nodes import Node, Nodes, key_of
 from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
 
-EXAMPLES = 20  # that a report names
+EXAMPLES = 20  # that a report has
 _NAME_MAX = 64 << 10  # bytes of a record of a name
 _READERS = 8  # of them at once
 
-Tell = Callable[[str, int], None]  # what is done, and how much of that
+Tell = Callable[[str, int], None]  # the activity, and a count of its progress
 
 
 @dataclass(slots=True)
 class Tally:
-    """Uploads that were cut short count as objects without bytes."""
+    """Counts and bytes. Uploads that were cut short count as objects without bytes."""
 
     objects: int = 0
     bytes: int = 0
@@ -41,9 +41,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Found:
-    """What is left of a namespace in a version that nobody has. `recent`: written to lately.
+    """Garbage of a namespace in a version that no node has. `recent`: something was written lately.
 
-    explained: some node's record says that it once was there.
+    explained: some node's record says that the version once was there.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(slots=True)
 class Report:
-    """What there is; see `as_json`. Times are the store's."""
+    """The result of `look`; see `as_json`. Times are the store's."""
 
     now: float
     nodes: list[Node]
@@ -65,22 +65,23 @@ class Report:
     garbage: dict[str, Tally] = field(default_factory=dict)
     withheld: dict[str, Tally] = field(default_factory=dict)
     kept: dict[str, Tally] = field(default_factory=dict)
-    examples: list[str] = field(default_factory=list)  # of what is foreign or nameless
+    examples: list[str] = field(default_factory=list)  # foreign and nameless keys
     deleted: Tally = field(default_factory=Tally)
     failed: list[str] = field(default_factory=list)
     failures: int = 0
 
     @property
     def unexplained(self) -> list[Space]:
-        """Of which no record says that a node ever had them."""
+        """Namespaces and versions that, by all records, no node ever had."""
         return sorted(space for space, found in self.spaces.items() if not found.explained)
 
 
 class Collector:
-    """`own` is asked before each page that is deleted; see `Own`.
+    """One collection. It calls `own` before each page that it deletes; see `Own`.
 
-    older_than: seconds since something was written; node_age: since a node's record was, before it
-    is called stale. forget: nodes that are gone for good. Raises ConfigError for one that is not.
+    older_than: seconds since an object was written. node_age: seconds since a node's record was
+    written; an older node is called stale. forget: nodes that are gone for good. Raises ConfigError
+    for a node to forget that is not gone.
     """
 
     def __init__(
@@ -110,7 +111,10 @@ class Collector:
     # Looking
 
     def look(self) -> Report:
-        """Raises ConfigError for a node that cannot be forgotten."""
+        """List the prefix and judge all keys.
+
+        Raises ConfigError for a node that cannot be forgotten.
+        """
         nodes = self._nodes.look()
         own = self._own()
         self._check_forgotten(nodes, own)
@@ -159,7 +163,7 @@ class Collector:
                 )
 
     def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Name | None]]:
-        """With the names in records, which are read several at a time."""
+        """Each entry with its name. Names in records are read several at a time."""
         entries = list(entries)
         hashed = [entry for entry in entries if self.keys.record_of(entry.key)]
         if not hashed:
@@ -175,7 +179,7 @@ class Collector:
         try:
             content = b"".join(self.store.get(key, 0, _NAME_MAX))
             return self.keys.parse_record(key, content)
-        except (NoObjectError, MetadataError, WrongBytesError):  # the last one: it is empty
+        except (NoObjectError, MetadataError, WrongBytesError):  # WrongBytesError: an empty record
             return None
 
     def _enter(self, report: Report, rules: Rules, entry: Entry, verdict: Verdict) -> None:
@@ -195,7 +199,7 @@ class Collector:
             report.garbage.setdefault(kind, Tally()).add(entry.size)
 
     def _withheld(self, rules: Rules, entry: Entry, kind: Kind) -> str:
-        """Why garbage stays for now."""
+        """The reason why garbage stays for now; "": none."""
         if entry.modified > self._cutoff:
             return "recent"
         return "aside" if kind == "aside" and not rules.settled(entry, self.older_than) else ""
@@ -208,9 +212,9 @@ class Collector:
     # Deleting
 
     def check(self, report: Report, *, all_recorded: bool) -> None:
-        """Raise ConfigError if it cannot be known what is garbage.
+        """Raise ConfigError if the records cannot tell what is garbage.
 
-        all_recorded: somebody has said that no kvfs without a record uses the prefix.
+        all_recorded: the user has said that no kvfs without a record uses the prefix.
         """
         unread = report.unread.keys() - self.forget
         if unread:
@@ -231,7 +235,7 @@ class Collector:
             )
 
     def delete(self, report: Report) -> None:
-        """Delete what `look` has found, as far as it is garbage still."""
+        """Delete the objects that `look` found, if they are still garbage."""
         for space, found in sorted(report.spaces.items()):
             if not found.recent:
                 self._delete_below(report, self.keys.folder(*space), report.spaces)
@@ -240,7 +244,7 @@ class Collector:
         for kind, prefix in (("aside", self.keys.aside), ("probe", self.keys.probes)):
             if kind in report.garbage:
                 self._delete_below(report, prefix, report.spaces)
-        # Names go after their objects, as they are now.
+        # Delete names after their objects, as both are now.
         longs = pages(self.store, self.keys.long)
         self._hashes = {
             entry.key.removeprefix(self.keys.long) for page in longs for entry in page.entries
@@ -253,7 +257,7 @@ class Collector:
                     self.store.abort(upload.key, upload.upload_id)
                     report.deleted.add(0)
         if self.forget and not report.failures and not report.withheld:
-            # With the last of what only they explain, or the next look would not know it.
+            # Delete these records last: only they explain some objects to the next look.
             self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
 
     def _delete_below(self, report: Report, prefix: str, spaces: dict[Space, Found]) -> None:
@@ -275,7 +279,10 @@ class Collector:
     def _doomed(
         self, rules: Rules, named: Iterable[tuple[Entry, Name | None]], spaces: dict[Space, Found]
     ) -> Iterator[Entry]:
-        """What is garbage still. Where somebody writes again nothing is."""
+        """Entries that are still garbage.
+
+        None in a namespace's version that a node writes to again.
+        """
         judged = [(entry, *rules.of(entry, name, self._hashes)) for entry, name in named]
         judged = [one for one in judged if one[1] in GARBAGE]
         for entry, _, space in judged:
@@ -287,7 +294,7 @@ class Collector:
                 yield entry
 
     def _rules_now(self) -> Rules:
-        """Read right before something is deleted."""
+        """The rules by the records of this moment, right before something is deleted."""
         nodes = self._nodes.look()
         if unread := self._nodes.unread.keys() - self.forget:
             raise MetadataError(self._nodes.unread[min(unread)])

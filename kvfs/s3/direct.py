@@ -1,10 +1,10 @@
-"""GETs signed and sent by botocore's own parts, without what its client does around them.
+"""GETs signed and sent by botocore's own parts, without the work of its client around them.
 
-Contract: `get` returns an answer that has the bytes which were asked for, or None: then the client
-is to be asked, which retries, follows redirections and says what is wrong. Where that helps too
-often nothing is tried here any more. A client's GET takes 0.9 ms of a CPU, one of these 0.4 ms, the
-rest of a download of 1 MiB 0.9 ms (2 CPUs, Python 3.11, botocore 1.44). Raises what botocore raises
-for stores that take too long: to ask again would take as long again. Not for anything but GET.
+Contract: `get` returns an answer with the requested bytes, or None. For None, use the client, which
+retries, follows redirections and reports errors. If the client succeeds too often where `get` could
+not, this module stops trying. A client's GET takes 0.9 ms of a CPU, one of these 0.4 ms, the rest
+of a download of 1 MiB 0.9 ms (2 CPUs, Python 3.11, botocore 1.44). Raises botocore's errors for
+stores that take too long: another try would take as long again. Not for anything except GET.
 """
 
 import os
@@ -24,7 +24,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.httpsession import URLLib3Session  # type: ignore[import-untyped]
 from botocore.utils import get_environ_proxies, percent_encode  # type: ignore[import-untyped]
 
-PATIENCE = 4  # times in a row that only the client was given something
+PATIENCE = 4  # successes in a row that only the client had
 UNESCAPED = "-._~/"  # as botocore has it for paths
 SOCKET = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 PARTIAL = 206
@@ -32,7 +32,10 @@ LENGTH = "Content-Length"
 
 
 class Direct:
-    """Of one bucket. `session`: of botocore; `client`: whose place, region and credentials."""
+    """GETs from one bucket.
+
+    `session`: botocore's; `client`: gives place, region and credentials.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,10 @@ class Direct:
             self._http.close()
 
     def get(self, key: str, headers: Mapping[str, str]) -> AWSResponse | None:
-        """Ask for a part of an object; the status is 206, and the body, of a length, is unread."""
+        """Request a part of an object.
+
+        The status is 206, and the body, with a length, is unread.
+        """
         credentials = self._session.get_credentials()
         if credentials is None or self._outdone >= PATIENCE:
             return None
@@ -75,7 +81,7 @@ class Direct:
             answer = self._http.send(request.prepare())
         except (ConnectTimeoutError, ReadTimeoutError):
             raise
-        except HTTPClientError:  # such as a connection that the store has closed since
+        except HTTPClientError:  # such as a connection that the store has closed meanwhile
             return None
         if answer.status_code != PARTIAL or not answer.headers.get(LENGTH, "").isdecimal():
             answer.raw.close()
@@ -84,11 +90,11 @@ class Direct:
         return answer
 
     def outdone(self) -> None:
-        """The client was given what could not be had here."""
+        """Note that the client succeeded where `get` could not."""
         self._outdone += 1
 
     def _find(self) -> tuple[str, Any]:
-        """Where the client would ask, by its own rules for endpoints and regions; with what."""
+        """The URL that the client would use, by its own rules, and its signer."""
         wanted = {"Bucket": self._bucket, "Key": "k"}
         url = urlsplit(self._client.generate_presigned_url("get_object", Params=wanted))
         base = f"{url.scheme}://{url.netloc}{url.path[:-1]}"

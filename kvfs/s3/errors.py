@@ -1,17 +1,17 @@
-"""What an object store can answer other than what was asked for.
+"""The failures of an object store.
 
-Contract: whatever a `Store` raises is one of these, and each asks for another reaction: wait and
-try again (Throttled, Outage), tell a human (Refused, NoBucket, Full), take the object for a miss
-(NoObject, ObjectChanged, WrongBytes, Metadata), be content (ObjectExists). Messages name the
-bucket and the key, never a credential. They are made of their message alone, so that a worker
-process can send them. Not for failures of the local file: those are OSError.
+Contract: a `Store` raises only these errors. Each asks for another reaction: wait and try again
+(Throttled, Outage), tell a human (Refused, NoBucket, Full), treat the object as a miss (NoObject,
+ObjectChanged, WrongBytes, Metadata), accept it (ObjectExists). Messages name the bucket and the
+key, never a credential. An error has only its message, so that a worker process can send it. Not
+for failures of the local file: those are OSError.
 """
 
 from kvfs.errors import TierError
 
 
 class StoreError(TierError):
-    """The root of what a store answers."""
+    """The base class of a store's errors."""
 
 
 class NoObjectError(StoreError):
@@ -23,19 +23,19 @@ class NoBucketError(StoreError):
 
 
 class NoUploadError(StoreError):
-    """There is no such multipart upload: completed, aborted or swept by the store."""
+    """The multipart upload does not exist: completed, aborted or deleted by the store."""
 
 
 class ObjectExistsError(StoreError):
-    """A name is published once, and another object has it."""
+    """The key may be written only once, and another object has it."""
 
 
 class ObjectChangedError(StoreError):
-    """The object is another one than it was when its ETag was read."""
+    """The object is no longer the one whose ETag was read."""
 
 
 class ThrottledError(StoreError):
-    """The store asks for fewer requests; its own retries were not enough."""
+    """The store asks for fewer requests, and its own retries were not enough."""
 
 
 class OutageError(StoreError):
@@ -43,7 +43,7 @@ class OutageError(StoreError):
 
 
 class RefusedError(StoreError):
-    """Credentials, permissions or the request itself: trying again will not help."""
+    """Credentials, permissions or the request itself are wrong: another try will not help."""
 
 
 class StoreFullError(StoreError):
@@ -51,12 +51,12 @@ class StoreFullError(StoreError):
 
 
 class WrongBytesError(StoreError):
-    """Other bytes, or another number of them, than were stored."""
+    """The bytes differ from those that were stored, or their number does."""
 
 
 class MetadataError(StoreError):
-    """What is written beside an object is not what kvfs writes there."""
+    """The metadata beside an object are not of kvfs's form."""
 
 
 class SourceError(StoreError):
-    """The local file is not, or no longer, the one that was to be stored."""
+    """The local file is not, or no longer, the one to be stored."""

@@ -1,8 +1,8 @@
-"""What is written beside an object's bytes: its metadata, format 1 (docs/format.md).
+"""The metadata beside an object's bytes, format 1 (docs/format.md).
 
-Contract: pure. `Facts.metadata` gives ASCII that fits a header (2 KiB for all of them), `of_head`
-takes it back, and raises MetadataError that names the key and the field for whatever kvfs would not
-have written. Fields that are not known are passed over: within a format they may be added.
+Contract: pure. `Facts.metadata` gives ASCII that fits a header (2 KiB for all of them), and
+`of_head` decodes it. `of_head` raises MetadataError, which names the key and the field, for
+metadata that kvfs would not have written. It ignores unknown fields: a format may get more of them.
 """
 
 import re
@@ -35,11 +35,13 @@ _LARGEST_ID = (1 << 32) - 2
 class Facts:
     """One sealed object.
 
-    size, digest: of what users read, in bytes, and its xxh3-128. stored_size, stored_digest: of
-    what is in the bucket, which is the same without a codec. key, parent_key, model: its group, the
-    one before it in its prompt (0: not known), and the model, as `kvfs.layouts` says. chunks: of
-    what is stored, None if nobody computed their digests. header: the digest of its first bytes, as
-    `kvfs.s3.header` has it, b"" for none.
+    - size, digest: of the bytes that users read, and their xxh3-128.
+    - stored_size, stored_digest: of the bytes in the bucket; without a codec these are the same.
+    - key: its group, as `kvfs.layouts` says.
+    - parent_key: the group before it in its prompt (0: not known).
+    - model: the model, as `kvfs.layouts` says.
+    - chunks: of the stored bytes, None if their digests were not computed.
+    - header: the digest of its first bytes, as in `kvfs.s3.header`, b"" for none.
     """
 
     size: int

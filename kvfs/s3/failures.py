@@ -1,8 +1,8 @@
-"""What botocore raises, in our words.
+"""botocore's exceptions, translated into kvfs's errors.
 
-Contract: `translated` lets nothing of botocore out. Every store has its own codes beside the usual
-ones, so what is not known by its code is told by its HTTP status. Messages have the code, never the
-store's own text, which may repeat what was sent.
+Contract: `translated` lets no exception of botocore out. Every store has codes of its own beside
+the usual ones, so the HTTP status decides if the code is unknown. Messages have the code, never the
+store's own text, which may repeat bytes of the request.
 """
 
 import re
@@ -39,7 +39,7 @@ _THROTTLED = {
     "RequestLimitExceeded",
     "BandwidthLimitExceeded",
     "TooManyRequests",
-    "ConditionalRequestConflict",  # somebody else publishes this name right now
+    "ConditionalRequestConflict",  # another writer publishes this name at the moment
     "OperationAborted",
 }
 _FULL = {
@@ -58,7 +58,7 @@ _DAMAGED = {
     "InvalidPartOrder",
     "InvalidRange",
 }
-_BODILESS = {"HeadObject"}  # of which a 404 says nothing else, see `store.is_listed`
+_BODILESS = {"HeadObject"}  # a HEAD has no body, so its 404 is ambiguous: see `store.is_listed`
 _MISSING = {"NoSuchKey", "NoSuchUpload", "NotFound"}
 _CURES = {
     "RequestTimeTooSkewed": _CLOCK,
@@ -84,7 +84,7 @@ _OUT = (
     of_botocore.MetadataRetrievalError,
 )
 
-# What its parsers raise over XML, numbers, dates and headers that are none.
+# botocore's parsers raise these for malformed XML, numbers, dates and headers.
 _NONSENSE = (ResponseParserError, ValueError, TypeError, OverflowError, RuntimeError)
 
 
@@ -132,7 +132,7 @@ def translated(
     missing: type[StoreError] = NoObjectError,
     precondition: type[StoreError] = StoreError,
 ) -> Iterator[None]:
-    """Raise what botocore raises within as a StoreError that begins with `what`."""
+    """Raise botocore's exceptions from the block as a StoreError that begins with `what`."""
     try:
         yield
     except of_botocore.ClientError as error:

@@ -1,11 +1,11 @@
 """Which objects below a prefix no live name can mean.
 
 Contract: pure. Any node may look up any key of a namespace in the version that some node has, so
-such a key is *live* as long as it is there. Garbage are objects of versions older than every
-node's, or of namespaces that no node has; what kvfs put there for itself and nobody needs any more.
-What kvfs did not name is `foreign`, and nobody's business here; an object at a hash whose name is
-lost may be looked up by that name, so it is `nameless` and stays. A verdict says nothing of age.
-Not for requests: `collection`.
+such a key is *live* as long as it is there. Garbage is: objects of versions older than every
+node's; objects of namespaces that no node has; and kvfs's own auxiliary objects that no node needs
+any more. A key that kvfs did not name is `foreign`, and never garbage. An object at a hash whose
+name is lost may still be looked up by that name, so it is `nameless` and stays. A verdict does not
+consider age. Not for requests: `collection`.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,12 +17,12 @@ from kvfs.s3.nodes import Node, identity_of
 from kvfs.s3.store import Entry
 
 Kind = Literal["live", "foreign", "nameless", "version", "namespace", "aside", "name", "probe"]
-# In the order in which they are deleted: a name goes after the object that it is of.
+# In the order of deletion: a name goes after its object.
 GARBAGE: tuple[Kind, ...] = ("version", "namespace", "aside", "probe", "name")
 
 
 class Verdict(NamedTuple):
-    """`space`: the one that it is in, if it is in one."""
+    """The judgement of one object. `space`: its namespace and version, if it has one."""
 
     kind: Kind
     space: Space | None = None
@@ -30,10 +30,10 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the node that collects knows of itself; without an identity it has no catalog.
+    """Facts of the node that collects. Without an identity it has no catalog.
 
-    has: its namespaces. keys: where its catalog has objects that have other names now, so that
-    their keys tell nothing. uploads: ids of those that it has under way.
+    has: its namespaces. keys: keys of objects in its catalog that have other names now, so that the
+    keys do not tell the names. uploads: ids of its present uploads.
     """
 
     identity: str = ""
@@ -43,7 +43,10 @@ class Own:
 
 
 class Rules:
-    """As the records are at one moment. `forgotten`: identities of nodes that do not count."""
+    """The rules by the records of one moment.
+
+    `forgotten`: identities of nodes that do not count.
+    """
 
     def __init__(
         self, keys: Keys, nodes: Iterable[Node], own: Own, forgotten: Collection[str] = ()
@@ -62,9 +65,9 @@ class Rules:
             self._had[space.namespace] = max(space.version, self._had.get(space.namespace, 0))
 
     def of(self, entry: Entry, name: Name | None, hashes: Collection[str]) -> Verdict:
-        """Judge an object; `name` is what its record says if its key is a hash.
+        """Judge an object; `name` is the name in its record if its key is a hash.
 
-        hashes: of the objects whose keys are hashes, for a record of a name.
+        hashes: of the objects whose keys are hashes, for judging a record of a name.
         """
         keys, key = self.keys, entry.key
         if key in self.own.keys:
@@ -80,9 +83,9 @@ class Rules:
         return Verdict("foreign") if name is None else self.of_name(name)
 
     def of_name(self, name: Name) -> Verdict:
-        """Judge any object of that name."""
+        """Judge any object of this name."""
         space = Space(name.namespace, name.version)
-        if not space.namespace:  # the mount's own, which all nodes have, in one version
+        if not space.namespace:  # the mount's own namespace, which all nodes have, in one version
             return Verdict("foreign" if space.version else "live")
         has = self._has.get(space.namespace)
         if has is None:
@@ -104,12 +107,13 @@ class Rules:
         return "live" if ours else "foreign"
 
     def explained(self, space: Space) -> bool:
-        """Whether some node had that version, or a newer one, and let it go, by the records."""
+        """Whether, by the records, some node had that version or a newer one, and let it go."""
         return space.version <= self._had.get(space.namespace, -1)
 
     def settled(self, entry: Entry, age: float) -> bool:
-        """Whether no other node can mean what was put aside then.
+        """Whether no other node can still use an object that was put aside at that time.
 
-        That takes a node moments while it runs; one that was not seen since may mean it yet.
+        A running node needs moments for that. A node that was not seen since may still use the
+        object.
         """
         return all(node.refreshed > entry.modified + age for node in self._others)

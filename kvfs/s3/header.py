@@ -1,8 +1,8 @@
-"""The digest of an object's first bytes, so that they can be read without the rest of it.
+"""The digest of an object's first bytes, so that kvfs can serve them before the rest comes.
 
-Contract: pure, but for `weigh`, which reads a file. The digest goes beside the object as the
-metadata `kvfs-header` (docs/format.md): the xxh3-128 of the first SIZE bytes of what is stored, as
-32 hexadecimals. Objects of LEAST bytes or less have none: all of one costs one request as well.
+Contract: pure, except for `weigh`, which reads a file. The object has the digest as metadata
+`kvfs-header` (docs/format.md): the xxh3-128 of the first SIZE stored bytes, as 32 hexadecimal
+digits. Objects of LEAST bytes or less have none: all of such an object costs one request as well.
 Not for parts behind the first (`chunks`).
 """
 
@@ -15,14 +15,14 @@ import xxhash
 from kvfs.s3.errors import MetadataError, SourceError
 
 NAME = "kvfs-header"
-SIZE = 4096  # bytes: what connectors, and anybody's stdio, read of a file first
-LEAST = 64 << 10  # bytes; so much comes from a bucket in hardly more time than SIZE
+SIZE = 4096  # bytes: what connectors, and stdio, read of a file first
+LEAST = 64 << 10  # bytes; a bucket sends this many in hardly more time than SIZE
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def weigh(fd: int, size: int) -> bytes:
-    """The digest that goes beside an open file of `size` bytes; b"" for none.
+    """The digest to store beside an open file of `size` bytes; b"" for none.
 
     Raises SourceError if the file is shorter, OSError.
     """
@@ -35,12 +35,12 @@ def weigh(fd: int, size: int) -> bytes:
 
 
 def metadata(digest: bytes) -> dict[str, str]:
-    """Return it as user metadata of S3; nothing for none."""
+    """Return the digest as user metadata of S3; nothing if there is none."""
     return {NAME: digest.hex()} if digest else {}
 
 
 def of_metadata(key: str, found: Mapping[str, str]) -> bytes:
-    """That of an object, b"" if it has none. Raises MetadataError."""
+    """The digest in an object's metadata, b"" if it has none. Raises MetadataError."""
     text = found.get(NAME)
     if text is None:
         return b""
@@ -50,5 +50,5 @@ def of_metadata(key: str, found: Mapping[str, str]) -> bytes:
 
 
 def proven(data: bytes, digest: bytes) -> bool:
-    """Whether these are the first bytes that the digest is of."""
+    """Whether these are the bytes of the digest."""
     return len(data) == SIZE and xxhash.xxh3_128_digest(data) == digest

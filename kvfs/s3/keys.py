@@ -2,11 +2,12 @@
 
     PREFIX NAMESPACE@VERSION/DIRECTORY/NAME
 
-Contract: pure. Each name has one key, each key at most one name, whatever bytes are in it; only
-printable ASCII is in a key, people can read it, and listing below a `/` is listing a directory. A
-byte outside of `_PLAIN` is %XX; `.` and `..` are %2E and %2E%2E, since clients of HTTP resolve
-them; a part without a byte is %00. What would be longer than KEY_MAX is at PREFIX%/SHA256, and
-PREFIX.kvfs/names/SHA256 has its name: a lookup needs the hash only, a listing reads that too.
+Contract: pure. Each name has one key, and each key at most one name, for any bytes in the name.
+Keys have only printable ASCII, and people can read them. Listing below a `/` is listing a
+directory. A byte outside of `_PLAIN` is %XX; `.` and `..` are %2E and %2E%2E, because HTTP clients
+resolve them; an empty part is %00. An object whose key would be longer than KEY_MAX is at
+PREFIX%/SHA256, and PREFIX.kvfs/names/SHA256 has its name. A lookup needs the hash only; a listing
+reads the name as well.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from kvfs.s3.errors import MetadataError
 # S3 allows 1024. Ceph 16 has 1024 for that and the bucket's id, and an upload's id for parts:
 # 990 went well, 1013 was answered with 500.
 KEY_MAX = 896
-OWN = ".kvfs/"  # below the prefix: what is no object of a namespace
+OWN = ".kvfs/"  # below the prefix: objects that belong to no namespace
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=,~!()@")
 _ESCAPED = re.compile(r"%([0-9A-F]{2})")
@@ -48,7 +49,7 @@ class Space(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Space | None":
-        """Return what `str` has made that text of; None if it has not."""
+        """Return the `Space` whose `str` is this text; None if there is none."""
         name = _parse(f"{text}/x")
         return None if name is None or name.path != b"x" else cls(*name[:2])
 
@@ -71,37 +72,40 @@ class Keys:
         return key if len(key) <= KEY_MAX else self.long + _hash(name)
 
     def record(self, name: Name) -> tuple[str, bytes] | None:
-        """Return key and content of what must be there before an object whose key has no name."""
+        """Return key and content of the record that must precede an object with a hash as key."""
         if not self.of(name).startswith(self.long):
             return None
         return self.names + _hash(name), _tail(name).encode()
 
     def folder(self, namespace: bytes, version: int, path: bytes = b"") -> str:
-        """Return what the keys below a directory begin with, but for those that are too long."""
+        """Return the common start of all keys below a directory, except hashes of long names."""
         within = _tail(Name(namespace, version, path)) + "/" if path else ""
         return self.prefix + (within or f"{_namespace(namespace)}@{version}/")
 
     def versions(self, namespace: bytes) -> str:
-        """Return what the folders of a namespace begin with, whatever its version."""
+        """Return the common start of a namespace's folders, in all versions."""
         return f"{self.prefix}{_namespace(namespace)}@"
 
     def parse_folder(self, folder: str) -> Name | None:
-        """Return which directory the keys that begin so are below; its path may be b""."""
+        """Return the directory whose keys begin with `folder`; its path may be b""."""
         below = self.parse(f"{folder}x")
         return None if below is None else below._replace(path=below.path.rpartition(b"/")[0])
 
     def parse(self, key: str) -> Name | None:
-        """Return whose key that is; None for what kvfs did not name, or not in the key itself."""
+        """Return the name in a key; None if kvfs did not name it, or the key is a hash."""
         name = _parse(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
         return name if name is not None and self.of(name) == key else None
 
     def record_of(self, key: str) -> str:
-        """Return the key of the record that has an object's name, "" if its own key has it."""
+        """Return the key of the record that has an object's name; "" if the key itself has it."""
         hashed = key.removeprefix(self.long)
         return self.names + hashed if hashed != key and _HASH.fullmatch(hashed) else ""
 
     def parse_record(self, key: str, content: bytes) -> Name:
-        """Return the name in a record. Raises MetadataError if it is not what its key says."""
+        """Return the name in a record.
+
+        Raises MetadataError if the name does not fit the record's key.
+        """
         try:
             name = _parse(content.decode("ascii"))
         except UnicodeDecodeError:
@@ -113,13 +117,13 @@ class Keys:
 
 def escape(data: bytes) -> str:
     """Return one part of a path, as text that is safe in keys and headers."""
-    if not data.strip(b"."):  # "." and ".." and, for nothing at all, what no name can contain
+    if not data.strip(b"."):  # "." and ".."; an empty part becomes a NUL, which no name has
         return "%2E" * len(data) or "%00"
     return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in data)
 
 
 def unescape(text: str) -> bytes | None:
-    """Return what `escape` was given; None if it has not made that text."""
+    """Return the bytes of an escaped part; None if `escape` cannot have made that text."""
     try:
         found = _ESCAPED.sub(lambda hit: chr(int(hit[1], 16)), text).encode("latin-1")
     except UnicodeEncodeError:
@@ -138,7 +142,7 @@ def _tail(name: Name) -> str:
 
 
 def _hash(name: Name) -> str:
-    # Not xxh3: who chooses names could choose two with one key.
+    # Not xxh3: a user who chooses names could choose two with one key.
     return hashlib.sha256(_tail(name).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""The object that says what a prefix is: which format, and whether one kvfs has it to itself.
+"""The object that describes a prefix: its format, and whether one kvfs has it to itself.
 
-Contract: `claim` changes nothing that is there. Of two that claim a new prefix at once, both see
-what the first one wrote if the store publishes once, else what the last one did. Not for what the
-objects themselves say.
+Contract: `claim` changes no existing object. If two nodes claim a new prefix at once, both see the
+first one's object if the store publishes once, else the last one's. Not for the meaning of the
+objects.
 """
 
 import json
@@ -25,7 +25,7 @@ class Marker(NamedTuple):
 
 
 def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
-    """As `look`, but write what the prefix is where nothing says so."""
+    """As `look`, but describe the prefix if no object does."""
     found = look(transfers, keys, identity, exclusive=exclusive)
     if found is not None:
         return found
@@ -39,10 +39,10 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
 
 
 def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
-    """Return what the prefix is, if anything says so; it is for the kvfs of this identity.
+    """Return the description of the prefix, None if there is none. `identity` is this kvfs's.
 
-    Raises ConfigError if it is of a newer format, or is another's, or others may use what is to be
-    `exclusive`; and what `Transfers` raises.
+    Raises ConfigError if the format is newer, if the prefix belongs to another kvfs, or if others
+    may use a prefix that is to be `exclusive`. Also raises the errors of `Transfers`.
     """
     _, where = _where(transfers, keys)
     found = read(transfers, keys)
@@ -61,16 +61,13 @@ def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) ->
 
 
 def _where(transfers: Transfers, keys: Keys) -> tuple[str, str]:
-    """Its key, and what people call it."""
+    """The object's key, and its name for messages."""
     key = f"{keys.own}format.json"
     return key, f"{transfers.store.name}/{key}"
 
 
 def read(transfers: Transfers, keys: Keys) -> Marker | None:
-    """Return what a prefix says of itself; None if nothing is there.
-
-    Raises ConfigError if it is of a newer format, or none at all, and what `Transfers` raises.
-    """
+    """Return the description of a prefix; None if there is none."""
     key, where = _where(transfers, keys)
     try:
         text = transfers.read(key, _LIMIT)

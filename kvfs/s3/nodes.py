@@ -1,10 +1,10 @@
-"""What each node says of itself below the prefix: `.kvfs/nodes/IDENTITY.json` (docs/format.md).
+"""The record of each node below the prefix: `.kvfs/nodes/IDENTITY.json` (docs/format.md).
 
-Contract: nodes share a prefix, each with a catalog of its own; a key is of use as long as some node
-has its namespace in its version. `publish` writes what a node has. It keeps what that once had as
-long as something is left of it, so that it can be told from what a kvfs without a record has
-written. `Nodes.look` reads all records; the age of one is by the store's clock. Not for judging
-keys: `garbage`.
+Contract: nodes share a prefix, and each has a catalog of its own. A key is useful as long as some
+node has its namespace in its version. `publish` writes the namespaces that a node has. The record
+also keeps former versions as long as the bucket has objects of them. So such objects can be told
+from those of a kvfs without a record. `Nodes.look` reads all records; the store's clock gives the
+age of a record. Not for judging keys: `garbage`.
 """
 
 import json
@@ -20,7 +20,7 @@ from kvfs.s3.keys import Keys, Space
 from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
 
-LOOKED_FOR = 64  # namespaces of which it is asked at a time whether anything is left
+LOOKED_FOR = 64  # namespaces that are checked for remaining objects at one time
 _LIMIT = 16 << 20  # bytes
 _TEXTS = ("identity", "host", "mountpoint")
 _IDENTITY = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -28,7 +28,7 @@ _IDENTITY = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`has`: its namespaces, but for the mount's own. `had`: the newest versions it let go.
+    """`has`: its namespaces, except the mount's own. `had`: the newest versions that it let go.
 
     refreshed: when its record was written, by the store's clock; 0 before that.
     """
@@ -61,7 +61,7 @@ def key_of(keys: Keys, identity: str) -> str:
 
 
 def identity_of(keys: Keys, key: str) -> str:
-    """Return whose record has this key; "" if it is none."""
+    """Return the identity of the node whose record has this key; "" if it is no record."""
     identity = key.removeprefix(keys.nodes).removesuffix(".json")
     return identity if _IDENTITY.fullmatch(identity) and key == key_of(keys, identity) else ""
 
@@ -75,10 +75,10 @@ def newest(spaces: Iterable[Space]) -> frozenset[Space]:
 
 
 def publish(transfers: Transfers, keys: Keys, node: Node, *, keep: bool = False) -> Node:
-    """Write what a node has now; return what its record says.
+    """Write which namespaces a node has now; return the node as recorded.
 
-    keep: it still has what its record says that it had, too.
-    Raises MetadataError if what is there is no record of this format, and what `Transfers` raises.
+    keep: the node still has all namespaces of its last record, too. Raises MetadataError if the
+    present record is not of this format, and the errors of `Transfers`.
     """
     key = key_of(keys, node.identity)
     try:
@@ -94,9 +94,9 @@ def publish(transfers: Transfers, keys: Keys, node: Node, *, keep: bool = False)
 
 
 def _left(transfers: Transfers, keys: Keys, had: frozenset[Space]) -> frozenset[Space]:
-    """Return those of which there may be something, looking for a few of them.
+    """Return the namespaces that may still have objects. Each call checks a few of them.
 
-    What has a name too long for a key may be of any of them.
+    An object whose name is too long for a key may be of any namespace.
     """
     if not had or transfers.store.list(keys.long, limit=1).entries:
         return had
@@ -105,7 +105,7 @@ def _left(transfers: Transfers, keys: Keys, had: frozenset[Space]) -> frozenset[
 
 
 def _is_left(transfers: Transfers, keys: Keys, space: Space) -> bool:
-    """Whether there is anything of a version that is no newer."""
+    """Whether the bucket has an object of this version or an older one."""
     page = transfers.store.list(keys.versions(space.namespace), delimiter="/")
     found = [keys.parse_folder(folder) for folder in page.folders]
     return bool(page.after) or any(one and one.version <= space.version for one in found)
@@ -113,7 +113,7 @@ def _is_left(transfers: Transfers, keys: Keys, space: Space) -> bool:
 
 @dataclass(slots=True)
 class Nodes:
-    """Reads records again only when they were written anew. `unread`: why some make no sense."""
+    """All nodes. Reads only records that changed. `unread`: why some records are unreadable."""
 
     transfers: Transfers
     keys: Keys
@@ -121,7 +121,7 @@ class Nodes:
     _seen: dict[str, tuple[Entry, Node]] = field(default_factory=dict)
 
     def look(self) -> list[Node]:
-        """Return those that there are now. Raises what `Transfers` raises."""
+        """Return the present nodes. Raises the errors of `Transfers`."""
         self.unread.clear()
         found = {}
         listed = pages(self.transfers.store, self.keys.nodes)

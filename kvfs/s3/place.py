@@ -1,8 +1,8 @@
-"""Where a bucket is: what the mount options say, without a credential.
+"""The place of a bucket, as the mount options give it, without a credential.
 
-Contract: `Place.parse` takes `s3://bucket/prefix` or raises ValueError with what was expected; a
-place is plain data, so it can be sent to a worker process. Credentials come from where boto3 finds
-them (environment, profile, instance), and nowhere else.
+Contract: `Place.parse` takes `s3://bucket/prefix` or raises ValueError that says what it expected.
+A place is plain data, so it can be sent to a worker process. boto3 finds the credentials
+(environment, profile, instance); they come from nowhere else.
 """
 
 import re
@@ -19,7 +19,10 @@ _ENDPOINT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`prefix` is empty or ends in a slash. None: as boto3 finds it."""
+    """A bucket, prefix and endpoint.
+
+    `prefix` is empty or ends in a slash. None: as boto3 finds it.
+    """
 
     bucket: str
     prefix: str = ""
@@ -54,7 +57,7 @@ class Place:
 
     @property
     def cure(self) -> str:
-        """What to look at when nobody answers there."""
+        """Advice for a user whose store does not answer."""
         if self.endpoint is None:
             return "Amazon was asked: give s3_endpoint= if the bucket is another store's."
         return f"is s3_endpoint={self.endpoint} right?"
@@ -64,5 +67,5 @@ class Place:
 
 
 def _plain(name: str) -> bool:
-    """Whether a part of the prefix means itself, to every client and in every URL."""
+    """Whether every client and every URL leave this part of the prefix as it is."""
     return bool(_FOLDER.fullmatch(name)) and name not in {".", "..", ".kvfs"}

@@ -1,8 +1,8 @@
-"""Can this bucket be used, and what does its store honour? Asked once, at mount.
+"""Check once, at mount, that the bucket can be used, and what its store honours.
 
-Contract: writes, reads and deletes objects of its own below PREFIX.kvfs/probe/, and leaves none
-behind unless the store goes away meanwhile. What a human must change is a ConfigError with its
-cure; what may pass is the ThrottledError, OutageError or StoreFullError that it was.
+Contract: writes, reads and deletes objects of its own below PREFIX.kvfs/probe/. It leaves none
+behind unless the store fails meanwhile. An error that a human must cure is a ConfigError with its
+cure. An error that may pass stays a ThrottledError, OutageError or StoreFullError.
 """
 
 import uuid
@@ -30,9 +30,9 @@ _BYTES = b"kvfs asks what this store honours; this object may be deleted"
 def probe(
     store: Store, keys: Keys, terms: Terms, *, look: Callable[[], object] = lambda: None
 ) -> Terms:
-    """Return the terms with what the store honours. Raises ConfigError, or what may pass.
+    """Return the terms, with what the store honours. Raises ConfigError, or errors that may pass.
 
-    look: called before anything is written, to raise ConfigError if nothing may be.
+    look: called before anything is written, to raise ConfigError if kvfs may not write.
     """
     key = f"{keys.probes}{uuid.uuid4().hex}"
     try:
@@ -61,7 +61,7 @@ def probe(
 def _once_put(store: Store, key: str) -> bool:
     try:
         store.put(key, _BYTES, {}, once=True)
-    except RefusedError:  # for the condition, unless the same without it is refused as well
+    except RefusedError:  # for the condition, unless the store refuses both requests
         store.put(key, _BYTES, {}, once=False)
         return False
     try:
@@ -72,7 +72,7 @@ def _once_put(store: Store, key: str) -> bool:
 
 
 def _read_back(store: Store, key: str) -> None:
-    """As downloads do: a range, if it is still the object that was seen."""
+    """Read as downloads do: a range, if the object still has its ETag."""
     head = store.head(key)
     found = b"".join(store.get(key, 1, len(_BYTES) - 1, etag=head.etag))
     if found != _BYTES[1:]:

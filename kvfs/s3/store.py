@@ -1,10 +1,10 @@
 """An object store as kvfs needs it: few verbs, each one request (deletes and listings: a page).
 
-Contract: all implementations pass tests/s3/test_store.py. Calls block, so they belong into mover
-processes, never into the daemon's loop; one store may be called from many threads. Keys are text
-of the bucket, whole; ETags are without their quotes. What goes wrong is a class of
-`kvfs.s3.errors`; a store retries by itself what is worth it. Not for whole files, which may take
-several requests (`kvfs.s3.transfer`), nor for what keys and metadata mean (`keys`, `facts`).
+Contract: all implementations pass tests/s3/test_store.py. Calls block, so they belong in mover
+processes, never in the daemon's loop; many threads may call one store. Keys are the whole keys of
+the bucket, as text; ETags are without their quotes. Each failure is a class of `kvfs.s3.errors`;
+the store itself retries where that is worth it. Not for whole files, which may take several
+requests (`kvfs.s3.transfer`), nor for the meaning of keys and metadata (`keys`, `facts`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from kvfs.s3.errors import StoreError
 
 Data = Union[bytes, memoryview]  # noqa: UP007 (read at run time, by Python 3.10 too)
 
-LIST_LIMIT = 1000  # keys that one answer can have, and one request delete
+LIST_LIMIT = 1000  # most keys in one answer, and in one delete
 PART_MIN = 5 << 20  # bytes of a part that is not the last, as every S3 has it
 PARTS_MAX = 10_000
 
@@ -61,7 +61,7 @@ class Upload(NamedTuple):
 
 
 def is_listed(store: "Store", key: str) -> bool:
-    """Whether a listing has it: the 404 of a HEAD may also be the bucket's, or of who is between.
+    """Whether a listing has the key: a HEAD's 404 may also mean the bucket, or come from a proxy.
 
     Raises what `Store.list` raises, as it does for both.
     """
@@ -69,7 +69,7 @@ def is_listed(store: "Store", key: str) -> bool:
 
 
 def pages(store: "Store", prefix: str) -> Iterator[Page]:
-    """Yield what begins with a prefix, a page at a time, at least one. Raises as `Store.list`."""
+    """Yield the keys of a prefix, a page at a time, at least one page. Raises as `Store.list`."""
     after = ""
     while True:
         page = store.list(prefix, after=after)
@@ -86,55 +86,56 @@ class Store(Protocol):
         """The bucket, for messages."""
 
     def clock(self) -> float:
-        """What time it is for the store: seconds since the epoch, as `Entry.modified` has them."""
+        """The store's time: seconds since the epoch, as in `Entry.modified`."""
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         """Store an object, all or nothing; return its ETag. `data` is not kept.
 
-        once: raise ObjectExistsError if there is one, atomically, if the store honours that (see
-        `kvfs.s3.probe`). Raises WrongBytesError if they were damaged on their way, StoreFullError.
+        once: raise ObjectExistsError if the key exists, atomically, if the store honours that (see
+        `kvfs.s3.probe`). Raises WrongBytesError if the bytes were damaged on their way,
+        StoreFullError.
         """
 
     def copy(self, source: str, key: str, metadata: Mapping[str, str], *, etag: str) -> str:
-        """Store what another key has, with metadata of its own; return its ETag.
+        """Store a copy of another key's object, with metadata of its own; return its ETag.
 
         Raises NoObjectError; ObjectChangedError if the source has another ETag than the one given,
-        where the store honours that (Ceph 16 does not); RefusedError for more bytes than a store
-        copies in one request, 5 GiB mostly.
+        where the store honours that (Ceph 16 does not). Raises RefusedError for more bytes than a
+        store copies in one request, 5 GiB mostly.
         """
 
     def get(self, key: str, start: int, length: int, *, etag: str = "") -> Iterator[bytes]:
-        """Yield `length` bytes from `start` in pieces; less only where the object ends.
+        """Yield `length` bytes from `start` in pieces; fewer only where the object ends.
 
         Raises NoObjectError; ObjectChangedError if the object has another ETag than the one given;
-        WrongBytesError if it gives more or less than it announced.
+        WrongBytesError if the store sends more or fewer than it announced.
         """
 
     def peek(self, key: str, length: int, *, etag: str) -> tuple[Head, bytes]:
-        """What `head` says and the first `length` bytes, less if it has no more, by one request.
+        """The `head` and the first `length` bytes, fewer if the object is shorter, by one request.
 
         Raises as `get`.
         """
 
     def head(self, key: str) -> Head:
-        """Raises NoObjectError."""
+        """The `Head` of an object. Raises NoObjectError."""
 
     def delete(self, key: str) -> None:
-        """What is not there is as good as deleted."""
+        """Delete an object. A missing object counts as deleted."""
 
     def delete_many(self, keys: Sequence[str]) -> dict[str, StoreError]:
-        """Delete up to LIST_LIMIT objects; return why some are still there."""
+        """Delete up to LIST_LIMIT objects; return the failures, by key."""
 
     def list(
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
     ) -> Page:
-        """Return what begins with `prefix` and comes after `after`, in the order of UTF-8."""
+        """Return keys that begin with `prefix` and come after `after`, in the order of UTF-8."""
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload; return its id."""
 
     def put_part(self, key: str, upload_id: str, number: int, data: Data) -> str:
-        """Store a part, or store it anew; return its ETag. Raises NoUploadError, as `put`."""
+        """Store a part, or replace it; return its ETag. Raises NoUploadError, as `put`."""
 
     def copy_part(
         self,
@@ -149,18 +150,18 @@ class Store(Protocol):
     ) -> str:
         """Make `length` bytes from `start` of another object a part; return the part's ETag.
 
-        Raises NoObjectError; ObjectChangedError as `copy`; StoreError for an upload that is not
-        there, or for bytes that the source does not have.
+        Raises NoObjectError; ObjectChangedError as `copy`; StoreError if the upload does not exist,
+        or the source does not have these bytes.
         """
 
     def complete(self, key: str, upload_id: str, parts: Sequence[Part], *, once: bool) -> None:
-        """Make an object of the parts, all or nothing. Some stores do not say which ETag it has.
+        """Make an object of the parts, all or nothing. Some stores do not tell its ETag.
 
-        Raises NoUploadError; WrongBytesError if they are not what the store has; as `put`.
+        Raises NoUploadError; WrongBytesError if the store has other parts; as `put`.
         """
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Forget an upload; one that is not there is as good as aborted."""
+        """Abort an upload. A missing upload counts as aborted."""
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield the uploads that were begun below a prefix."""

@@ -1,10 +1,10 @@
 """Whole files to and from a store, with several requests at once.
 
-Contract: an object appears complete or not at all, and only if the bytes that were sent have the
-digest that was asked for; a file that was downloaded has it too. An upload in parts tells its id
-before the first part, so that whoever survives can abort it. Bytes on their way take no more
-memory than `parallel` parts or one object that goes up in a single request. Calls block, and one
-`Transfers` is for one thread at a time. Not for which objects to move, nor what metadata say.
+Contract: an object appears complete or not at all, and only if the sent bytes have the given
+digest. A downloaded file has the digest too. An upload in parts tells its id before the first part,
+so that another process can abort it after a crash. The bytes on their way take no more memory than
+`parallel` parts, or one object that goes up in a single request. Calls block, and one `Transfers`
+is for one thread at a time. Not for choosing objects to move, nor for the meaning of metadata.
 """
 
 import logging
@@ -38,18 +38,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MIB = 1 << 20
-ATTEMPT = "kvfs-put"  # metadata: which attempt it was that made an object
-RANGE_TRIES = 3  # of one range, if connections break in the middle of it
+ATTEMPT = "kvfs-put"  # metadata: the attempt that made the object
+RANGE_TRIES = 3  # tries of one range, if connections break within it
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a store is dealt with. Sizes in bytes.
+    """The terms of a store. Sizes in bytes.
 
-    single: the largest object that goes up in one request; part: of larger ones, and of downloads.
-    parallel: requests for one object; over all movers 8 are best where the server is near.
-    once_put, once_complete: whether the store itself refuses to publish a name twice, in either
-    way; else it is asked before, which another node may slip through.
+    - single: the largest object that goes up in one request.
+    - part: the size of parts of larger objects, and of downloads.
+    - parallel: requests for one object. Over all movers 8 are best where the server is near.
+    - once_put, once_complete: whether the store itself refuses to publish a name twice, by put and
+      by complete. If it does not, kvfs looks first, and another node may write between.
     """
 
     single: int = 64 * MIB
@@ -60,17 +61,17 @@ class Terms:
 
 
 class Transfers:
-    """Close it when done: it has threads."""
+    """Transfers to and from one store. Close it when done: it has threads."""
 
     def __init__(self, store: Store, terms: Terms) -> None:
         self.store = store
         self.terms = terms
-        # Used again: memory that is new costs a put as much as its SHA-256 does.
+        # Buffers are used again: new memory costs a put as much as its SHA-256 does.
         self._free: list[bytearray] = []
         self._threads = ThreadPoolExecutor(terms.parallel, thread_name_prefix="s3")
 
     def close(self) -> None:
-        """Wait for requests that run, begin no more."""
+        """Wait for running requests, begin no more."""
         self._threads.shutdown(cancel_futures=True)
 
     def put(
@@ -78,7 +79,7 @@ class Transfers:
     ) -> str:
         """Store bytes in one request; return the ETag. See `Store.put`.
 
-        token: what the attempt is called in the object's metadata, if that is to be known.
+        token: the name of this attempt in the object's metadata; "": none.
         """
         if once and not self.terms.once_put:
             self.refuse_existing(key)
@@ -115,11 +116,11 @@ class Transfers:
     ) -> str:
         """Store the first `size` bytes of an open file; return the object's ETag.
 
-        digest: their xxh3-128. token: as `put` has it. begun: called with the id of a multipart
-        upload before its first part; it must have persisted the id when it returns. Raises
-        SourceError if the file is shorter or has another digest, OSError of reading it, and what
-        `Store.put` raises. There is no new object then, or a whole one: the store may fail when it
-        has carried out the last request, and not be there to be asked.
+        digest: their xxh3-128. token: as for `put`. begun: called with the id of a multipart upload
+        before its first part; it must have persisted the id when it returns. Raises SourceError if
+        the file is shorter or has another digest, OSError of reading it, and the errors of
+        `Store.put`. After an error there is no new object, or a whole one: the store may fail after
+        it has carried out the last request, and then be unreachable.
         """
         if size <= self.terms.single:
             buffer = self._buffer(size)
@@ -146,7 +147,7 @@ class Transfers:
         once: bool,
         token: str,
     ) -> str:
-        """Make an object of the parts that `send` has sent; the ETag. See `upload`."""
+        """Make an object of the parts that `send` sends; return the ETag. See `upload`."""
         token = token or uuid.uuid4().hex
         upload_id = self.store.begin(key, {**metadata, ATTEMPT: token})
         try:
@@ -175,7 +176,7 @@ class Transfers:
         """Write an object of `size` bytes into an open file, from its beginning.
 
         Raises WrongBytesError if the bytes do not have the xxh3-128 `digest`, OSError of writing
-        them, and what `Store.get` raises. The file then has what came so far.
+        them, and the errors of `Store.get`. After an error the file has the bytes that came so far.
         """
         part = self.terms.part
         ranges = [(start, min(part, size - start)) for start in range(0, size, part)]
@@ -185,7 +186,7 @@ class Transfers:
             self._fetch(key, fd, start, length, etag)
             return length
 
-        # Hashed in order, while later ranges are on their way: what was written last is in cache.
+        # Hash in order, while later ranges are on their way: the newest bytes are in the cache.
         position = 0
         with closing(self._in_turn(fetch, ranges)) as lengths:
             for length in lengths:
@@ -195,7 +196,7 @@ class Transfers:
         self.expect_bytes(key, found.digest(), digest)
 
     def expect_bytes(self, key: str, found: bytes, digest: bytes) -> None:
-        """Raises WrongBytesError if what came has another xxh3-128."""
+        """Raises WrongBytesError if the received bytes have another xxh3-128."""
         if found != digest:
             raise WrongBytesError(
                 f"{self.store.name}/{key}: the bytes have xxh3-128 {found.hex()}, expected "
@@ -215,10 +216,10 @@ class Transfers:
         begun: Callable[[str], None],
         token: str = "",
     ) -> str:
-        """Have the store copy an object of `size` bytes, `part` of them a request; the new ETag.
+        """Let the store copy an object of `size` bytes in parts of `part` bytes; return the ETag.
 
-        etag: of the source. token, begun: as `upload` has them. Raises ObjectChangedError,
-        NoObjectError, ObjectExistsError and what `Store.complete` raises.
+        etag: of the source. token, begun: as for `upload`. Raises ObjectChangedError,
+        NoObjectError, ObjectExistsError and the errors of `Store.complete`.
         """
         part = max(part, -(-size // PARTS_MAX))
         ranges = [(start, min(part, size - start)) for start in range(0, size, part)]
@@ -230,16 +231,16 @@ class Transfers:
 
             begun(upload_id)
             parts = list(self._in_turn(copy, enumerate(ranges, 1)))
-            if self.store.head(source).etag != etag:  # not every store looks by itself
+            if self.store.head(source).etag != etag:  # some stores do not check this
                 raise ObjectChangedError(f"{self.store.name}/{source}: its ETag has changed")
             return parts
 
         return self._in_parts(key, size, metadata, send, once=once, token=token)
 
     def fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> Future[None]:
-        """Begin to write one range into an open file, where it stands in the object.
+        """Begin to write one range of the object into the same place of an open file.
 
-        The future has what `Store.get` raises, OSError of writing, WrongBytesError.
+        The future raises the errors of `Store.get`, OSError of writing, WrongBytesError.
         """
         return self._threads.submit(self._fetch, key, fd, start, length, etag)
 
@@ -250,9 +251,9 @@ class Transfers:
     def _send_parts(
         self, key: str, upload_id: str, fd: int, size: int, digest: bytes
     ) -> list[Part]:
-        """Send all parts and compare the digest of what was read.
+        """Send all parts, and compare the digest of the bytes that were read.
 
-        The store checks what arrives of each, and their ETags when they become an object.
+        The store checks each part when it arrives, and the ETags of all when they become an object.
         """
         part = max(self.terms.part, -(-size // PARTS_MAX // MIB) * MIB)
         found = xxhash.xxh3_128()
@@ -277,7 +278,7 @@ class Transfers:
         return sent
 
     def _fetch(self, key: str, fd: int, start: int, length: int, etag: str) -> None:
-        """One range; what a broken connection has brought is not fetched again."""
+        """Fetch one range. Bytes that came before a connection broke are not fetched again."""
         position, end = start, start + length
         for tries in range(1, RANGE_TRIES + 1):
             try:
@@ -297,9 +298,9 @@ class Transfers:
     def _in_turn(
         self, do: Callable[[int, T], R], items: Iterable[tuple[int, T]]
     ) -> Generator[R, None, None]:
-        """What `do` returns for each item, in their order. At the end nothing is running.
+        """The result of `do` for each item, in order. At the end nothing is running.
 
-        A single one of a list is done by this very thread, which would only wait.
+        This thread itself handles a list of one item, because it would only wait.
         """
         if isinstance(items, list) and len(items) == 1:
             yield do(*items[0])
@@ -318,7 +319,7 @@ class Transfers:
             wait(running)
 
     def refuse_existing(self, key: str) -> None:
-        """Raises ObjectExistsError if something has this key."""
+        """Raises ObjectExistsError if the key exists."""
         try:
             self.store.head(key)
         except NoObjectError:
@@ -326,9 +327,10 @@ class Transfers:
         raise ObjectExistsError(f"{self.store.name}/{key} is there already")
 
     def _made(self, key: str, token: str) -> str:
-        """The ETag of what is there if this very attempt has made it, else "".
+        """The ETag of the present object if this very attempt has made it, else "".
 
-        A request may be carried out and its answer lost; when it is sent again, it is refused.
+        A store may carry out a request whose answer is lost; it refuses the request when it comes
+        again.
         """
         try:
             found = self.store.head(key)
@@ -341,12 +343,12 @@ class Transfers:
         try:
             self.store.abort(key, upload_id)
         except StoreError as error:
-            # Its id was told before: whoever looks after it sweeps it.
+            # Its id was told before: the process that keeps such ids aborts it later.
             log.warning("the upload %s was not aborted: %s", upload_id, error)
 
 
 def _read(fd: int, start: int, into: memoryview) -> None:
-    """Fill a buffer. Raises SourceError where the file ends before."""
+    """Fill a buffer. Raises SourceError if the file ends earlier."""
     got = 0
     while got < len(into):
         more = os.preadv(fd, [into[got:]], start + got)
@@ -356,7 +358,7 @@ def _read(fd: int, start: int, into: memoryview) -> None:
 
 
 def expect_source(key: str, found: bytes, digest: bytes) -> None:
-    """Raises SourceError if the file that goes up has another xxh3-128."""
+    """Raises SourceError if the uploaded file has another xxh3-128."""
     if found != digest:
         raise SourceError(
             f"the file that was to be stored as {key} has xxh3-128 {found.hex()}, expected "

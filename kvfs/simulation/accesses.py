@@ -1,13 +1,16 @@
-"""What an access log says of how a cache is used: rates, sizes, reuse, and how large it should be.
+"""Evaluates an access log: rates, sizes and reuse of a cache, and the size that it should have.
 
 Contract: `read` gives the lines that `kvfs/core/namespaces/access_log.py` writes, FILE.1 first;
-ConfigError names file, line and reason. `Profile` is fed them in order and describes them in plain
-values. The *distance* of a read are the bytes of all different objects that were used since the
-same object was used last: a cache of that size, that drops what was used longest ago, would have
-had it (Mattson, Gecsei, Slutz, Traiger: "Evaluation techniques for storage hierarchies", IBM
-Systems Journal 9(2), 1970), in O(log n) by a tree of sums (Fenwick, 1994). A *miss* is a name that
-was looked up in vain; one that is asked for again before it is written counts once. Not for traces
-of requests: `trace`.
+ConfigError names file, line and reason. `Profile` takes them in order and describes them in plain
+values.
+
+The *distance* of a read is the bytes of all different objects that were used since the same object
+was used last. An LRU cache of that size would have had the object. `Profile` computes a distance in
+O(log n) by a tree of sums (Fenwick, 1994). Source: Mattson, Gecsei, Slutz, Traiger: "Evaluation
+techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
+
+A *miss* is a name that a program looked up in vain. A further lookup before the name is written
+does not count. Not for traces of requests: `trace`.
 """
 
 import json
@@ -21,7 +24,7 @@ from typing import IO, Any
 
 from kvfs.errors import ConfigError
 
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the hits that the log has at all
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of all hits that are possible in the log
 PERCENTILES = (50, 90, 99)
 PREFIXES = 10
 LONGEST = 1 << 20  # bytes of a line: names of 4096 bytes, escaped, are 24 KiB
@@ -31,7 +34,7 @@ Access = dict[str, Any]
 
 
 def read(path: Path) -> Iterator[Access]:
-    """All lines, the oldest first; one that a death has torn is left out. Raises ConfigError."""
+    """Yield all lines, the oldest first, without one that a crash has cut. Raises ConfigError."""
     older = path.with_name(f"{path.name}.1")
     for file in (older, path) if older.exists() else (path,):
         try:
@@ -65,7 +68,7 @@ def _lines(file: Path, lines: IO[bytes]) -> Iterator[Access]:
 
 
 def _check(record: Any) -> None:  # noqa: ANN401 - JSON
-    """Raises ValueError, KeyError or TypeError."""
+    """Check a record. Raises ValueError, KeyError or TypeError."""
     if record["op"] not in _OPS:
         raise ValueError(f"op {record['op']!r}, expected one of {', '.join(_OPS)}")
     float(record["t"])
@@ -82,14 +85,14 @@ def _check(record: Any) -> None:  # noqa: ANN401 - JSON
 
 
 class _Sums:
-    """Sums of what stands before a place; places are appended."""
+    """Sums of the values before a place; places are appended."""
 
     def __init__(self) -> None:
         self._tree = array("q", [0])
         self._all = 0
 
     def append(self, value: int) -> int:
-        """The number of the new place, from 1 on."""
+        """Append a value and return the number of its place, from 1 on."""
         at = len(self._tree)
         below = at - (at & -at)
         self._tree.append(self.before(at - 1) - self.before(below) + value)
@@ -103,7 +106,7 @@ class _Sums:
             at += at & -at
 
     def before(self, at: int) -> int:
-        """With that place."""
+        """Return the sum up to and including that place."""
         found = 0
         while at:
             found += self._tree[at]
@@ -115,7 +118,7 @@ class _Sums:
 
 
 class Profile:
-    """`add` each access, then `describe`."""
+    """A description of all accesses: `add` each one, then `describe`."""
 
     def __init__(self) -> None:
         self.counts = Counter(dict.fromkeys(_OPS, 0))
@@ -176,7 +179,7 @@ class Profile:
         self._last[key] = self._sums.append(size), size, when
 
     def describe(self) -> dict[str, Any]:
-        """All of it, in plain values: bytes, seconds, shares from 0 to 1."""
+        """Return everything in plain values: bytes, seconds, shares from 0 to 1."""
         seconds = max(0.0, self.end - self.begin) if self.counts.total() else 0.0
         rate = 1 / seconds if seconds else 0.0
         reads, writes = self.counts["read"], self.counts["write"]
@@ -205,7 +208,7 @@ class Profile:
         }
 
     def _busiest(self) -> list[dict[str, Any]]:
-        """By the first block of a prompt where that is known, else by directory."""
+        """Return the busiest prompts by their first block if that is known, else directories."""
         reads: Counter[str] = Counter()
         blocks: Counter[str] = Counter()
         for key, count in self._reads.items():
@@ -227,7 +230,7 @@ class Profile:
         return self._paths.get(first, f"block {first:x}")
 
     def _sizes_for(self) -> list[dict[str, Any]]:
-        """How large an LRU cache has to be for a share of the reads that came again."""
+        """Return the sizes of an LRU cache for shares of the repeated reads."""
         ordered = sorted(self.distances)
         return [
             {"share": share, "bytes": ordered[max(0, math.ceil(share * len(ordered)) - 1)]}
@@ -246,7 +249,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _percentiles(values: "array[int] | array[float]") -> dict[str, float]:
-    """Of nearest rank; {} of nothing."""
+    """Return percentiles by nearest rank; {} for no values."""
     ordered = sorted(values)
     if not ordered:
         return {}

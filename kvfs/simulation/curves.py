@@ -1,8 +1,8 @@
 """Hit ratio over capacity, as a picture.
 
 Contract: one PNG file, a curve for each policy and a dashed one for the bound; nothing is shown on
-a screen. matplotlib comes with the extra `plot` and is imported here only, when a picture is asked
-for.
+a screen. The extra `plot` brings matplotlib. Only this module imports it, when a picture is
+requested.
 """
 
 import importlib.util

@@ -1,14 +1,14 @@
 """A trace played against a directory, with real files instead of KV blocks.
 
-Contract: each block of a prompt is looked up by opening its file, read and compared to its last
-byte, in order from the prompt's begin; each one that is missing is written at once, to a name that
-ends in .tmp, and renamed: the lookups of `sweep.simulate`, so that both count the same. Nothing is
-timed against the trace's clock unless a speed is asked for. A file's bytes follow from its key: any
-other byte is a ReplayError. That a block cannot be stored (ENOSPC, EDQUOT) is counted, as an engine
-would go on without.
+Contract: `replay` looks up the blocks of a prompt in order from its beginning. It opens each
+block's file, and reads and compares it to its last byte. It writes a missing block immediately, to
+a name that ends in .tmp, and renames it. These are the lookups of `sweep.simulate`, so that both
+count the same. The trace's clock matters only with a speed. A file's bytes follow from its key: any
+other byte is a ReplayError. A block that cannot be stored (ENOSPC, EDQUOT) is counted, because an
+engine would go on without it.
 
-Names are prefix paths, PARENT/KEY, a key being the trace's hash id + 1 in 16 hexadecimal digits
-with as many zeros behind, and the parent of a prompt's first block 0. Not for measuring speed.
+Names are prefix paths, PARENT/KEY. A key is the trace's hash id + 1 in 16 hexadecimal digits with
+as many zeros behind. The parent of a prompt's first block is 0. Not for measuring speed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from kvfs.clock import REAL, Clock
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.simulation.trace import Advance, Hits, Prompt, unheard
 
-SMALLEST_BLOCK = 4096  # bytes: a page, which is what a file takes at least
+SMALLEST_BLOCK = 4096  # bytes: a page, the least that a file takes
 _OURS = re.compile(r"[0-9a-f]{16}0{16}(\.part\.tmp)?")
 
 
@@ -33,7 +33,7 @@ class ReplayError(KvfsError):
 
 
 class Replayed(NamedTuple):
-    """What was found, and what came of storing the rest."""
+    """The hits, and the results of storing the other blocks."""
 
     hits: Hits
     stored: int  # blocks
@@ -57,11 +57,11 @@ def _name(key: int) -> str:
 
 @contextlib.contextmanager
 def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
-    """Give an empty directory below root; afterwards its blocks go, and it does if it was made.
+    """Give an empty directory below root; remove its blocks afterwards, and it if it was made.
 
-    One that is there already is used if nothing is in it, so that it may have a quota of its own.
-    Raises ConfigError, and ReplayError if it cannot be removed; that is a note to the error in the
-    block, if there was one.
+    An existing directory is used if it is empty, so that it may have a quota of its own. Raises
+    ConfigError, and ReplayError if it cannot be removed; that is a note to the error in the block,
+    if there was one.
     """
     if not namespace or namespace in {".", ".."} or "/" in namespace or "\0" in namespace:
         raise ConfigError(f"namespace {namespace!r}: expected the name of one directory")
@@ -116,7 +116,7 @@ def replay(
     advance: Advance = unheard,
     clock: Clock = REAL,
 ) -> Replayed:
-    """Play the requests, at `speed` times the trace's pace or as fast as it goes.
+    """Play the requests, at `speed` times the trace's pace or as fast as possible.
 
     Raises ReplayError.
     """
@@ -160,7 +160,7 @@ def _found(path: Path, key: int, size: int) -> bool:
 
 
 def _store(path: Path, key: int, size: int) -> bool:
-    """Return whether there was room."""
+    """Store a block and return whether there was room."""
     part = path.with_name(f"{path.name}.part.tmp")
     try:
         try:

@@ -1,8 +1,8 @@
 """Hit ratios on a trace: several policies at several capacities, and the bound of all policies.
 
 Contract: policies are leaf-first, as those of a mount are. `run` gives results in the order of the
-cases, whatever ends first; processes are used only where there is work for them, and one that dies
-is a KvfsError. Not for time: a trace's pauses mean nothing here.
+cases, independent of the order in which they end. It starts processes only if there is work for
+them, and one that dies is a KvfsError. Not for time: a trace's pauses mean nothing here.
 """
 
 import heapq
@@ -44,7 +44,7 @@ def parse_block_size(text: str) -> int:
 
 
 class Capacity(NamedTuple):
-    """A capacity as it was given: a share of the blocks of whatever trace, or a number of them."""
+    """A capacity as it was given: a share of the blocks of any trace, or a number of them."""
 
     text: str
     share: Fraction | None
@@ -80,12 +80,12 @@ class Capacity(NamedTuple):
 
 
 def simulate(trace: Trace, policy: str, capacity: int, advance: Advance = unheard) -> Hits:
-    """Return what a cache of `capacity` blocks, all of one size, finds.
+    """Return the hits of a cache of `capacity` blocks, all of one size.
 
-    The blocks of a prompt are looked up from its begin; each one that is missing is stored at once,
-    so that the next lookup finds a cache that has it. That is the order in which a cache library
-    counts objects, and for tokens it makes no difference when the rest of the prompt is stored.
-    `advance` hears of each request done.
+    The simulation looks up the blocks of a prompt from its beginning. It stores each missing block
+    immediately, so that the next lookup finds it. A cache library counts objects in this order. For
+    tokens it makes no difference when the rest of the prompt is stored. `advance` hears of each
+    request done.
     """
     cache = eviction.make(policy, capacity, leaf_first=True)
     hits = Hits()
@@ -112,27 +112,28 @@ def _store(cache: eviction.Policy, capacity: int, key: int, parent: int) -> None
 
 
 def bound(trace: Trace, capacity: int, advance: Advance = unheard) -> Hits:
-    """Return the most that a cache of that many blocks can find, whatever it knew of the future.
+    """Return the most hits of any cache of that many blocks, even one that knows the future.
 
     An upper bound of object and token hits for any cache that holds at most `capacity` blocks in
-    the pause between two requests. It is Belady's MIN (1966) at the grain of requests, and free to
-    keep nothing of what it has seen: of the blocks in sight those are held whose next use is
-    soonest.
+    the pause between two requests. It is Belady's MIN (1966) at the grain of requests, and may keep
+    none of the blocks that it has seen. Of the blocks in sight it holds those with the soonest next
+    use.
 
-    Objects: exact for such a cache, as a block held from one use to the next is an interval, and to
-    drop the interval that ends last is optimal where too many overlap. A block is never used sooner
-    than its parent, so that the one nearer to its prompt's begin can be held of two whose next use
-    is the same: the bound can be had with hits in contiguous prefixes only.
+    Objects: the bound is exact for such a cache. A block held from one use to the next is an
+    interval. If too many intervals overlap, it is optimal to drop the one that ends last. A block
+    is never used sooner than its parent. So of two blocks with the same next use, the cache can
+    hold the one nearer to its prompt's beginning. Hits in contiguous prefixes alone reach the
+    bound.
 
-    Tokens: no policy has more than those hits, so no more tokens than the as many largest lookups
-    of blocks seen before. That exceeds what MIN itself gets by the partly filled last blocks only,
-    0.1 points at most on the traces of Mooncake.
+    Tokens: no policy has more than those hits. So none has more tokens than the same number of
+    lookups of blocks seen before, the largest first. That exceeds MIN's own tokens only by the
+    partly filled last blocks, 0.1 points at most on the traces of Mooncake.
     """
     next_use = _next_uses(trace)
     held: dict[int, int] = {}  # a block's key: the request of its next use
-    order: list[tuple[int, int]] = []  # what goes first; entries outlive their block
+    order: list[tuple[int, int]] = []  # the next victims; entries outlive their block
     seen: set[int] = set()
-    partial: list[int] = []  # tokens of lookups of blocks seen before, where not a full block
+    partial: list[int] = []  # tokens of lookups of blocks seen before, for blocks that are not full
     position = repeated = hits = size = 0
     for request in trace:
         size = request.block_tokens  # the same of all
@@ -174,14 +175,14 @@ def _next_uses(trace: Trace) -> "array[int]":
 
 
 class Case(NamedTuple):
-    """One simulation; without a policy, it is the bound."""
+    """One simulation; without a policy, it computes the bound."""
 
     policy: str | None
     capacity: int
 
 
 def run(trace: Trace, cases: Sequence[Case], advance: Advance) -> Iterator[Hits]:
-    """Yield the result of each case; `advance` hears how many requests more are simulated."""
+    """Yield the result of each case; `advance` hears the number of further requests simulated."""
     processes = min(len(os.sched_getaffinity(0)), len(cases))
     if processes == 1 or trace.lookups * len(cases) < _WORTH_PROCESSES:
         for case in cases:

@@ -7,8 +7,8 @@ Contract: JSON lines, one for each request, plain or compressed with xz or gzip:
 timestamp in ms; the lengths in tokens; hash_ids of the prompt's blocks in order, each chained to
 those before it, so that one id stands for one prefix. All blocks of a trace have the same number of
 tokens, 512 unless the caller says another. A last block that is partly filled has an id, or none:
-each prompt may follow either rule. Whatever differs from that is a ConfigError which names file,
-line and reason, and the block size that would fit where there is one. Format: FAST'25 release of
+each prompt may follow either rule. Any difference from that is a ConfigError. It names file, line
+and reason, and the block size that would fit if there is one. Format: FAST'25 release of
 https://github.com/kvcache-ai/Mooncake, "Mooncake: Trading More Storage for Less Computation".
 """
 
@@ -31,15 +31,15 @@ LONGEST_LINE = 16 << 20  # bytes; a prompt of a billion tokens, so a larger one 
 LARGEST_ID = (1 << 63) - 2  # its key must fit 63 bits
 _MAGIC = 6  # bytes that tell the compression
 
-Advance = Callable[[int], object]  # hears how many requests more are done
+Advance = Callable[[int], object]  # hears the number of further requests done
 
 
 def unheard(_requests: int) -> None:
-    """Where nobody wants to hear of progress."""
+    """Ignore progress."""
 
 
 class Prompt(NamedTuple):
-    """A prompt. `keys` are its blocks': hash id + 1, as 0 stands for no parent."""
+    """A prompt. `keys` are those of its blocks: hash id + 1, as 0 stands for no parent."""
 
     timestamp_ms: float
     tokens: int
@@ -47,16 +47,16 @@ class Prompt(NamedTuple):
     block_tokens: int = BLOCK_TOKENS
 
     def prefix(self, blocks: int) -> int:
-        """Return how many tokens its first so many blocks have."""
+        """Return the number of tokens in the first `blocks` blocks."""
         return min(blocks * self.block_tokens, self.tokens)
 
 
 class Hits(NamedTuple):
-    """What was asked for, and what of it was found, for the simulator and for the replay alike.
+    """The lookups and the hits, for the simulator and for the replay alike.
 
-    An engine can use a prefix only, so that tokens count up to the first block that is missing;
-    objects count wherever they are found. Tokens of a last block without a hash are never a hit:
-    nothing stores them. Ratios are between 0 and 1.
+    An engine can use a prefix only, so tokens count up to the first missing block. Objects count
+    wherever they are found. Tokens of a last block without a hash are never a hit: no cache stores
+    them. Ratios are between 0 and 1.
     """
 
     tokens: int = 0
@@ -66,16 +66,16 @@ class Hits(NamedTuple):
 
     @property
     def token_ratio(self) -> float:
-        """Tokens in the prefixes that were found, of all tokens of the prompts."""
+        """Return the tokens in the prefixes that were found, as a share of all prompts' tokens."""
         return self.token_hits / self.tokens if self.tokens else 0.0
 
     @property
     def object_ratio(self) -> float:
-        """Blocks that were found, of all that were looked up."""
+        """Return the share of the looked-up blocks that were found."""
         return self.object_hits / self.objects if self.objects else 0.0
 
     def and_request(self, request: Prompt, found: Sequence[bool]) -> "Hits":
-        """Return the sum with one more request: whether each of its blocks was found."""
+        """Return the sum with one more request; `found`: whether each of its blocks was found."""
         prefix = next((depth for depth, hit in enumerate(found) if not hit), len(found))
         return Hits(
             self.tokens + request.tokens,
@@ -86,17 +86,17 @@ class Hits(NamedTuple):
 
 
 class Fitting:
-    """The block sizes, in tokens, that fit all prompts that it was told of.
+    """The block sizes, in tokens, that fit all prompts so far.
 
-    A prompt of t tokens and n ids leaves those from t/(n+1) to t/(n-1), without both ends: up to
-    t/n its partial block has no id, from there on it has one. So they are one range always.
+    A prompt of t tokens and n ids allows the sizes from t/(n+1) to t/(n-1), without both ends. Up
+    to t/n its partial block has no id, from there on it has one. So the sizes are always one range.
     """
 
     def __init__(self) -> None:
         self._least, self._most = 1, math.inf
 
     def narrow(self, tokens: int, ids: int) -> None:
-        """Leave out what does not fit this prompt."""
+        """Remove the sizes that do not fit this prompt."""
         if tokens:
             self._least = max(self._least, tokens // (ids + 1) + 1)
             if ids > 1:
@@ -114,7 +114,7 @@ class Fitting:
 
 
 def read(path: str, block_tokens: int = BLOCK_TOKENS) -> Iterator[Prompt]:
-    """Yield the requests of the file, `-` for standard input; ConfigError names what is wrong."""
+    """Yield the requests of the file, `-` for standard input; ConfigError names the mistake."""
     name = "standard input" if path == "-" else path
     number, fitting = 0, Fitting()
     try:
@@ -135,7 +135,7 @@ def read(path: str, block_tokens: int = BLOCK_TOKENS) -> Iterator[Prompt]:
 
 @contextlib.contextmanager
 def _raw(path: str) -> Iterator[io.BufferedReader]:
-    """The file as it is, at its begin; standard input stays open."""
+    """Give the raw file from its beginning; standard input stays open."""
     if path != "-":
         with open(path, "rb") as file:
             yield file
@@ -165,7 +165,7 @@ def _unpacked(raw: io.BufferedReader) -> Iterator[io.BufferedReader]:
 
 
 def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Prompt:
-    """Parse one line; ValueError says what is wrong with it."""
+    """Parse one line; ValueError names the mistake."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -193,7 +193,7 @@ def _request(line: bytes, block_tokens: int, fitting: Fitting) -> Prompt:
 
 
 def _check_number(tokens: int, ids: int, block_tokens: int, fitting: Fitting) -> None:
-    """Raise ValueError if so many ids are neither of the full blocks nor of all."""
+    """Raise ValueError if the number of ids fits neither the full blocks nor all blocks."""
     full, begun = tokens // block_tokens, -(-tokens // block_tokens)
     if ids in {full, begun}:
         return
@@ -229,11 +229,11 @@ def _short(value: object) -> str:
 
 
 class Trace:
-    """A trace in memory, to be gone through many times.
+    """A trace in memory, for many passes.
 
-    About 8 bytes for each lookup and 24 for each request; while it is read, about 90 more for
-    each block. `lookups` and `unique` count blocks, `tokens` those of all prompts; the blocks of
-    all requests have as many tokens. ConfigError, with that `name`, if there is not one block in
+    It takes about 8 bytes for each lookup and 24 for each request; while it is read, about 90 more
+    for each block. `lookups` and `unique` count blocks, `tokens` those of all prompts; the blocks
+    of all requests have as many tokens. ConfigError, with that `name`, if there is not one block in
     it.
     """
 

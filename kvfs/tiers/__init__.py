@@ -1,4 +1,4 @@
-"""Where bytes are: directories of backing files, one file for each copy of an object."""
+"""Places of bytes: directories of backing files, one file for each copy of an object."""
 
 from kvfs.tiers.absent import NoBucket, NoNvme, NoRam
 from kvfs.tiers.bucket import Bucket

@@ -1,9 +1,9 @@
-"""The bucket below the other tiers, as the daemon knows it: where it is, how it is, what it holds.
+"""The bucket below the other tiers, as the daemon knows it: its place, health and content.
 
-Contract: plain state without I/O; calls are made by movers (`kvfs.movement.remote`). It has no
-files, so it is no `Tier`: nothing is opened in it, and what only it holds is brought up first.
-`used` is the sizes of the objects as their readers see them. Not for what waits for its upload:
-that is `core/ledger/dirty.py`.
+Contract: plain state without I/O; movers make the calls (`kvfs.movement.remote`). It has no files,
+so it is no `Tier`. kvfs opens nothing in it, and hydrates an object first if only the bucket has
+it. `used` is the sizes of the objects as their readers see them. Not for objects that wait for
+their upload: those are in `core/ledger/dirty.py`.
 """
 
 import time
@@ -41,11 +41,11 @@ COUNTERS = (
     "warmed",
 )
 
-WRONG_MOST = 4096  # keys that are remembered; what is forgotten is fetched once more
+WRONG_MOST = 4096  # keys; kvfs fetches an object once more if its key was forgotten
 
 
 class Bucket:
-    """`terms`: what its store honours; None until it could be asked. `hits`: opens it served.
+    """`terms`: what the store honours, None until kvfs could ask. `hits`: opens it served.
 
     `delay`, `wait`, `recheck` (seconds), `stream` (bytes) and `shared` may change: see `Config`.
     """
@@ -67,8 +67,8 @@ class Bucket:
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
-        shared: others may use the prefix; exclusive: they are refused there.
-        identity: of the kvfs that uses it.
+        shared: other nodes may use the prefix; exclusive: kvfs refuses other nodes there. identity:
+        of the kvfs that uses it.
         """
         self.place = place
         self.keys = Keys(place.prefix)
@@ -84,29 +84,31 @@ class Bucket:
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())
-        self.errors: Counter[str] = Counter()  # those of `failures`, by the name of their class
+        self.errors: Counter[str] = Counter()  # of `failures`, by the name of the class
         self._wrong: dict[str, str] = {}  # ETags by key; the oldest first
 
     def failed(self, what: str, error: Exception) -> None:
-        """A request was answered with a failure that is the store's, or not at all."""
+        """Record that the store failed or did not answer a request."""
         self.counters["failures"] += 1
         self.errors[type(error).__name__] += 1
         self.health.failed(time.monotonic(), f"{what}: {error}")
 
     def gave_wrong_bytes(self, key: str, etag: str) -> None:
-        """It is left there, as what is between may have made it so, and is not found here.
+        """Note that a key gave wrong bytes, and treat its object as missing.
 
-        Until something else is there, this node writes it anew, or the daemon ends.
+        The object stays in the bucket, because a cause between may have changed the bytes. The note
+        ends when another object is there, when this node writes the key again, or when the daemon
+        ends.
         """
         self._wrong[key] = etag
         if len(self._wrong) > WRONG_MOST:
             del self._wrong[next(iter(self._wrong))]
 
     def wrote(self, key: str) -> None:
-        """This node has put it there anew."""
+        """Forget a note, because this node has written the key again."""
         self._wrong.pop(key, None)
 
     def gives_wrong_bytes(self, key: str, etag: str | None = None) -> bool:
-        """Whether it did when it was last fetched; etag: None: whatever is there."""
+        """Whether the last fetch of the key gave wrong bytes. etag None: of any object there."""
         known = self._wrong.get(key)
         return known is not None and etag in {None, known}

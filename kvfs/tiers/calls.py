@@ -1,10 +1,10 @@
-"""Is a tier's disk well? And system calls that may wait for it, in threads, but not without end.
+"""The health of a tier's disk, and system calls in threads with a limit on their waiting time.
 
-Contract: `call` answers within its patience or raises TierError, and at once while the tier is
-stuck. The threads are the tier's own, so that a disk that hangs takes none from anybody else. A
-thread cannot be interrupted: one that is given up goes on, and what it brings when the disk answers
-after all is taken back by `late`, in that thread. Not for movers, nor for saying what a failure
-means.
+Contract: `call` answers within its patience or raises TierError, and raises at once while the tier
+is stuck. The threads are the tier's own, so a hanging disk takes no thread from other tiers. A
+thread cannot be interrupted: after `call` has stopped waiting, the thread goes on. If the disk
+answers later, `late` takes the answer back, in that thread. Not for movers, nor for saying what a
+failure means.
 """
 
 import logging
@@ -28,34 +28,35 @@ State = Literal["healthy", "suspect", "down"]
 DEADLINE = 10.0  # s; a busy disk answers within 1 or 2, Linux gives up a request after 30
 SYNC_DEADLINE = 60.0  # s; a sync also waits for what others have written to that file system
 PROBE_DEADLINE = 30.0  # s; it syncs, on a disk to which movers may write all the while
-SLOWEST = 8 << 20  # bytes/s of a disk that is slow but not ill
+SLOWEST = 8 << 20  # bytes/s of a disk that is slow but healthy
 THREADS = 40  # as many as trio allows for the whole process
 PROBE_PERIOD = 1.0  # s between two probes of a tier that is not healthy
-DOWN_AFTER = 2  # probes in a row that failed: one may have met a moment, as of a disk replugged
+DOWN_AFTER = 2  # probes in a row that failed: one may fail by chance, as of a disk plugged in again
 HEALTHY_AFTER = 3  # probes in a row that went well: a disk that flaps is not yet trusted
-HEALTHY_PROBES = 10  # times as much for one that is: with passthrough kvfs sees no failing read
+HEALTHY_PROBES = 10  # times as long if healthy: with passthrough kvfs sees no failed read
 
 
 def sync_patience(size: int) -> float:
-    """Seconds in which so many bytes are to be on the device."""
+    """Seconds within which this many bytes must reach the device."""
     return SYNC_DEADLINE + size / SLOWEST
 
 
 def _nothing(*_: object) -> None:
-    """What most calls leave to be taken back."""
+    """The default `late`: most answers need no undoing."""
 
 
 class Health:
-    """What failures, silence and probes make of a disk: a state machine without a clock of its own.
+    """The health of a disk from failures, timeouts and probes: a state machine without a clock.
 
-    One failure makes a healthy tier `suspect`, which changes nothing but that it is probed each
-    second: the probe decides. A file in a bad place of a good disk fails for ever and probes go
-    well, so nothing else suffers. `down` is a tier whose probe failed again, or where something got
-    no answer; nothing new goes there. `stuck` says that it was silence: then nobody may call it,
-    since each caller would wait as well. A full disk is not ill. `failed` may be called from any
-    thread, the rest from the daemon's loop. Not for deciding what a state means for objects.
+    One failure makes a healthy tier `suspect`. This changes only the period of the probes, to one
+    second: the probe decides. A bad sector under one file of a good disk fails for ever, but probes
+    succeed, so other files do not suffer. `down` is a tier whose probe failed again, or which left
+    a call unanswered; kvfs writes nothing new there. `stuck` says that a call was unanswered: then
+    no thread may call the tier, because each caller would wait as well. A full disk is healthy.
+    `failed` may be called from any thread, the rest from the daemon's loop. Not for deciding what a
+    state means for objects.
 
-    `since` is the time of the last change of `state`, `why` the last thing that went wrong.
+    `since` is the time of the last change of `state`, `why` the last failure.
     """
 
     def __init__(self, name: str, now: float) -> None:
@@ -65,22 +66,22 @@ class Health:
         self.since = now
         self.stuck = False
         self._good = self._bad = 0  # probes in a row
-        self.told: Callable[[State], object] = _nothing  # of each change, with the state before
+        self.told: Callable[[State], object] = _nothing  # gets each change, with the state before
 
     @property
     def down(self) -> bool:
         return self.state == "down"
 
     def failed(self, now: float, why: str) -> None:
-        """An operation was answered with an error that is the disk's."""
+        """Record that an operation failed with an error of the disk."""
         self._good = 0
-        if not self.down:  # what brought it down says more than what follows from it
+        if not self.down:  # the cause tells more than its consequences
             self.why = why
         if self.state == "healthy":
             self._become("suspect", now)
 
     def unanswered(self, now: float, why: str) -> None:
-        """Something was not answered within its time."""
+        """Record that a call was not answered within its time."""
         self._good = 0
         self.stuck = True
         self.why = why
@@ -88,7 +89,7 @@ class Health:
             self._become("down", now)
 
     def probed(self, now: float, failure: str = "") -> None:
-        """A probe was answered, with a failure or without."""
+        """Record a probe's answer: a failure, or "" for success."""
         self.stuck = False
         if failure:
             self._good = 0
@@ -120,24 +121,24 @@ class Health:
 
 
 class OverdueError(TierError):
-    """It was given up, but may be carried out yet; then `late` takes it back."""
+    """The call took too long and may still be carried out; then `late` takes its answer back."""
 
 
 @dataclass(frozen=True)
 class Job(Generic[T]):
-    """What is called, under which name, and what takes its answer back if nobody waits for it."""
+    """A call with its name; `late` takes the answer back if the caller stopped waiting."""
 
     what: str
     do: Callable[[], T]
     late: Callable[[T], object] = _nothing
-    end: Callable[[], object] = _nothing  # called once, whether or not it was done
+    end: Callable[[], object] = _nothing  # called once, even if the job never ran
     patience: float | None = None  # s, if not DEADLINE
 
     @classmethod
     def on_file(
         cls, what: str, fd: int, do: Callable[[int], T], patience: float | None = None
     ) -> "Job[T]":
-        """With a duplicate of an open file: its number may mean another one by then."""
+        """A job on a duplicate of an open file: the number itself may soon mean another file."""
         own = os.dup(fd)
         return Job(what, partial(do, own), end=partial(os.close, own), patience=patience)
 
@@ -149,7 +150,7 @@ class Job(Generic[T]):
 
 
 class _Call(Generic[T]):
-    """A job in a thread: its answer is for who waits, or for `late` if nobody does any more."""
+    """A job in a thread: its answer goes to the caller, or to `late` once the caller has left."""
 
     def __init__(self, job: Job[T]) -> None:
         self._job = job
@@ -178,7 +179,7 @@ class _Call(Generic[T]):
         return self._begun
 
     def abandon(self) -> None:
-        """Nobody waits any more. The answer may have come in this very moment."""
+        """Stop waiting. The answer may have come in this very moment."""
         with self._lock:
             self._abandoned = True
             begun, answers = self._begun, self._answer
@@ -195,10 +196,13 @@ class Calls:
         self.health = health
         self._threads = trio.CapacityLimiter(THREADS)
         self._background = trio.CapacityLimiter(THREADS)
-        self._probes = 0  # that were passed over since the last one
+        self._probes = 0  # skipped since the last one
 
     async def call(self, job: Callable[[], T]) -> T:
-        """What the job returns or raises. Raises OverdueError, or TierError if it is not begun."""
+        """The job's result or exception.
+
+        Raises OverdueError; TierError if the job did not begin.
+        """
         job = job if isinstance(job, Job) else Job("a call", job)
         if self.health.stuck:
             job.end()
@@ -218,11 +222,14 @@ class Calls:
         raise (OverdueError if one.begun else TierError)(f"{self.health.name}: {why}")
 
     async def wait(self, job: Callable[[], T]) -> T:
-        """What nobody waits for: however long it takes, and not overtaken by what comes after."""
+        """Run a job without a time limit. Later calls do not overtake it."""
         return await trio.to_thread.run_sync(job, limiter=self._background, abandon_on_cancel=True)
 
     async def probe(self, job: Callable[[], str]) -> None:
-        """To be called every PROBE_PERIOD. `job` returns what is wrong, and is not given up."""
+        """Run the probe `job`; call this every PROBE_PERIOD.
+
+        `job` returns the failure, "" for none, and has no time limit.
+        """
         self._probes += 1
         if self.health.state == "healthy" and self._probes < HEALTHY_PROBES:
             return

@@ -18,7 +18,7 @@ from kvfs import kept, runtime
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own
 
-PROBE = "probe"  # a name that the sweep takes for a file that was left half made
+PROBE = "probe"  # a name that the sweep takes for a half-made file
 EXT4 = 0xEF53  # f_type
 _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
@@ -31,15 +31,15 @@ _INODE_CURE = "remove it; if the directory is a copy, remove `identity` beside i
 
 
 def identity_in(root: Path) -> str | None:
-    """Return what tells an NVMe directory from others, None for a new one. Raises ConfigError."""
+    """The identity of an NVMe directory, None for a new one. Raises ConfigError."""
     return kept.read_uuid(root / "identity", _IDENTITY_CURE)
 
 
 class NvmeTier(Tier):
-    """Opening it takes the lock. Raises InUseError if that is held, ConfigError for all else.
+    """The tier; opening it takes the lock. Raises InUseError if that is held, else ConfigError.
 
-    expected: the identity that it must have. Else a directory without one gets it, `fresh` if that
-    is given.
+    expected: the identity that the directory must have. Without `expected`, a directory without an
+    identity gets one: `fresh` if that is given.
     """
 
     name = "nvme"
@@ -51,7 +51,7 @@ class NvmeTier(Tier):
         super().__init__(root, capacity)
         self.counters = Counter(dict.fromkeys(PACKING_COUNTERS, 0))
         self.measured = 0.0  # when, on the monotonic clock
-        self.grows = False  # the size is a share of what is free, to which its objects are added
+        self.grows = False  # the size is a share of the free space, plus the space of its objects
         if expected is not None:
             self._expect(expected)
         try:
@@ -84,7 +84,7 @@ class NvmeTier(Tier):
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
 
     def _expect(self, identity: str) -> None:
-        """Nothing is made in a directory that only has the place of the one that was served."""
+        """Raise if this is another directory, such as the mount point of a missing disk."""
         found = identity_in(self.root) or "none"
         if found != identity:
             raise ConfigError(
@@ -94,11 +94,12 @@ class NvmeTier(Tier):
 
     @staticmethod
     def _identity(path: Path, wanted: str) -> str:
-        """What tells this directory from others; a copy of one gets another identity.
+        """The identity of this directory. A copied directory gets another one.
 
-        Two with the same one would share a RAM tier, and each take the other's bytes for its own.
+        Two directories with one identity would share a RAM tier, and each would take the other's
+        bytes for its own.
         """
-        inode = path.with_suffix(".inode")  # of the identity's file, which a copy does not have
+        inode = path.with_suffix(".inode")  # of the identity's file, which a copy does not share
         identity, noted = identity_in(path.parent), kept.read_number(inode, _INODE_CURE)
         copied = None not in {identity, noted} and noted != path.stat().st_ino
         if copied:
@@ -112,14 +113,15 @@ class NvmeTier(Tier):
         return identity
 
     def say_who(self, who: str) -> None:
-        """Write into the lock file who holds it, for the message that the next one gets."""
+        """Write into the lock file who holds it, for the message to the next kvfs."""
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, who.encode(), 0)
 
     def measure(self, written: int) -> None:
-        """Take no more than the device has left. Raises OSError.
+        """Limit the capacity to what the device has left. Raises OSError.
 
-        written: bytes of what is reserved that the device has already; the rest is yet to come.
+        written: reserved bytes that are on the device already; the other reserved bytes are yet to
+        come.
         """
         found = os.statvfs(self.root)
         self.measured = time.monotonic()
@@ -134,14 +136,14 @@ class NvmeTier(Tier):
         return (self.root / "identity").exists()
 
     def probe(self) -> str:
-        """Make, sync, read and unlink a small file where objects are; what is wrong, or ""."""
+        """Create, sync, read and unlink a small file near objects; return the failure, or ""."""
         path = f"{self.folders[0]}{PROBE}"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(fd, _PATTERN, 0)
                 os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache is never ill
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache never fails
                 found = os.pread(fd, len(_PATTERN), 0)
             finally:
                 os.close(fd)
@@ -150,7 +152,7 @@ class NvmeTier(Tier):
             return "lost: its directory is not there"
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                return ""  # short of room is not ill
+                return ""  # short of room is healthy
             return f"probe: {errno.errorcode.get(error.errno or 0, 'unknown error')}"
         return "" if found == _PATTERN else "probe: it reads other bytes than were written"
 

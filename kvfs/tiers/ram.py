@@ -1,9 +1,9 @@
-"""The RAM tier: a tmpfs of our own with huge pages, or without privileges a folder in /dev/shm.
+"""The RAM tier: kvfs's own tmpfs with huge pages, or without privileges a folder in /dev/shm.
 
-Contract: objects are files, so they outlive the daemon. `epoch` numbers the lives of the tmpfs: a
-copy whose inode says another epoch went away with an earlier one (reboot, unmount), which makes a
-restart cost nothing for each object. huge=within_size reads 3.5 to 4.2 times and writes
-5.2 to 8.2 times as fast as /dev/shm (docs/benchmarks.md).
+Contract: objects are files, so they survive the daemon. `epoch` numbers the lives of the tmpfs. If
+a copy's inode says another epoch, the copy was lost with an earlier tmpfs (reboot, unmount).
+Therefore a restart does no work for each object. huge=within_size reads 3.5 to 4.2 times as fast as
+/dev/shm, and writes 5.2 to 8.2 times as fast (docs/benchmarks.md).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LABEL_SLACK = 4 << 20  # bytes for the identity and the folders
 BURST = 512 << 20  # bytes: a writer of 20 GB/s for 25 ms
 CATALOG_SLACK = 256 << 20  # with the catalog: its logs are bounded by 64 MiB, its tables are small
-SOURCE = "kvfs-ram"  # of its mounts: no other one is taken away
+SOURCE = "kvfs-ram"  # source of its mounts: kvfs unmounts no other ones
 _LABEL = re.compile(r"[A-Za-z0-9-]{1,64} [0-9]{1,19}")
 SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
 
@@ -36,11 +36,11 @@ class RamTier(Tier):
     def __init__(
         self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str | None
     ) -> None:
-        """Take over the tmpfs of `identity` if it is there and of `epoch`, else begin epoch + 1.
+        """Continue the tmpfs of `identity` if it exists and has this epoch, else begin epoch + 1.
 
-        Epoch None: the catalog is in the tmpfs itself, so that whatever is there is right.
-        Huge None: take what is there just as it is, to look at it; nothing else will do.
-        Raises ConfigError if memory cannot be had in either way.
+        With epoch None the catalog is in the tmpfs itself, so its content is right in any case.
+        With huge None, attach the tmpfs unchanged, for looking at it only. Raises ConfigError if
+        memory is available in neither way.
         """
         self.own_mount = os.geteuid() == 0
         self._read_only = -1
@@ -50,16 +50,16 @@ class RamTier(Tier):
         )
         self.slow = False
         self.counts_at_once = True
-        # The tmpfs itself is larger than what may be in it: what is there beside objects must not
-        # take their room, and a file that outgrows its reservation goes on while others make way.
-        # A write that ends a page short is one that some connectors do not check.
+        # The tmpfs is larger than its capacity. Files beside the objects must not take the objects'
+        # room, and a file that outgrows its reservation goes on while kvfs evicts others. Some
+        # connectors do not check for a write that ends a page short.
         self.slack = CATALOG_SLACK if epoch is None else LABEL_SLACK
         self.slack += min(capacity // 2, BURST)
         self.huge = False
         self.huge_why = ""
         label = self.root / "identity"
         if not self.own_mount and os.path.lexists(self.root):
-            expect_own(self.name, self.root)  # anybody could have made that name in /dev/shm
+            expect_own(self.name, self.root)  # any user could have made that name in /dev/shm
         found = self._epoch_there(label, identity)
         if found is not None and epoch in (None, found):
             self.epoch = found
@@ -82,7 +82,10 @@ class RamTier(Tier):
                 log.info("%s is lent to nobody, it cannot be mounted read only: %s", root, error)
 
     def _epoch_there(self, label: Path, identity: str) -> int | None:
-        """None if that is nothing to go on with. Raises ConfigError for what kvfs did not make."""
+        """The epoch of an existing tmpfs, None if it cannot be continued.
+
+        Raises ConfigError for a directory that kvfs did not make.
+        """
         at = runtime.mount_at(self.root)
         if self.own_mount and at is None:
             return None
@@ -104,7 +107,7 @@ class RamTier(Tier):
         return int(epoch) if owner == identity else None
 
     def _options(self, huge: str) -> str:
-        # nr_inodes=0: objects are bounded by what each is accounted at, not by a second limit.
+        # nr_inodes=0: the bytes that kvfs accounts for each object bound their number.
         size = self.capacity + self.slack
         return f"size={size},nr_inodes=0,mode=0700,huge={huge}"
 
@@ -142,8 +145,8 @@ class RamTier(Tier):
                 SOURCE, self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
             )
         except OSError as error:
-            # More is in it than the new size: eviction brings it down, the memory stays bounded
-            # by the old size until then.
+            # It holds more than the new size. Eviction brings that down; until then the old size
+            # bounds the memory.
             log.warning("RAM tier %s keeps its former size: %s", self.root, error)
         self._say_huge(huge)
 
@@ -155,22 +158,25 @@ class RamTier(Tier):
         return super().left() - LABEL_SLACK
 
     def estimate(self) -> None:
-        """Say what it holds before that is counted: all of it. Call with reservations made."""
+        """Count all of its content as used until the census has counted it.
+
+        Call after reservations.
+        """
         if not self.adopted:
             return
-        self.uncounted = self.capacity  # in /dev/shm, which is not ours alone
+        self.uncounted = self.capacity  # in /dev/shm, which others use too
         if self.own_mount:
             self.uncounted = max(0, self.taken() - self.reserved)
 
     @property
     def lends(self) -> bool:
-        """Whether `lend` can be had."""
+        """Whether `lend` works here."""
         return self._read_only >= 0
 
     def lend(self, ino: int, version: int) -> int:
-        """Open a file for others, who may not write it unless they may mount: not by /proc either.
+        """Open a file for other processes, read-only also by way of /proc, unless they may mount.
 
-        That takes a mount of its own that is read only, which only the descriptors know. Raises
+        This needs a read-only mount of its own, which only the descriptors refer to. Raises
         UnsupportedError if there is none, NotFoundError, InUseError, TierError.
         """
         if self._read_only < 0:
@@ -187,11 +193,11 @@ class RamTier(Tier):
             self._read_only = -1
 
     def remove(self) -> None:
-        """Give the memory back, some when those who were lent it let go. What is in it is gone."""
+        """Free the memory and lose its content; lent files stay until their users close them."""
         if self.own_mount:
             while runtime.mount_at(self.root) is not None:
                 mounts.umount(self.root, mounts.MNT_DETACH)
-            with contextlib.suppress(OSError):  # gone already, or somebody's files lie in it
+            with contextlib.suppress(OSError):  # already gone, or another program's file is in it
                 self.root.rmdir()
         elif self.root.is_dir():
             shutil.rmtree(self.root)

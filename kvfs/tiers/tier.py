@@ -1,11 +1,11 @@
 """A tier: a directory in which each copy of an object is one file with nothing but its payload.
 
 Contract: a backing file is named by inode and version, never overwritten by another object, and
-dropped by unlink only, since somebody may have it open or mapped. `used` and `reserved` are bytes
-that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room. Methods
-do the system call in the calling thread: for a tier on a disk call them by way of its `calls`.
-Nothing but a `Reservation` changes what is `reserved`. Not for policy: which object sits where is
-decided above.
+removed by unlink only, because a program may have it open or mapped. `used` and `reserved` are
+bytes that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room.
+Methods do the system call in the calling thread: for a tier on a disk call them by way of its
+`calls`. Only a `Reservation` changes `reserved`. Not for policy: the layers above decide which
+object is in which tier.
 """
 
 import errno
@@ -39,14 +39,14 @@ PACKING_COUNTERS = (  # of a tier that has compressed copies; microseconds
     "decompressed",
     "decompress_cpu_us",
 )
-INODE_COST = 4096  # least bytes a copy is accounted at, so that empty files are not free
+INODE_COST = 4096  # bytes; the least for a copy, so that empty files cost too
 
 
 class Tier:
     """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
 
     name = "tier"
-    number = 0  # in the session file
+    number = 0  # its number in the session file
     mounted = True
 
     def __init__(self, root: Path, capacity: int) -> None:
@@ -55,15 +55,15 @@ class Tier:
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
-        self.uncounted = 0  # taken by what the census has not reached yet, estimated
+        self.uncounted = 0  # estimated bytes that the census has not reached yet
         self.objects = 0
         self.hits = 0
-        self.shortage = ""  # why it may take less than configured
-        self.slow = True  # may wait for a disk
+        self.shortage = ""  # why its capacity may be less than configured
+        self.slow = True  # calls may wait for a disk
         self.counts_at_once = False  # its file system, each block that a file takes
         self.health = Health(f"{self.name} tier {root}", time.monotonic())
         self.calls = Calls(self.health)  # for a tier that is slow
-        self._said: set[str] = set()  # kinds of failure that were logged since it was healthy
+        self._said: set[str] = set()  # kinds of failure logged since it was healthy
         self.folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
 
     @property
@@ -81,7 +81,7 @@ class Tier:
         return max(INODE_COST, blocks * 512)
 
     def make_folders(self) -> None:
-        """Raises OSError."""
+        """Create the directories of backing files. Raises OSError."""
         for folder in self.folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         (self.root / "quarantine").mkdir(mode=0o700, exist_ok=True)
@@ -103,15 +103,15 @@ class Tier:
         return fd
 
     def uncreate(self, fd: int, ino: int, version: int) -> None:
-        """The file was made after all, when nobody waited for it any more."""
+        """Close and unlink a file that was created after its caller had stopped waiting."""
         os.close(fd)
         self.unlink(ino, version)
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
-        """Raises NotFoundError if there is no such file, InUseError, TierError for anything else.
+        """Open a copy. Raises NotFoundError if there is no such file, InUseError, else TierError.
 
-        Root, once it was lent a file, can have the kernel hold up opens of it for 45 s (fcntl(2),
-        F_SETLEASE): that is InUseError.
+        A root process that was lent a file can have the kernel delay opens of it for 45 s
+        (fcntl(2), F_SETLEASE): that is InUseError.
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | EXISTING
         path = self.path(ino, version)
@@ -123,7 +123,7 @@ class Tier:
             raise self.not_opened("open", path, ino, error) from error
 
     def not_opened(self, verb: str, path: str, ino: int, error: OSError) -> KvfsError:
-        """What it means that a file could not be opened."""
+        """The domain error for a file that could not be opened."""
         if isinstance(error, FileNotFoundError):
             return NotFoundError(f"{self.name} tier: {path} is gone")
         if isinstance(error, BlockingIOError):
@@ -132,10 +132,11 @@ class Tier:
 
     @classmethod
     def shared(cls, fd: int) -> bool:
-        """Whether anybody but `fd` has its file open or mapped.
+        """Whether a program has the file of `fd` open or mapped, apart from `fd`.
 
-        Under passthrough that is how to learn of a mapping: it keeps the backing file, and the
-        kernel has long told of the last close. A lease is given to who is alone with a file.
+        Under passthrough this is how kvfs learns of a mapping: a mapping holds the backing file
+        after the kernel reported the last close. The kernel grants a lease only on a file without
+        other users.
         """
         found = cls._shared(fd)
         if not found:
@@ -144,15 +145,15 @@ class Tier:
 
     @staticmethod
     def _shared(fd: int) -> bool:
-        """The same, and the lease stays."""
+        """As `shared`, but keep the lease."""
         try:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
-            return error.errno == errno.EAGAIN  # else this file system has no leases
+            return error.errno == errno.EAGAIN  # otherwise this file system has no leases
         return False
 
     def rename(self, ino: int, version: int, new_version: int) -> None:
-        """Raises TierError."""
+        """Give a copy another version in its file name. Raises TierError."""
         try:
             if failpoints.active:
                 failpoints.reach("tiers.rename")
@@ -163,7 +164,7 @@ class Tier:
             failpoints.reach("tiers.renamed")
 
     def unlink(self, ino: int, version: int) -> bool:
-        """A file that is already gone is as good as unlinked; other failures are logged."""
+        """Unlink a copy. A missing file counts as unlinked; other failures are logged."""
         try:
             if failpoints.active:
                 failpoints.reach("tiers.unlink")
@@ -178,21 +179,25 @@ class Tier:
         return True
 
     def discard(self, ino: int, version: int) -> tuple[bool, int]:
-        """Unlink a file; also a descriptor of it where somebody has it open or mapped, else -1."""
+        """Unlink a copy.
+
+        If a program has it open or mapped, also return a descriptor of it, else -1.
+        """
         try:
             fd = os.open(self.path(ino, version), os.O_RDONLY | EXISTING)
-        except OSError:  # whether it is there, and what is wrong with it, `unlink` says
+        except OSError:  # `unlink` reports a missing file or other failure
             fd = -1
         done = self.unlink(ino, version)
         if fd >= 0 and not (done and self._shared(fd)):
-            os.close(fd)  # and with it the lease
+            os.close(fd)  # this also ends the lease
             fd = -1
         return done, fd
 
     def quarantine(self, ino: int, version: int) -> bool | None:
-        """Keep bytes that are not what they should be for a human to look at; not accounted.
+        """Move a damaged copy into the quarantine, for people to look at; it is not accounted.
 
-        None: there was no file to keep. False: it is still there; the failure was logged.
+        None: there was no file to keep. False: the file is still in its place; the failure was
+        logged.
         """
         path = self.path(ino, version)
         try:
@@ -225,7 +230,10 @@ class Tier:
         return os.path.isdir(self.folders[0])
 
     def failed(self, verb: str, ino: int, error: OSError) -> KvfsError:
-        """Describe a failure; logged once for each kind, since a sick disk has thousands."""
+        """The domain error of a failure.
+
+        Logged once for each kind: a failing disk has thousands.
+        """
         kind = errno.errorcode.get(error.errno or 0, "unknown error")
         message = f"{self.name} tier {self.root}: {verb} of inode {ino} failed: {kind} {error}"
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
@@ -240,7 +248,7 @@ class Tier:
         return NoSpaceError(message) if full else TierError(message)
 
     def left(self) -> int:
-        """Bytes that the device itself has left. Raises OSError."""
+        """Free bytes on the device. Raises OSError."""
         found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
@@ -257,14 +265,15 @@ class Tier:
             return None
 
     def close(self) -> None:
-        """Let go of what the tier holds. The files stay."""
+        """Release the tier's lock and descriptors. The files stay."""
 
 
 class Reservation:
-    """`size` bytes of `tier` that are set aside for one file before it has them, until `release`.
+    """`size` bytes of `tier`, set aside for one file before it has them, until `release`.
 
-    It has one owner: a `with` block, an open object, or an orphan. Leaving the block returns what
-    the block has not handed on by `keep`. Not for deciding whether there is room: that is `Room`.
+    It has one owner: a `with` block, an open object, or an orphan. Leaving the block returns the
+    bytes that the block has not handed on by `keep`. Not for deciding whether there is room: that
+    is `Room`.
     """
 
     __slots__ = ("size", "tier")
@@ -275,16 +284,16 @@ class Reservation:
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """Set aside so many bytes instead."""
+        """Set aside this many bytes instead."""
         self.tier.reserved += size - self.size
         self.size = size
 
     def release(self) -> None:
-        """Return the bytes; a second time there are none."""
+        """Return the bytes; a second call does nothing."""
         self.resize(0)
 
     def keep(self) -> "Reservation":
-        """Hand the bytes to a new owner; this one has none from now on."""
+        """Hand the bytes to a new owner; this reservation has none from now on."""
         kept = Reservation(self.tier, 0)
         kept.size, self.size = self.size, 0
         return kept
@@ -305,12 +314,12 @@ class Reservation:
 
 
 def expect_own(what: str, root: Path) -> None:
-    """Before anything in a tier's directory is believed or written: nobody else may have made it.
+    """Raise unless only the user of this daemon could have made a tier's directory.
 
-    Nor put something else in its place: a directory of another user, a symbolic link in it, a
-    directory above that everybody may write to. Who owns a directory above is trusted, and its
-    group. Not for the modes of the directory itself, nor for what happens to it while it is used by
-    who may. Raises ConfigError that begins with `what`, OSError.
+    Call it before reading or writing anything there. It refuses a directory of another user, a
+    symbolic link in it, and a directory above that everybody may write to. The owner and the group
+    of a directory above are trusted. Not for the modes of the directory itself, nor for later
+    changes by a user with permission. Raises ConfigError that begins with `what`, OSError.
     """
     mine = os.geteuid()
     link = root.lstat()

@@ -1,8 +1,8 @@
 """The page of a mount, for people with a browser: docs/seeing.md.
 
-Contract: a child of the daemon, which asks the control socket as any client does; it only reads.
-However many look, the daemon is asked for its status once in `history.STEP` seconds, for objects
-and for single files so often as `page.Questions` says. What the browser gets is from here only
-(`static`): no other host is asked for anything. Not for programs: that is `kvfs.metrics`, whose
-process is another one, so that a scrape has its answer whatever browsers do.
+Contract: a child of the daemon serves the page. It asks the control socket as any client does, and
+only reads. For any number of browsers it asks the daemon for its status once in `history.STEP`
+seconds; `page.Questions` bounds the questions about objects and single files. All that the browser
+loads comes from here (`static`), and nothing from another host. Not for programs: that is
+`kvfs.metrics`, in a process of its own, so that browsers do not delay the answer to a scrape.
 """

@@ -2,8 +2,8 @@
 
     python -m kvfs.web MOUNTPOINT DESCRIPTOR      until its standard input ends
 
-Contract: the daemon is asked for its status once in `history.STEP` seconds, whoever looks. Not for
-the daemon's own process: nothing here may hold up its loop.
+Contract: the process asks the daemon for its status once in `history.STEP` seconds, for any number
+of browsers. Not for the daemon's own process: nothing here may hold up its loop.
 """
 
 import socket
@@ -20,7 +20,7 @@ from kvfs.web.serving import Server, ask_daemon, serve
 
 
 def _sample(mountpoint: Path, history: History) -> None:
-    """For ever."""
+    """Add a sample of the mount to the history in each step, for ever."""
     due = time.monotonic()
     while True:
         status = ask_daemon(mountpoint, "status", STEP)
@@ -30,7 +30,7 @@ def _sample(mountpoint: Path, history: History) -> None:
 
 
 def main() -> None:
-    """Return when the daemon has ended."""
+    """Serve the page, and return when the daemon has ended."""
     mountpoint, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     history = History()
     threading.Thread(target=_sample, args=(mountpoint, history), daemon=True).start()

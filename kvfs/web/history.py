@@ -1,9 +1,10 @@
-"""What was, for charts: rings of samples in memory, gone with their process.
+"""The past values of a mount, for charts: rings of samples in memory, gone with their process.
 
-Contract: a sample each STEP seconds for an hour, and the mean of each minute for a day; a value
-that is not known is None, as all are while the daemon does not answer. Memory is bounded: a ring
-has COLUMNS series at most, 8 bytes a value (6 MB in all); what comes beyond has none, and a series
-that had no value for the length of the ring makes room. Thread-safe. Not for asking the daemon.
+Contract: the history has a sample each STEP seconds for an hour, and the mean of each minute for a
+day. An unknown value is None; all are None while the daemon does not answer. Memory is bounded: a
+ring has COLUMNS series at most, with 8 bytes a value (6 MB in all). A series beyond these gets no
+ring. A series without a value for the length of the ring loses its place to another. Thread-safe.
+Not for asking the daemon.
 """
 
 import math
@@ -19,12 +20,12 @@ MINUTE = 12  # steps
 LENGTHS = {"hour": 720, "day": 1440}
 STEPS = {"hour": STEP, "day": STEP * MINUTE}
 COLUMNS = 350
-SPACE = "namespace "  # what series of namespaces begin with, then the kind and the name
+SPACE = "namespace "  # the names of namespaces' series begin so, then have the kind and the name
 KINDS = ("bytes", "opens", "ratio")
 
 
 class Ring:
-    """`length` samples of a number of series."""
+    """The last `length` samples of a number of series."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -34,7 +35,7 @@ class Ring:
         self._seen: dict[str, int] = {}
 
     def put(self, at: float, values: Mapping[str, float]) -> None:
-        """One sample; `at`: s since 1970."""
+        """Add one sample; `at`: s since 1970."""
         place = self._count % self._length
         self._times[place] = at
         for name, column in self._columns.items():
@@ -51,7 +52,7 @@ class Ring:
             del self._columns[name], self._seen[name]
 
     def since(self, after: float, names: Iterator[str] | None = None) -> dict[str, Any]:
-        """`times` later than that, and the values of each series then, or of those `names`."""
+        """Return the `times` after `after`, and the series' values then; `names` selects series."""
         first = max(0, self._count - self._length)
         places = [
             number % self._length
@@ -75,7 +76,7 @@ def _known(value: float) -> float | None:
 
 
 class History:
-    """Of one mount."""
+    """The samples of one mount."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class History:
         self.rates: Rates | None = None
 
     def add(self, now: float, look: Look | None) -> None:
-        """Each STEP seconds; `now`: s since 1970."""
+        """Add a look at the daemon, each STEP seconds; `now`: s since 1970."""
         rates = between(self.look, look) if self.look and look else None
         values = {} if look is None else dict(_values(look.status, rates))
         with self._lock:
@@ -97,7 +98,7 @@ class History:
                 self._minute = []
 
     def since(self, span: str, after: float, namespace: str | None = None) -> dict[str, Any]:
-        """Of the mount, or of a namespace, the values of a span. KeyError for no span."""
+        """Return the values of a span, of the mount or of a namespace. KeyError: no such span."""
         with self._lock:
             ring = self._rings[span]
             if namespace is None:
@@ -108,7 +109,7 @@ class History:
         return {"span": span, "step_s": STEPS[span], **found}
 
     def last(self) -> tuple[Look | None, Rates | None]:
-        """The last look, and what happened since the one before."""
+        """Return the last look, and the rates between it and the one before."""
         with self._lock:
             return self.look, self.rates
 
@@ -122,7 +123,7 @@ def _mean(samples: list[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _values(status: Mapping[str, Any], rates: Rates | None) -> Iterator[tuple[str, float]]:
-    """By series; those of the mount first, so that they have their place."""
+    """Yield the values by series; those of the mount come first, so that they have their place."""
     for name, tier in status["tiers"].items():
         yield f"used {name}", tier["used_bytes"]
         if rates is not None:

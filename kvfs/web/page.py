@@ -1,9 +1,9 @@
 """The page over HTTP: four files, and four kinds of JSON.
 
-Contract: only the paths of PATHS, only parameters that those have; what is malformed is 400. Whom
-it answers at all is `serving.Handler`'s. Every answer forbids the browser to load anything from
-elsewhere. What a mount has is told without paths on this machine, options, or the place of the
-bucket. Not for sampling.
+Contract: the page has only the paths of PATHS, and each only its own parameters. A malformed
+request is 400. `serving.Handler` decides which clients get answers. Every answer forbids the
+browser to load anything from elsewhere. The page shows a mount without paths on this machine,
+options, or the place of the bucket. Not for sampling.
 """
 
 import json
@@ -62,15 +62,15 @@ _FACTS = (
 
 
 class BusyError(KvfsError):
-    """So much is asked at the moment that this question is not."""
+    """The question was refused, because the browsers ask too much at the moment."""
 
 
 class Questions:
-    """What is asked of the daemon beside its status: rankings of objects, and one object's life.
+    """The questions to the daemon beside its status: rankings of objects, and one object's life.
 
-    Of each ranking there is one answer in RANKED seconds, whoever asks; single objects are asked
-    for EACH times a second at most in all: a question that had to wait longer than LONGEST is
-    refused. So a browser, or a thousand, costs the daemon next to nothing.
+    The daemon gives each ranking once in RANKED seconds, for any number of browsers. It gets at
+    most EACH questions a second about single objects. A question that would have to wait longer
+    than LONGEST is refused. So a thousand browsers cost the daemon hardly more than one.
     """
 
     def __init__(self, mountpoint: Path, clock: Clock = REAL) -> None:
@@ -86,18 +86,18 @@ class Questions:
         self._next = 0.0
 
     def ranking(self, order: str) -> dict[str, Any] | None:
-        """The first COUNT objects; None without an answer. KeyError for no order."""
+        """Return the first COUNT objects; None without an answer. KeyError: no such order."""
         return self._rankings[order].look(PATIENCE)
 
     def object(self, path: str) -> dict[str, Any]:
-        """One file or directory, by a path on the mount or below its top. Raises KvfsError."""
+        """Return a file or directory, by a path on the mount or below its top. Raises KvfsError."""
         self._wait_turn()
         below = path.removeprefix(f"{self.mountpoint}/")
         below = "" if below == str(self.mountpoint) else below
         return request_within(self.mountpoint, PATIENCE, "stat", path=below)
 
     def _wait_turn(self) -> None:
-        """Raises BusyError if that were too long."""
+        """Wait for the turn of a question. Raises BusyError if the wait would be too long."""
         with self._lock:
             now = self._clock.now()
             turn = max(now, self._next)
@@ -108,7 +108,7 @@ class Questions:
 
 
 class Sources(NamedTuple):
-    """Where answers come from."""
+    """The sources of the answers."""
 
     history: History
     questions: Questions
@@ -118,7 +118,7 @@ Parameters = Mapping[str, str]
 
 
 def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
-    """What there is at this moment; `up` false if the daemon does not answer."""
+    """Return the present values; `up` is false if the daemon does not answer."""
     look, rates = sources.history.last()
     if look is None:
         return {"up": False}
@@ -171,7 +171,7 @@ def _objects(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
 
 
 def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
-    """What went wrong is said by a code only."""
+    """Return one object, or only the code of the error."""
     if "\0" in asked.get("path", "\0"):
         raise BadRequest(HTTPStatus.BAD_REQUEST)
     try:
@@ -179,7 +179,7 @@ def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     except BusyError:
         raise BadRequest(HTTPStatus.TOO_MANY_REQUESTS) from None
     except ControlError as error:
-        away = isinstance(error.__cause__, OSError)  # else it is the daemon's own reason
+        away = isinstance(error.__cause__, OSError)  # else the daemon gave its own reason
         code = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.NOT_FOUND
         raise BadRequest(code) from None
     except KvfsError:
@@ -187,7 +187,7 @@ def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
 
 
 class Endpoint(NamedTuple):
-    """What gives it, and the parameters that it takes."""
+    """A function that answers, and the parameters that it takes."""
 
     give: Callable[[Sources, Parameters], Any]
     takes: tuple[str, ...] = ()
@@ -202,13 +202,13 @@ PATHS = {
 
 
 class Page(Handler):
-    """One connection of a browser. `sources` is set by a class of its own (`handler`)."""
+    """One connection of a browser. `handler` makes a class that has `sources`."""
 
     sources: Sources
     headers_of_all = HEADERS
 
     def answer(self) -> tuple[bytes, str]:
-        """Raises BadRequest."""
+        """Return the body and its type. Raises BadRequest."""
         path, _, query = self.path.partition("?")
         if _BAD_ESCAPE.search(self.path) or not self.path.isascii():
             raise BadRequest(HTTPStatus.BAD_REQUEST)
@@ -223,12 +223,15 @@ class Page(Handler):
 
 
 def handler(sources: Sources, *, private: bool) -> type[Page]:
-    """The class of connections that are answered from there; `private`: to this machine only."""
+    """Return the class of connections to these sources; `private`: to this machine only."""
     return type("Browser", (Page,), {"sources": sources, "private": private})
 
 
 def _parameters(query: str, takes: tuple[str, ...]) -> Parameters:
-    """Names may have any bytes: those that are no UTF-8 become surrogates. Raises BadRequest."""
+    """Return the parameters of a query. Raises BadRequest.
+
+    Names may have any bytes: those that are no UTF-8 become surrogates.
+    """
     try:
         pairs = parse_qsl(
             query,

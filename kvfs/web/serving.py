@@ -1,11 +1,11 @@
-"""What the processes beside the daemon have in common that listen: `kvfs.metrics` and `kvfs.web`.
+"""The common parts of the processes beside the daemon that listen: `kvfs.metrics` and `kvfs.web`.
 
-Contract: only GET and HEAD; no answer repeats what was asked, errors are one fixed line each. On an
-address of this machine only a Host that is an address, or `localhost`, is answered: a name could be
-of somebody else's site that leads here (DNS rebinding). `Snapshot` shares one answer of the daemon
-among all who ask at about the same time; `Server` has a socket that listens already, and
-CONNECTIONS at once, beyond which the oldest makes way; `serve` ends with the daemon, and says
-nothing of clients that go away.
+Contract: only GET and HEAD have answers. No answer repeats the request, and each error is one fixed
+line. On an address of this machine, only a Host that is an address, or `localhost`, gets an answer.
+Another name could belong to a foreign site that leads here (DNS rebinding). `Snapshot` shares one
+answer of the daemon among all clients that ask at about the same time. `Server` gets a socket that
+listens already. It serves CONNECTIONS at a time, and closes the oldest for a further one. `serve`
+ends with the daemon, and does not log clients that go away.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ from kvfs.control import request_within
 from kvfs.errors import KvfsError
 
 FRESH = 0.5  # s
-NICENESS = 10  # more than the daemon's, who is not to wait for them
+NICENESS = 10  # more than the daemon's, so that these processes do not slow it down
 CONNECTIONS = 64
 SLOW_CLIENT = 10.0  # s that a client may take for its request
 
@@ -38,7 +38,7 @@ Ask = Callable[[float], Status | None]
 
 
 def ask_daemon(mountpoint: Path, verb: str, seconds: float, **arguments: object) -> Status | None:
-    """Its answer; None without one: what there is to say about that is in the daemon's log."""
+    """Return the daemon's answer, or None without one; the daemon's log has the reason."""
     try:
         return request_within(mountpoint, seconds, verb, **arguments)
     except KvfsError:
@@ -46,10 +46,10 @@ def ask_daemon(mountpoint: Path, verb: str, seconds: float, **arguments: object)
 
 
 class Snapshot:
-    """The daemon's last answer, shared by all who ask at about the same time."""
+    """The daemon's last answer, shared by all clients that ask at about the same time."""
 
     def __init__(self, ask: Ask, fresh: float = FRESH) -> None:
-        """`ask(seconds)`: the answer within that time, or None; fresh: s that it is good for."""
+        """Keep `ask(seconds)`: the answer within that time, or None. fresh: s of its life."""
         self._ask = ask
         self._lock = threading.Lock()
         self._last: Status | None = None
@@ -57,7 +57,7 @@ class Snapshot:
         self._fresh = fresh
 
     def look(self, patience: float) -> Status | None:
-        """At most `fresh` old; None if there is no answer within `patience` seconds."""
+        """Return an answer at most `fresh` s old, or None after `patience` s without one."""
         until = time.monotonic() + patience
         if not self._lock.acquire(timeout=patience):
             return None
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 class BadRequest(Exception):  # noqa: N818 (it is not our error)
-    """Asked in a way that has no answer."""
+    """A request that has no answer."""
 
     def __init__(self, code: HTTPStatus) -> None:
         super().__init__(code.phrase)
@@ -79,7 +79,7 @@ class BadRequest(Exception):  # noqa: N818 (it is not our error)
 
 
 class Handler(BaseHTTPRequestHandler, ABC):
-    """One connection. `private`, of a class of its own: its address is of this machine only."""
+    """One connection. A subclass sets `private`: its address is of this machine only."""
 
     timeout = SLOW_CLIENT
     private: bool
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler, ABC):
         self.do_GET()
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Every other method."""
+        """Refuse every other method."""
         if not name.startswith("do_"):
             raise AttributeError(name)
         return lambda: self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler, ABC):
         message: str | None = None,  # noqa: ARG002 (it may repeat what was asked)
         explain: str | None = None,  # noqa: ARG002
     ) -> None:
-        """One fixed line for each code."""
+        """Send one fixed line for each code."""
         status = HTTPStatus(code)
         self.close_connection = True
         self._send(status, f"{code} {status.phrase}\n".encode(), "text/plain; charset=utf-8")
@@ -144,11 +144,11 @@ class Handler(BaseHTTPRequestHandler, ABC):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """A look is nothing to write down."""
+        """Log nothing: a request is not worth a line."""
 
 
 def _is_address(host: str) -> bool:
-    """Whether it names this machine, or is a number: no name that others could give it."""
+    """Return whether the Host is an address or `localhost`, and no name that others could set."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|(localhost))(?::[0-9]{1,5})?", host)
     if found is None:
         return False
@@ -159,7 +159,7 @@ def _is_address(host: str) -> bool:
 
 
 class Server(ThreadingHTTPServer):
-    """On a socket that listens already."""
+    """A server on a socket that listens already."""
 
     daemon_threads = True
 
@@ -171,7 +171,7 @@ class Server(ThreadingHTTPServer):
         self._counting = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - theirs
-        """Each has a thread; who asks nothing and stays makes way for who comes."""
+        """Give the connection a thread. One beyond CONNECTIONS closes the oldest."""
         with self._counting:
             if len(self._open) >= CONNECTIONS:
                 oldest = next(iter(self._open))
@@ -187,15 +187,15 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away has no answer; a defect is one for the daemon's log."""
+        """Log a defect for the daemon; a client that went away is none."""
         if not isinstance(sys.exc_info()[1], OSError):
             sys.excepthook(*sys.exc_info())
 
 
 def serve(server: Server) -> None:
-    """Return when the daemon has ended, which is the other end of our standard input."""
+    """Serve until the daemon has ended: it holds the other end of our standard input."""
     os.nice(NICENESS)
-    # Whoever means the mount tells the keeper; all processes of a service get such a signal.
+    # The mount ends through the keeper; all processes of a service get this signal too.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Prompts, and blocks whose bytes follow from their key: any other bytes are a defect."""
+"""Prompts, and blocks with bytes computed from their keys: other bytes are a defect."""
 
 import torch
 from xxhash import xxh3_64_intdigest

@@ -1,4 +1,4 @@
-"""Wrong arguments: TypeError and ValueError, which name the argument, got and expected."""
+"""Wrong arguments: TypeError and ValueError that name the argument, got and expected."""
 
 from collections.abc import Iterator
 from pathlib import Path

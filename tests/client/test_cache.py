@@ -1,4 +1,4 @@
-"""What PrefixCache promises, on a plain directory."""
+"""The promises of PrefixCache, on a plain directory."""
 
 import os
 from collections.abc import Iterator
@@ -268,7 +268,7 @@ def test_futures(cache: PrefixCache) -> None:
 
 
 def test_a_copy_of_a_namespace_elsewhere_is_a_directory_like_others(tmp_path: Path) -> None:
-    """The copy brings the attributes along, and no file system that makes directories."""
+    """The copy has the attributes, but its file system makes no directories by itself."""
     path = tmp_path / "copy"
     PrefixCache(path, SPEC, create=True).close()
     os.setxattr(path, "user.kvfs.prefix", b"on")
@@ -278,7 +278,7 @@ def test_a_copy_of_a_namespace_elsewhere_is_a_directory_like_others(tmp_path: Pa
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_create_of_a_directory_that_is_there(tmp_path: Path, *, empty: bool) -> None:
-    """An empty one becomes this spec's; one with anything in it may be several specs' already."""
+    """An empty one becomes this spec's; a filled one may belong to several specs already."""
     if not empty:
         (tmp_path / "something").touch()
     PrefixCache(tmp_path, SPEC, create=True).close()

@@ -1,4 +1,4 @@
-"""The example of docs/client.md, run as it stands there."""
+"""The example of docs/client.md, run as it is written there."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""kvfs.connectors where the engine is not there."""
+"""kvfs.connectors without the engine installed."""
 
 import importlib
 import sys

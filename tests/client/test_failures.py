@@ -1,4 +1,4 @@
-"""Disks that are full or fail: a block is not saved, or a miss, and no call raises."""
+"""Full and failing disks: a block is not saved, or a miss, and no call raises."""
 
 import errno
 import logging
@@ -127,7 +127,7 @@ def test_a_read_that_fails(
 
 
 def test_a_read_that_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file shrinks between its size was asked and its bytes."""
+    """The file shrinks after the look at its size, before its bytes are read."""
     real = os.preadv
 
     def shrink(fd: int, buffers: list[memoryview], at: int) -> int:

@@ -1,4 +1,4 @@
-"""An engine's environment has torch and xxhash, and of kvfs nothing that a mount needs."""
+"""An engine's environment has torch and xxhash, but none of the packages that a mount needs."""
 
 import subprocess
 import sys

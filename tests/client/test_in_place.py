@@ -1,4 +1,4 @@
-"""Blocks that are written under their names: what others find while they grow, and what stays."""
+"""Blocks written under their names: other programs' view while they grow, and the remains."""
 
 import contextlib
 import errno
@@ -40,14 +40,14 @@ def threads() -> Iterator[Threads]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the directories that a namespace makes itself."""
+    """A folder with the directories that a namespace makes itself."""
     for key in (SPEC.root, *KEYS):
         (tmp_path / key.hex()).mkdir()
     return tmp_path
 
 
 def made_in(folder: Path) -> LeasedWriter:
-    """The mount is asked to make them; where there is none they are made by name."""
+    """Ask the mount to make the files; without a mount they are made by name."""
     leases = Leases(str(folder))
     return LeasedWriter(str(folder), SPEC.root, KEYS, "", SPEC.stored_bytes, leases)
 
@@ -65,7 +65,7 @@ def save(folder: Path, threads: Threads, content: Callable[[int], Any] | None = 
 
 
 def contents(folder: Path) -> list[bytes]:
-    """Of the files that there are, which must be the first ones."""
+    """The content of the files, which must be the first blocks."""
     found = [path for path in PATHS if (folder / path).exists()]
     assert found == PATHS[: len(found)]
     assert sum(one.is_file() for one in folder.rglob("*")) == len(found)
@@ -122,7 +122,7 @@ def test_an_exception_of_the_content_is_raised_when_all_is_removed(
 
 
 def test_files_are_made_in_order(folder: Path) -> None:
-    """However late who writes the first comes."""
+    """The order holds even if the first block's writer comes late."""
     chain = InPlace(str(folder), [str(folder / path) for path in PATHS], made_in(folder))
     last_first = [*range(9, -1, -1)]
     with ThreadPoolExecutor(10) as pool:
@@ -137,7 +137,7 @@ def test_files_are_made_in_order(folder: Path) -> None:
 
 
 def test_what_another_has_put_in_its_place_stays(folder: Path, threads: Threads) -> None:
-    """Whoever fails takes his own files back, and nobody else's."""
+    """A writer that fails removes its own files, and no other writer's."""
 
     @contextlib.contextmanager
     def content(at: int) -> Iterator[memory.Runs]:
@@ -156,7 +156,7 @@ def test_what_another_has_put_in_its_place_stays(folder: Path, threads: Threads)
 def test_an_interrupt_anywhere_ends_it(
     folder: Path, threads: Threads, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Threads that wait for the block of the one that was interrupted do not wait for ever."""
+    """Threads that wait for the interrupted thread's block do not wait for ever."""
     owner: Any = {"over": _Chain, "write": InPlace, "take": _Turn}[where]
     real = getattr(owner, where)
     calls = []
@@ -195,7 +195,7 @@ def inode_numbers(folder: Path) -> list[int]:
 def test_a_local_namespace_is_written_in_place(
     kv: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that publishes at close is not."""
+    """Blocks in a namespace that publishes at close are not written in place."""
     renamed = []
     rename = os.rename
 
@@ -253,7 +253,7 @@ def test_many_save_the_same(kv: Mounted) -> None:
 
 
 def test_a_quota_that_is_full(kv: Mounted) -> None:
-    """What does not fit is not there, nor its directory; what is there is a prefix."""
+    """Blocks that do not fit are missing, with their directories; the rest is a prefix."""
     folder = kv.path / "n"
     with PrefixCache(folder, LARGE, create=True) as cache:
         os.setxattr(folder, "user.kvfs.quota_hard", b"4M")
@@ -297,7 +297,7 @@ with PrefixCache(sys.argv[1], LARGE) as cache:
 
 @pytest.mark.parametrize("number", range(6))
 def test_a_writer_that_is_killed(kv: Mounted, number: int) -> None:
-    """What it has left is a prefix, or too short; who saves next makes it whole."""
+    """A killed writer leaves a prefix, or a short block; the next save completes it."""
     folder = kv.path / "n"
     given = blocks_of(TOKENS, LARGE)
     PrefixCache(folder, LARGE, create=True).close()

@@ -1,4 +1,4 @@
-"""Signals in the middle of calls: they come out of them, and leave nothing wrong behind."""
+"""Signals in the middle of calls: the calls raise them, and leave nothing wrong behind."""
 
 import os
 import random
@@ -25,7 +25,7 @@ SEED = 11
 
 
 class SignalError(TimeoutError):
-    """An OSError, as blocks may have them."""
+    """An OSError, such as block files may raise."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def kv(mount: Mount) -> Mounted:
 
 @pytest.mark.parametrize("what", ["load", "map", "save"])
 def test_interrupts_at_any_moment(kv: Mounted, what: str) -> None:
-    """What is loaded after them is what was asked for, and nothing stays open."""
+    """Later loads return the right blocks, and no file stays open."""
     print("seed", SEED)
     moments = random.Random(SEED)
     came, before = 0, descriptors()

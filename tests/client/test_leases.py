@@ -1,4 +1,4 @@
-"""Blocks that a cache is lent: that it uses leases, and that it ends them."""
+"""Blocks leased to a cache: the cache uses its leases, and ends them."""
 
 import gc
 import os
@@ -183,7 +183,7 @@ def test_a_cache_that_is_not_closed(kv: Mounted, cache: PrefixCache) -> None:
 
 
 def test_closed_in_the_middle_of_loads(kv: Mounted, cache: PrefixCache) -> None:
-    """They come to their end, or are refused; nothing stays lent, nothing open."""
+    """The loads end or are refused; no lease stays, and no file stays open."""
     before = len(os.listdir("/proc/self/fd"))
     refused = 0
     for _ in range(30):
@@ -215,7 +215,7 @@ def _load_until_refused(cache: PrefixCache) -> bool:
 def test_an_answer_that_nobody_took_is_not_taken_for_another(
     kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks would be others than were asked for."""
+    """Its blocks would not be those of the request."""
     assert cache.load(TOKENS).blocks == 10
     real = os.pwrite
 

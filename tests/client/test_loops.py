@@ -43,7 +43,7 @@ def test_trio(cache: PrefixCache) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Reads say that they have begun, and wait."""
+    """Reads tell that they have begun, and wait."""
     begun, go = threading.Event(), threading.Event()
     real = os.preadv
 

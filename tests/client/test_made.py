@@ -1,4 +1,4 @@
-"""Saves whose files the mount makes: what is made so, what is made by name, and what is left."""
+"""Saves whose files the mount makes: files made so, files made by name, and remains."""
 
 import errno
 import os
@@ -77,7 +77,7 @@ def test_the_mode_is_that_of_the_process(cache: PrefixCache, by_name: list[str])
 def test_a_write_that_fails(
     kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, bad: int
 ) -> None:
-    """It and what comes after it go."""
+    """The failed block and all blocks after it are removed."""
     real = os.pwritev
     wanted = GIVEN[bad].contiguous().view(torch.uint8).flatten().numpy().tobytes()
 
@@ -99,7 +99,7 @@ def test_a_write_that_fails(
 
 
 def test_some_are_there(cache: PrefixCache, by_name: list[str]) -> None:
-    """Too short, as a writer that was killed has left them: replaced, and what follows as well."""
+    """A killed writer left some too short: they are replaced, and the next ones as well."""
     folder = Path(cache.path)
     assert cache.save(TOKENS, GIVEN[:6]) == 6
     os.truncate(folder / PATHS[4], 1)
@@ -121,7 +121,7 @@ def test_what_ram_has_no_room_for_is_made_by_name(mount: Mount, by_name: list[st
 def test_an_older_kvfs(
     cache: PrefixCache, by_name: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the question for none: all is made by name, and leases go on."""
+    """The mount refuses the request: all files are made by name, and leases work on."""
     real = os.pwrite
 
     def older(fd: int, data: bytes, offset: int) -> int:
@@ -141,7 +141,7 @@ def test_an_older_kvfs(
 def test_done_is_not_heard(
     kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the mount does not confirm is saved if it has its size."""
+    """A block without the mount's confirmation counts as saved if it has its size."""
     real = os.pwrite
 
     def deaf(fd: int, data: bytes, offset: int) -> int:
@@ -181,7 +181,7 @@ def test_many_save_the_same(kv: Mounted) -> None:
 
 
 def test_the_daemon_dies_meanwhile(kv: Mounted) -> None:
-    """Saves and loads go on; nothing is read that was not saved."""
+    """Saves and loads go on; every block read was saved."""
     chance = random.Random(number := 20261123)
     print(f"seed {number}")
     given, keys = blocks_of(TOKENS, LARGE), LARGE.keys(TOKENS)

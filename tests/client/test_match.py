@@ -1,4 +1,4 @@
-"""Matching: bisection, and the question to the mount, of which a stand-in answers here."""
+"""Matching: bisection, and the question to the mount, which a stand-in answers here."""
 
 import os
 import struct
@@ -64,7 +64,7 @@ def test_a_block_is_there_with_all_its_shards(tmp_path: Path) -> None:
 class Mount:
     """The os module as `kvfs.client.match` sees it on a mount that answers.
 
-    It knows `tiers` and `sizes` of the keys in `cached`, in their order, whichever they are.
+    It knows `tiers` and `sizes` of the keys in `cached`, in their order, for any keys.
     """
 
     def __init__(self, cached: list[bytes], sizes: list[int], tiers: list[int]) -> None:
@@ -215,7 +215,7 @@ def test_what_a_file_of_that_name_says_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a mount that is gone the close fails, and frees the number all the same."""
+    """On a mount that is gone the close fails, and frees the number all the same."""
     (tmp_path / ".match").write_bytes(b"")
     closed: list[int] = []
 

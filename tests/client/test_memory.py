@@ -1,4 +1,4 @@
-"""Tensors whose memory is not in one piece: an engine's own, of layers, or of keys and values."""
+"""Tensors in several pieces of memory: an engine's own, of layers, or of keys and values."""
 
 from pathlib import Path
 

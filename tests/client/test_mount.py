@@ -1,4 +1,4 @@
-"""PrefixCache on a real mount: what evictions do to it, and to tensors that are mapped."""
+"""PrefixCache on a real mount: the effect of evictions on it, and on mapped tensors."""
 
 import os
 import random
@@ -52,7 +52,7 @@ def test_the_namespace_says_whose_it_is(kv: Mounted) -> None:
 
 
 def test_many_may_create_it_at_once(kv: Mounted) -> None:
-    """All ranks begin at once: none finds a namespace that is told nothing, or is refused."""
+    """All ranks begin at once: none finds a namespace without settings, or is refused."""
     crowd = 8
     for number in range(5):
         path, begin = kv.path / f"model{number}", threading.Barrier(crowd)
@@ -69,7 +69,7 @@ def test_many_may_create_it_at_once(kv: Mounted) -> None:
 
 
 def healed(cache: PrefixCache, left: int) -> None:
-    """What a load did not find is no match any more, and can be saved again."""
+    """Check that blocks missing at a load are no match any more, and can be saved again."""
     assert cache.load(TOKENS).blocks == left
     assert cache.match(TOKENS).blocks == left
     assert cache.save(TOKENS, GIVEN) == 10
@@ -105,7 +105,7 @@ def test_the_mount_itself_is_no_namespace(kv: Mounted) -> None:
 
 
 def test_both_ways_to_match_say_the_same(kv: Mounted) -> None:
-    """The mount's one answer, and stats; and the descriptor outlives the daemon."""
+    """The mount's one answer, and stats; the descriptor survives the daemon."""
     path = kv.path / "llama"
     spec = Spec(model="m", revision="r", dtype="float32", axes={"token": 4, "dim": 8}, shards=2)
     with (
@@ -181,12 +181,12 @@ STEPS = 60
 
 
 def prompt(number: int) -> list[int]:
-    """One of a family: the beginning of each is that of some others."""
+    """One prompt of a family: each begins like some others."""
     return [number % 2] * 8 + [number % 4] * 16 + [number] * 24
 
 
 def work(path: str, seed: int, steps: int) -> None:
-    """Save and load at random; whatever is loaded must be the blocks of this very prompt."""
+    """Save and load at random; each loaded block must belong to this very prompt."""
     rng = random.Random(seed)
     loaded = 0
     with PrefixCache(path, LARGE, threads=2) as cache:
@@ -235,7 +235,7 @@ def test_what_is_loaded_is_a_prefix_whatever_is_dropped(mount: Mount) -> None:
     assert kv.counter("dropped_evicted") > 0, "nothing was dropped: this shows nothing"
 
     def prefixes_only() -> bool:
-        """What followed a block that could not be written goes soon after it."""
+        """Whether each block has the one before it; those without are deleted soon after."""
         left = {found.relative_to(path) for found in path.glob("*/*")}
         named = {prefix.parse(found.name) for found in left}
         there = {name.key.hex() for name in named if name and not name.temporary}

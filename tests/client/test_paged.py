@@ -18,7 +18,7 @@ LAYOUTS["in parts"] = ((0, 1, 2, 3), 4)
 
 
 def memory_of(layout: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    """Layers full of bytes that are all of them different pages'."""
+    """Layers in which every page has bytes of its own."""
     order, parts = LAYOUTS[layout]
     shape = (PAGES * parts, HEADS, PAGE // parts, NUMBERS)
     generator = torch.Generator().manual_seed(5)
@@ -37,7 +37,7 @@ def memory_of(layout: str, dtype: torch.dtype = torch.bfloat16) -> list[torch.Te
 
 
 def bytes_of(layers: list[torch.Tensor], pages: list[int]) -> torch.Tensor:
-    """What the tokens of these pages have, in their order."""
+    """The bytes of these pages' tokens, in order."""
     found = []
     for layer in layers:
         cut = layer.reshape(PAGES, -1, *layer.shape[1:])[pages].permute(0, 1, 3, 2, 4)

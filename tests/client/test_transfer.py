@@ -1,7 +1,7 @@
 """Blocks to a device and from it, with a stand-in: the same code as for a GPU, on the CPU.
 
-It does what it is given at the last moment, when somebody waits for it: so a buffer that is used
-again too early, or a call that returns too early, has the wrong bytes.
+The stand-in does its work at the last moment, when the program waits for it. So a buffer that is
+used again too early, or a call that returns too early, has the wrong bytes.
 """
 
 import os
@@ -21,7 +21,7 @@ GIVEN = blocks_of(LONG)
 
 
 class Standin:
-    """A device that is as late as it may be."""
+    """A device that is as late as possible."""
 
     def __init__(self, *, registers: bool = True) -> None:
         self.registers = registers
@@ -71,7 +71,7 @@ def cache(tmp_path: Path) -> Iterator[PrefixCache]:
 
 
 def through(cache: PrefixCache, device: Standin) -> Transfer:
-    """Have all tensors go by `device`."""
+    """Send all tensors through `device`."""
     transfer = Transfer(device, cache.spec, cache._threads, cache.stats)
     cache._transfer = lambda _: (transfer, transfer.begin())  # type: ignore[method-assign,assignment]
     return transfer

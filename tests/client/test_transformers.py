@@ -63,7 +63,7 @@ def prompt(length: int, seed: int = SEED) -> list[int]:
 
 @torch.inference_mode()
 def forward(of: LlamaForCausalLM, cache: Cache, tokens: list[int]) -> torch.Tensor:
-    """Logits after the last of these tokens, which follow what is in the cache."""
+    """Logits after the last of these tokens, which follow the cached ones."""
     out = of(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True)
     logits: torch.Tensor = out.logits[0, -1]
     return logits
@@ -225,7 +225,7 @@ def test_a_block_that_is_gone_shortens_the_prefix(
 
 
 def test_what_cannot_be_saved_is_told(prefixes: PrefixCache, llama: LlamaForCausalLM) -> None:
-    """A file in the place of a directory: nothing below it can be made."""
+    """A file is in the place of a directory, so no file below it can be made."""
     tokens = prompt(3 * BLOCK)
     keys = prefixes.spec.keys(tokens)
     save(prefixes, filled(llama, tokens[:BLOCK]), tokens)

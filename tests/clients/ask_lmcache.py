@@ -1,11 +1,10 @@
-"""Asks the real LMCache 0.5.6 how it names files, and what it understands of configurations.
+"""Asks the real LMCache 0.5.6 how it names files, and how it reads configurations.
 
     ask_lmcache.py DIR
 
-Names come from the functions that make them, with parts that are hard to read back; those of a
-"group" belong to one block. Configurations are the files DIR/CONNECTOR.conf, read by the parser
-that LMCache reads them with: its YAML, or the command line of its server. Writes nothing. Prints
-one JSON line.
+Names come from the functions that make them, with parts that are hard to parse. Names of a "group"
+belong to one block. Configurations are the files DIR/CONNECTOR.conf. LMCache's own parser reads
+them: its YAML, or the command line of its server. Writes nothing. Prints one JSON line.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -95,7 +94,7 @@ def yaml_config(path: Path) -> Any:
 
 
 def understood(directory: Path) -> dict[str, dict[str, Any]]:
-    """What LMCache would do, by connector."""
+    """LMCache's reading of each configuration, by connector."""
     disk = yaml_config(directory / "lmcache-local-disk.conf")
     shared = yaml_config(directory / "lmcache-fs.conf")
     gds = yaml_config(directory / "lmcache-gds.conf")

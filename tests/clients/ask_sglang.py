@@ -1,11 +1,11 @@
-"""Asks the real SGLang 0.5.23 how it names files, and what it understands of a configuration.
+"""Asks the real SGLang 0.5.23 how it names files, and how it reads a configuration.
 
     ask_sglang.py DIR
 
 Names come from HiCacheFile itself, for models of both kinds and all ways of parallelism. The
-configuration is the file DIR/sglang-file.conf: its variables are read by SGLang's own table, its
-flags by the parser made of SGLang's declarations, its size by the evictor's function. Writes
-nothing but HiCacheFile's directory. Prints one JSON line.
+configuration is the file DIR/sglang-file.conf. SGLang's own table reads its variables, a parser of
+SGLang's declarations its flags, the evictor's function its size. Writes nothing except
+HiCacheFile's directory. Prints one JSON line.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -80,7 +80,7 @@ def names(hicache: Any, directory: Path) -> list[dict[str, Any]]:
 
 
 def understood(path: Path) -> dict[str, Any]:
-    """What SGLang would do."""
+    """SGLang's reading of a configuration."""
     text = path.read_text()
     variables: dict[str, str] = {}
     command: list[str] = []
@@ -113,7 +113,7 @@ def understood(path: Path) -> dict[str, Any]:
 
 
 def understood_native(path: Path) -> dict[str, Any]:
-    """What SGLang would do with kvfs's own backend."""
+    """SGLang's reading of a configuration for kvfs's own backend."""
     words = shlex.split(path.read_text().replace("\\\n", " "), comments=True)
     arguments = importlib.import_module("sglang.srt.arg_groups.arg_utils")
     memory = importlib.import_module("sglang.srt.arg_groups.fields.memory").Memory

@@ -2,12 +2,14 @@
 
     drive_vllm.py DIR
 
-Engine, scheduler, planning and allocation of the cache, and the connectors are vLLM's and kvfs's
-own, loaded by vLLM's factory. The ranks have no model: what they keep for a token is a number made
-of all tokens up to it, the layer, the rank and the place, so that a foreign, moved or missing byte
-shows. Before each step every rank checks all of its requests' pages. Each variant answers twice on
-a namespace of its own below DIR, the second time from the cache; memory is so scarce that requests
-are preempted. Prints one JSON line: for each variant, what the second run had from the cache.
+The engine, its scheduler, and the planning and allocation of its cache are vLLM's own. The
+connectors are vLLM's and kvfs's, loaded by vLLM's factory. The ranks have no model. For each token
+they keep a number computed from all tokens up to it, the layer, the rank and the place. So a
+foreign, moved or missing byte shows. Before each step every rank checks all of its requests' pages.
+
+Each variant answers twice on a namespace of its own below DIR, the second time from the cache.
+Memory is so scarce that requests are preempted. Prints one JSON line: for each variant, the second
+run's tokens from the cache.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -47,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Rank:
-    """What a worker is to vLLM."""
+    """A worker, as vLLM sees it."""
 
     variant: dict[str, Any]
 
@@ -124,7 +126,7 @@ class Rank:
         self.connector.shutdown()
 
     def _take(self, output: Any) -> None:
-        """What is new of the requests."""
+        """Add the new tokens and pages of the requests."""
         for new in output.scheduled_new_reqs:
             self.tokens[new.req_id] = list(new.prompt_token_ids)
             self.sums[new.req_id] = []
@@ -168,7 +170,7 @@ class Rank:
             self._cache(layer)[kept] = wanted
 
     def _cache(self, layer: str) -> torch.Tensor:
-        """By part of a page and token there: heads and numbers."""
+        """The cache of a layer, by part of a page and token there: heads and numbers."""
         return self.caches[layer].permute(0, 2, 1, 3).view(torch.int16)
 
     def _kept(self, name: str, layer: str, begin: int, end: int) -> tuple[Any, torch.Tensor]:
@@ -239,7 +241,7 @@ def executor() -> type:
 
 
 def losing(keep: int) -> None:
-    """Have all but `keep` blocks of each load of one rank be gone when it begins."""
+    """Let all but `keep` blocks of each load of one rank be gone when it begins."""
     from kvfs.connectors import paged
 
     load = paged.Mover.load
@@ -344,7 +346,7 @@ def variant(path: Path, preempted: list[str]) -> dict[str, Any]:
 
 
 def local_hits(path: Path) -> list[int]:
-    """With vLLM's own prefix cache the rest is loaded, from the middle of a block on."""
+    """vLLM's own prefix cache has some tokens; the rest is loaded, from within a block on."""
     made = engine(path, enable_prefix_caching=True)
     first, longer = prompts()[0], prompts()[1]
     cached = [
@@ -356,7 +358,7 @@ def local_hits(path: Path) -> list[int]:
 
 
 def refusals(path: Path) -> list[str]:
-    """What is said of a configuration that can not be served."""
+    """The error of each configuration that kvfs cannot serve; "" for none."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     said = []

@@ -2,11 +2,11 @@
 
     fork.py DRIVER DESCRIPTOR
 
-Importing an engine takes seconds; a fork of a process that has imported it takes none. DRIVER is
-executed here as far as its imports, and its `prepare` is called, if it has one. Then each
-connection to the socket DESCRIPTOR brings one JSON line: a driver and its arguments, a directory,
-the environment, and the files for what is printed. The answer is the exit status of a process that
-ran the driver with these. The server ends when its standard input does.
+Importing an engine takes seconds; a fork of a process that has imported it takes none. This process
+executes DRIVER as far as its imports, and calls its `prepare`, if it has one. Then each connection
+to the socket DESCRIPTOR brings one JSON line: a driver and its arguments, a directory, the
+environment, and the files for its output. The answer is the exit status of a process that ran the
+driver with these. The server ends when its standard input does.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """

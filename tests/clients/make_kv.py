@@ -1,12 +1,12 @@
-"""Writes the KV cache of a small Llama as an engine would have it: what attention really kept.
+"""Writes the KV cache of a small Llama as an engine would have it: attention's real values.
 
     python make_kv.py FILE [--dtype bf16] [--layers 4] [--tokens 4096] [--seed 7]
 
 transformers' LlamaModel (grouped queries, rotary positions, RMS norm) with seeded weights runs over
-token ids of Zipf's distribution, as words of a text have. FILE has, layer by layer, the keys and
-then the values, each tokens x heads x 64 numbers: the order in which vLLM keeps them. fp8 is what
-vLLM makes of bf16 without calibrated scales: e4m3, scale 1. Weights are not trained: outlier
-channels, which compress better, are missing. The last line printed is JSON.
+token ids of Zipf's distribution, as words of a text have. FILE has for each layer the keys and then
+the values, each tokens x heads x 64 numbers. This is the order in which vLLM keeps them. As vLLM
+does without calibrated scales, fp8 is made of bf16 as e4m3 with scale 1. Weights are not trained:
+outlier channels, which compress better, are missing. The last line printed is JSON.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     probe_posix.py DIR
 
-Compare the output on the mount with that on a native file system; "want" names the error that
-a call must give. Needs nothing but Python.
+Compare the output on the mount with that on a native file system; "want" names the error that a
+call must give. Needs only Python.
 """
 
 import ctypes

@@ -3,18 +3,22 @@
     run_lmcache.py DIR [--mode local_disk|fs|l2_fs|l2_fs_native|native] [--chunks N] [--odirect]
                        [--keep] [--reader] [--config FILE] [--lossy]
 
-local_disk    LocalDiskBackend (`local_disk: DIR`); its index is in memory only
-fs            RemoteBackend with FSConnector (`remote_url: fs://...`); its index: the file exists
-l2_fs         FSL2Adapter of the multi-process mode (`{"type": "fs", "base_path": DIR}`)
-l2_fs_native  the same in C++ (`{"type": "fs_native"}`)
-native        RemoteBackend with kvfs's own connector, which LMCache loads by --config
+Modes:
 
-Puts, looks up, reads back, compares and removes. With --keep the files stay; --reader, in another
-process, puts nothing and must find what --keep left (content is a function of the key). It must
-find nothing in local_disk mode: that backend never looks at what lies in its directory.
---config has LMCache's own configuration instead of one that follows from the rest. With --lossy
-chunks may be missing, or be there already, but whatever LMCache says is there must be.
-Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
+- local_disk: LocalDiskBackend (`local_disk: DIR`). Its index is in memory only.
+- fs: RemoteBackend with FSConnector (`remote_url: fs://...`). Its index: the file exists.
+- l2_fs: FSL2Adapter of the multi-process mode (`{"type": "fs", "base_path": DIR}`).
+- l2_fs_native: the same in C++ (`{"type": "fs_native"}`).
+- native: RemoteBackend with kvfs's own connector, which LMCache loads by --config.
+
+Puts, looks up, reads back, compares and removes. With --keep the files stay. With --reader, in
+another process, it puts nothing and must find the files that --keep left (content is a function of
+the key). In local_disk mode --reader must find nothing, because that backend never looks at the
+files in its directory.
+
+LMCache's own configuration comes from --config, or else follows from the other options. With
+--lossy chunks may be missing, or be there already, but each chunk that LMCache reports must be
+there. Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -76,7 +80,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Run:
-    """What both kinds of LMCache interface share: staging memory, content, timing and verdict."""
+    """The common part of both kinds of LMCache interface: memory, content, timing and verdict."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -216,7 +220,7 @@ def get_batch(run: Run, backend: Any, keys: list[CacheEngineKey]) -> None:
 
 
 def prefix(run: Run, backend: Any, keys: list[CacheEngineKey], loop: Any) -> int:
-    """How many chunks are there from the first on; all of LMCache's ways to ask must agree."""
+    """The number of chunks from the first on; all of LMCache's ways to ask must agree."""
     count = backend.batched_contains(keys)
 
     def wait(coroutine: Any) -> Any:
@@ -319,7 +323,7 @@ class Adapter:
 
 
 def stored(outcome: Any) -> bool:
-    """A store's outcome is told by an attribute or by a method, depending on the adapter."""
+    """Whether a store succeeded; some adapters give an attribute, others a method."""
     if getattr(outcome, "success", True) is True:
         return True
     return bool(getattr(outcome, "is_success", lambda: True)())

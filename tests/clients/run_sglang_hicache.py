@@ -3,11 +3,11 @@
     run_sglang_hicache.py DIR [--pages N] [--page-tokens T] [--layers L] [--keep] [--reader]
                               [--max-size 200M] [--min-free 1G] [--meta-cache] [--lossy]
 
-A page is the keys and values of --page-tokens tokens, all layers, one tensor-parallel rank:
-64 tokens of Llama-3.1-8B are 8 MiB. Sets, looks up, reads back, compares and clears. With --keep
-the files stay; --reader, in another process, sets nothing and must find what --keep left. With
---lossy pages may be missing, but whatever SGLang says is there must be.
-Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
+A page is the keys and values of --page-tokens tokens, all layers, one tensor-parallel rank: 64
+tokens of Llama-3.1-8B are 8 MiB. Sets, looks up, reads back, compares and clears. With --keep the
+files stay. With --reader, in another process, it sets nothing and must find the files that --keep
+left. With --lossy pages may be missing, but each page that SGLang reports must be there. Prints one
+JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -54,9 +54,9 @@ def arguments() -> argparse.Namespace:
 def hicache_module(*, full_import: bool) -> types.ModuleType:
     """SGLang's module with HiCacheFile.
 
-    Importing sglang itself needs triton, a GPU's libraries and more. HiCacheFile needs three
-    modules of it: they are imported unchanged below empty packages, and of the fourth
-    (utils.common) the one function it calls is taken.
+    Importing sglang itself needs triton, a GPU's libraries and more. HiCacheFile needs three of its
+    modules, which are imported unchanged below empty packages. Of the fourth (utils.common) it
+    needs one function, which is taken from there.
     """
     name = "sglang.srt.mem_cache.hicache_storage"
     if full_import:
@@ -118,7 +118,7 @@ def chained_keys(count: int) -> list[str]:
 
 
 class Run:
-    """The pages of one run: their content, how long they took, and the verdict."""
+    """The pages of one run: their content, their times, and the verdict."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options

@@ -4,12 +4,12 @@
                              [--pages N] [--rank R --ranks N] [--dtype bfloat16]
                              [--keep] [--reader] [--lossy]
 
-FILE is what `kvfs connect sglang --native` printed: its extra config is parsed by SGLang, its
-backend loaded by SGLang's factory. The real controller then backs pages up from a host pool, asks
-which are there (from the first page, and from behind some), and brings them back into other places
-of the pool. With --keep pages stay; --reader, in another process, must find what --keep left. With
---lossy pages may be missing, but what SGLang is told is there, and brought, must be right.
-Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
+FILE is the output of `kvfs connect sglang --native`. SGLang parses its extra config, and SGLang's
+factory loads its backend. The real controller then backs up pages from a host pool, and asks which
+pages are there (from the first page, and from behind some). It brings them back into other places
+of the pool. With --keep pages stay. With --reader, in another process, it must find the pages that
+--keep left. With --lossy pages may be missing, but pages that SGLang finds, and gets, must be
+right. Prints one JSON line; exits 0 when all content was right, 1 on any mismatch or miss.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 
 def host_pool(sglang: SimpleNamespace, options: argparse.Namespace) -> Any:
-    """SGLang's pool of pages in host memory, for twice as many as there are."""
+    """SGLang's pool of pages in host memory, for twice as many pages as the run has."""
     cls = sglang.mla if options.mla else sglang.mha
     pool = cls.__new__(cls)  # its constructor captures a device's buffers
     pages = 2 * options.pages
@@ -148,7 +148,7 @@ class Run:
         return view
 
     def content(self, number: int) -> torch.Tensor:
-        """Of page `number` of this rank and configuration."""
+        """The content of page `number` for this rank and configuration."""
         like, options = self.page(0), self.options
         of = f"{number} {options.rank} {options.layout} {options.dtype} {options.model}"
         generator = torch.Generator().manual_seed(zlib.crc32(of.encode()))
@@ -157,7 +157,7 @@ class Run:
         return made.view(like.dtype).view(like.shape)
 
     def indices(self, first: int, count: int) -> torch.Tensor:
-        """Of the tokens of pages of the pool, in reverse: pages need not follow each other."""
+        """The indices of the tokens of pool pages, in reverse: pages need not follow each other."""
         pages = torch.arange(first + count - 1, first - 1, -1)
         return (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()
 
@@ -178,7 +178,7 @@ class Run:
         self.check(self.options.lossy or done == len(self.tokens), f"backed up {done} tokens")
 
     def restore(self, behind: int) -> int:
-        """Ask for all pages behind the first ones, and bring them; how many there are."""
+        """Ask for all pages behind the first ones, and fetch them; return their number."""
         prefix = self.hashes[:behind]
         operation = self.sglang.controller.PrefetchOperation(
             "request",

@@ -2,15 +2,18 @@
 
     run_vllm.py DIR [--plain] [--config FILE] [--vanish N] [--pages N]
 
-A Llama of four layers with seeded weights answers eight prompts, greedily: seven that begin with
-the same 300 tokens, and one of a single token; then what two of them answered, continued. Engine,
-scheduler, worker and model are vLLM's own; its kernels for CPUs, which its wheel has not, are those
-of vllm_cpu.py. --plain: without the connector. --config: what `kvfs connect vllm DIR --native` has
-printed. --vanish N: when a load begins, all but N of its blocks are gone. --pages: so many pages of
-memory, so that requests are preempted.
+A Llama of four layers with seeded weights answers eight prompts, greedily. Seven begin with the
+same 300 tokens, and one is a single token. Then it continues two of its answers. Engine, scheduler,
+worker and model are vLLM's own. The kernels for CPUs, which vLLM's wheel lacks, are those of
+vllm_cpu.py.
+
+- --plain: without the connector.
+- --config: the output of `kvfs connect vllm DIR --native`.
+- --vanish N: when a load begins, all but N of its blocks are gone.
+- --pages: this many pages of memory, so that requests are preempted.
 
 Prints one JSON line: the tokens and their log probabilities, how many tokens each request had from
-the cache, how often one was preempted, and what the connector did.
+the cache, how often one was preempted, and the connector's statistics.
 
 Runs in the clients' own environment (scripts/install-clients.sh), never inside the tests' one.
 """
@@ -68,7 +71,7 @@ def model(directory: Path) -> str:
 
 
 def connecting(config: Path) -> dict[str, Any]:
-    """The JSON that stands after --kv-transfer-config, for small blocks."""
+    """The JSON that follows --kv-transfer-config, for small blocks."""
     words = shlex.split(config.read_text().replace("\\\n", " "), comments=True)
     found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
     found["kv_connector_extra_config"] |= {"model": "tiny-llama", "block_tokens": 64}
@@ -104,7 +107,7 @@ def prompts() -> list[list[int]]:
 
 
 def vanishing(keep: int) -> list[int]:
-    """Have all but `keep` blocks of what is loaded be gone; the list gets how many there were."""
+    """Let all but `keep` blocks of each load be gone; the list gets how many there were."""
     from kvfs.connectors import paged
 
     load, asked = paged.Mover.load, []

@@ -1,9 +1,9 @@
 """SGLang's own host pools and storage controller on a machine without a GPU and its libraries.
 
-Importing sglang needs triton, CUDA and about a hundred packages. What is under test here are a few
-modules of its wheel: the storage interface, the factory that loads backends, the host pools and the
-controllers. They are imported unchanged; of all else that they import, stand-ins say that there is
-no accelerator, and nothing of it is called by what is driven here.
+Importing sglang needs triton, CUDA and about a hundred packages. The tests need only a few modules
+of its wheel: the storage interface, the factory for backends, the host pools and the controllers.
+They are imported unchanged. For all their other imports there are stand-ins, which say that there
+is no accelerator. The code under test calls nothing else of them.
 """
 # ruff: noqa: ANN401  (SGLang's classes have no types here)
 
@@ -33,7 +33,7 @@ PACKAGES = {
 
 
 class _Nothing:
-    """Of what is not there: true of nothing, and a decorator that changes nothing."""
+    """A stand-in for a missing name: always false, and a decorator that changes nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -57,7 +57,7 @@ class _StandIn(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of sglang that are not REAL, and packages that it wants and are not installed."""
+    """Finds modules of sglang that are not REAL, and packages that are not installed."""
 
     absent = ("sglang", "sgl_kernel", "triton", "orjson", "msgspec")
 

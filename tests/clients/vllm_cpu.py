@@ -1,4 +1,4 @@
-"""What the released vLLM wheel lacks to run on a CPU: its kernels for CPUs, here in torch.
+"""vLLM's kernels for CPUs, which the released wheel lacks, in torch.
 
 The wheel of PyPI is CUDA's. With VLLM_TARGET_DEVICE=cpu all of its Python runs on a CPU: engine,
 scheduler, worker, model runner, models. `install` gives it the six operators of C++ that a Llama
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 def install() -> None:
-    """To be called before anything of vLLM is imported."""
+    """Install the kernels; call this before vLLM is imported."""
     os.environ.update(ENVIRONMENT)
     operators = torch.ops._C
     operators.init_cpu_memory_env = lambda nodes: None  # noqa: ARG005
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def prepare() -> None:
-    """Import what takes long and starts nothing."""
+    """Import modules that take long and start nothing."""
     install()
     import vllm.entrypoints.llm
     import vllm.v1.engine.llm_engine
@@ -48,9 +48,10 @@ def prepare() -> None:
 
 
 def yield_between_steps() -> None:
-    """Do what an engine in a process of its own does (EngineCoreProc), and one in the caller's not.
+    """Yield between steps, as an engine in a process of its own does (EngineCoreProc).
 
-    Without, steps that compute nothing leave the interpreter to no other thread.
+    An engine in its caller's process does not: its empty steps leave the interpreter to no other
+    thread.
     """
     from vllm.v1.engine.core import EngineCore
 

@@ -22,7 +22,7 @@ Client = Callable[..., dict[str, Any]]
 
 
 class Forks:
-    """A process for each engine that has imported it, and a fork of that for each run."""
+    """For each engine a process that has imported it; each run is a fork of that process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Forks:
         self._starting = threading.Lock()
 
     def run(self, driver: str, arguments: list[str], home: Path) -> tuple[int, str, str]:
-        """One process; its exit status, and what it has printed."""
+        """Run one process; return its exit status and its output."""
         engine = driver.removesuffix(".py").split("_")[1]
         self._start(engine, driver)
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as asking:
@@ -89,7 +89,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def client(forks: Forks, tmp_path: Path) -> Client:
-    """`client(driver, directory, *arguments)`: one client process; its JSON line, checked."""
+    """`client(driver, directory, *arguments)` runs one client process; returns its JSON line."""
     home = tmp_path / "home"
     home.mkdir()
 

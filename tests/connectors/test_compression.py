@@ -16,7 +16,7 @@ SMALLER = 1.25
 
 
 def compressed(content: bytes, folder: Path, element_size: int | None) -> tuple[str, bytes]:
-    """The codec and what is stored, which gives back the content."""
+    """The codec and the stored bytes, which were verified to restore the content."""
     (folder / "content").write_bytes(content)
     names = ("content", "stored", "back")
     source, destination, back = (os.open(folder / name, os.O_RDWR | os.O_CREAT) for name in names)
@@ -34,8 +34,10 @@ def compressed(content: bytes, folder: Path, element_size: int | None) -> tuple[
 
 @pytest.mark.slow
 def test_bf16_is_a_quarter_smaller(client: Client, tmp_path: Path) -> None:
-    """Keys and values of every layer, and not by the first layer's values alone: those depend on
-    nothing but the token, so they repeat with it.
+    """This holds for keys and values of every layer.
+
+    The first layer's values alone would not show it: they depend only on the token, so they repeat
+    with it.
     """
     made = client(DRIVER, tmp_path / "kv", "--layers", str(LAYERS))
     print("seed", made["seed"])

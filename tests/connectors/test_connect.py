@@ -1,4 +1,4 @@
-"""`kvfs connect` on a mount: what is printed can be pasted, and what does not fit is said."""
+"""`kvfs connect` on a mount: users can paste its output, and it names wrong settings."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def kvfs(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("engine", profiles.ENGINES)
 def test_each_way_alone_can_be_pasted(mounted: Mounted, engine: str) -> None:
-    """--file and --native print what `ns create --for` has printed, and nothing else."""
+    """--file and --native print the output of `ns create --for`, and nothing else."""
     ways = profiles.engine(engine)
     for flag, connector in (("--file", ways.files), ("--native", ways.native)):
         place = mounted.path / f"{engine}{flag}"

@@ -1,6 +1,6 @@
-"""The names that real LMCache and SGLang make, and what their parsers read of our configurations.
+"""The file names of real LMCache and SGLang, and their parsers' reading of our configurations.
 
-Nothing is mounted: names are compared with what `kvfs.layouts` says of them.
+Nothing is mounted: the names are compared with those of `kvfs.layouts`.
 """
 
 from pathlib import Path
@@ -28,8 +28,10 @@ def ask(client: Client, driver: str, directory: Path) -> dict[str, Any]:
 
 
 def check(names: list[dict[str, Any]]) -> None:
-    """Each is recognised and says what it was made of; those of one block, and no others, have one
-    key."""
+    """Each name is recognised, with its parts.
+
+    Names of one block, and no others, have one key.
+    """
     keys: dict[str, set[int]] = {}
     for name in names:
         path, group = name.pop("path"), name.pop("group")
@@ -61,7 +63,7 @@ def test_lmcache(client: Client, tmp_path: Path) -> None:
 
 
 def test_what_lmcaches_native_adapter_leaves(client: Client, tmp_path: Path) -> None:
-    """Its names are made in C++, so files are written to see them."""
+    """Names of the native adapter are made in C++, so files are written to see them."""
     cache = tmp_path / "cache"
     cache.mkdir()
     arguments = ("--mode", "l2_fs_native", "--chunks", "2", "--layers", "2", "--keep")

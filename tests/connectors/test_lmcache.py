@@ -27,7 +27,7 @@ def mounted(mount: Mount) -> Mounted:
 
 
 def assert_beyond_ram(status: dict[str, Any]) -> None:
-    """What does not fit into the RAM tier is on NVMe, and nothing is lost for lack of room."""
+    """Chunks beyond the RAM tier are on NVMe, and none is lost for lack of room."""
     ram, nvme = status["tiers"]["ram"], status["tiers"]["nvme"]
     assert ram["capacity_bytes"] < CHUNKS * CHUNK
     assert ram["used_bytes"] <= ram["capacity_bytes"]
@@ -41,7 +41,7 @@ def assert_beyond_ram(status: dict[str, Any]) -> None:
 def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
     mounted: Mounted, client: Client, mode: str, flags: tuple[str, ...]
 ) -> None:
-    """Where "the file exists" is the index, any process finds every chunk, before and after."""
+    """If the file's existence is the index, any process finds every chunk, before and after."""
     cache = mounted.path / "lmcache"
     cache.mkdir()  # LMCache asks for its file system's block size before it makes the directory
     run = (DRIVER, cache, "--mode", mode, *flags, *ARGUMENTS)
@@ -63,8 +63,10 @@ def test_a_shared_cache_is_found_by_other_processes_and_after_a_remount(
 def test_a_private_cache_keeps_every_byte(
     mounted: Mounted, client: Client, flags: tuple[str, ...]
 ) -> None:
-    """local_disk reads back all it wrote; what lies there is right later, though only the
-    process that wrote it knows of it."""
+    """local_disk reads back all its chunks.
+
+    Its files are right later too, though only the writing process knows of them.
+    """
     cache = mounted.path / "lmcache"
     run = (DRIVER, cache, "--mode", "local_disk", *flags, *ARGUMENTS)
 

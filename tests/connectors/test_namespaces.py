@@ -1,6 +1,6 @@
-"""Real clients in namespaces that `kvfs ns create --for` made, configured with what it printed.
+"""Real clients in namespaces of `kvfs ns create --for`, configured with its output.
 
-What they write is more than they may have: they go on, and what they find is right.
+The clients write more than the namespace may have. They go on, and all that they find is right.
 """
 
 import shlex
@@ -31,7 +31,7 @@ def tight(mount: Mount) -> Mounted:
 
 
 def create(mounted: Mounted, name: str, connector: str) -> str:
-    """Make a namespace for a connector; what is to be pasted."""
+    """Make a namespace for a connector; return the configuration to paste."""
     done = subprocess.run(
         [*KVFS, "ns", "create", mounted.path / name, "--for", connector, f"quota_hard={QUOTA}"],
         capture_output=True,
@@ -49,7 +49,7 @@ def show(mounted: Mounted, name: str) -> dict[str, Any]:
 def test_local_disk_loses_nothing_behind_its_back(
     tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
-    """LMCache drops what it will; kvfs drops what others have, but none of LMCache's."""
+    """LMCache drops files as it likes. kvfs drops other clients' files, but none of LMCache's."""
     config = tmp_path / "lmcache.yaml"
     config.write_text(create(tight, "disk", "lmcache-local-disk"))
     for number in range(64):  # the tiers are full before it comes
@@ -66,7 +66,7 @@ def test_local_disk_loses_nothing_behind_its_back(
 
 
 def test_lmcache_fs_within_a_quota(tight: Mounted, client: Client, tmp_path: Path) -> None:
-    """It writes twice what it may have; what it finds afterwards is what it wrote last."""
+    """LMCache writes twice its quota; afterwards it finds its last chunks."""
     config = tmp_path / "lmcache.yaml"
     config.write_text(create(tight, "shared", "lmcache-fs"))
     run = ("run_lmcache.py", tight.path / "shared", "--mode", "fs", "--config", str(config))
@@ -81,7 +81,7 @@ def test_lmcache_fs_within_a_quota(tight: Mounted, client: Client, tmp_path: Pat
 
 
 def test_two_writers_of_the_same_chunks(tight: Mounted, client: Client, tmp_path: Path) -> None:
-    """LMCache's temporary names are the same in all processes: with publish=close none is hurt."""
+    """LMCache's temporary names are the same in all processes; publish=close keeps files whole."""
     config = tmp_path / "lmcache.yaml"
     config.write_text(create(tight, "shared", "lmcache-fs"))
     run = ("run_lmcache.py", tight.path / "shared", "--mode", "fs", "--config", str(config))
@@ -94,7 +94,7 @@ def test_two_writers_of_the_same_chunks(tight: Mounted, client: Client, tmp_path
 
 
 def test_sglang_within_a_quota(tight: Mounted, client: Client) -> None:
-    """It writes twice what it may have; what it finds afterwards is right."""
+    """SGLang writes twice its quota; all that it finds afterwards is right."""
     printed = create(tight, "sglang", "sglang-file")
     exports = [line for line in printed.splitlines() if line.startswith("export ")]
     variables = dict(shlex.split(line)[1].split("=", 1) for line in exports)

@@ -1,4 +1,4 @@
-"""kvfs's own connectors in real LMCache and SGLang, configured with what `kvfs connect` prints."""
+"""kvfs's own connectors in real LMCache and SGLang, with configurations of `kvfs connect`."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +73,7 @@ def test_lmcache_is_found_by_other_processes_and_after_a_remount(
 def test_lmcache_misses_what_is_gone_and_all_behind_it(
     tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
-    """Each chunk in turn is unlinked under it: the prefix ends there, the others are right."""
+    """The test unlinks each chunk in turn: the prefix ends there, and the others are right."""
     lmcache = LMCache(tight, client, tmp_path / "lmcache.yaml")
     arguments = ("--chunks", "4")
     lmcache.run(*arguments, "--keep")
@@ -89,7 +89,7 @@ def test_lmcache_misses_what_is_gone_and_all_behind_it(
 
 
 def test_lmcache_within_a_quota(tight: Mounted, client: Client, tmp_path: Path) -> None:
-    """It writes twice what it may have; what it finds afterwards is right, and no errors."""
+    """LMCache writes twice its quota; all that it finds afterwards is right, without errors."""
     lmcache = LMCache(tight, client, tmp_path / "lmcache.yaml", f"quota_hard={QUOTA}")
     arguments = ("--chunks", "16", "--lossy", "--keep")
     found = lmcache.run(*arguments)
@@ -137,7 +137,7 @@ POOLS = (
 def test_sglang_is_found_by_other_processes_and_after_a_remount(
     tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
-    """More pages than the controller asks for at once, in every layout of its host memory."""
+    """There are more pages than the controller asks for at once, in every host memory layout."""
     caches = [
         (pool, SGLang(tight, client, tmp_path / f"{at}.sh", name=f"sglang{at}"))
         for at, pool in enumerate(POOLS)
@@ -153,7 +153,7 @@ def test_sglang_is_found_by_other_processes_and_after_a_remount(
 
 
 def test_sglangs_older_interface(tight: Mounted, client: Client, tmp_path: Path) -> None:
-    """Without interface_v1 SGLang says nothing of order: all pages are in the root's directory."""
+    """Without interface_v1 SGLang gives no order: all pages are in the root's directory."""
     sglang = SGLang(tight, client, tmp_path / "sglang.sh")
     old = ("--interface", "0", "--pages", "40")
     written = sglang.run(*old, "--keep")
@@ -172,7 +172,7 @@ def test_sglang_finds_what_all_ranks_have(tight: Mounted, client: Client, tmp_pa
 def test_configurations_of_sglang_never_meet(
     tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
-    """SGLang's own hashes are of tokens only. Here all pages have the same size."""
+    """SGLang's own hashes depend on tokens only. Here all pages have the same size."""
     sglang = SGLang(tight, client, tmp_path / "sglang.sh")
     roots = set()
     for other in (
@@ -190,7 +190,7 @@ def test_configurations_of_sglang_never_meet(
 
 
 def test_sglang_within_a_quota(tight: Mounted, client: Client, tmp_path: Path) -> None:
-    """It writes more than it may have; a prefix stays, whole and right."""
+    """SGLang writes more than its quota; a prefix stays, complete and right."""
     sglang = SGLang(tight, client, tmp_path / "sglang.sh", f"quota_hard={QUOTA}")
     arguments = ("--pages", "3000", "--lossy", "--keep")
     found = sglang.run(*arguments)

@@ -44,7 +44,7 @@ def test_pages_are_found_by_other_processes_and_after_a_remount(
 
 
 def test_sglang_can_see_how_much_room_there_is(mounted: Mounted, client: Client) -> None:
-    """Its own eviction and its cache of lookups work: both ask statfs and list the directory."""
+    """Its own eviction and its cache of lookups work: both call statfs and list the directory."""
     cache = mounted.path / "sglang"
     kept = client(DRIVER, cache, *ARGUMENTS, "--keep", "--max-size", f"{PAGES // 2 * 8}Mi")
     assert 0 < kept["present"] <= PAGES // 2

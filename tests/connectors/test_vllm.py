@@ -1,4 +1,4 @@
-"""kvfs's connector in the real vLLM 0.33.0: all of it on a CPU, and its engine core with ranks."""
+"""kvfs's connector in the real vLLM 0.33.0 on a CPU, and in its engine core with ranks."""
 
 import math
 import subprocess
@@ -27,7 +27,7 @@ def answers(found: dict[str, Any]) -> list[list[int]]:
 def test_a_model_answers_from_the_cache_as_without_it(
     mounted: Mounted, client: Client, tmp_path: Path
 ) -> None:
-    """A Llama: without a cache, filling one, from it with preemption, and where blocks vanish."""
+    """A Llama without a cache, filling one, with preemption, and with missing blocks."""
     place, config = mounted.path / "llama", tmp_path / "vllm.sh"
     made: list[str | Path] = [*KVFS, "ns", "create", place, "--for", "vllm-native"]
     subprocess.run(made, check=True, capture_output=True)
@@ -58,7 +58,7 @@ def test_a_model_answers_from_the_cache_as_without_it(
 
 
 def test_every_rank_has_the_bytes_that_it_saved(mounted: Mounted, client: Client) -> None:
-    """All layouts of memory, two ranks, MLA, lost blocks and preemption; checked at each step."""
+    """All memory layouts, two ranks, MLA, lost blocks and preemption; checked at each step."""
     found = client("drive_vllm.py", mounted.path)
     preempted = 0
     for name, runs in found["variants"].items():

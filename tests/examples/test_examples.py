@@ -15,7 +15,7 @@ WEIGHTS = ("model_loading.py", "--hidden", "64", "--layers", "3", "--shard", "1M
 
 
 def run(folder: Path, script: str, *arguments: object, code: int = 0) -> str:
-    """What it prints."""
+    """The output of an example."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=240, cwd=folder
@@ -26,7 +26,7 @@ def run(folder: Path, script: str, *arguments: object, code: int = 0) -> str:
 
 
 def cached(printed: str) -> dict[str, tuple[int, int]]:
-    """How many tokens of each prompt were cached, of how many."""
+    """How many tokens of each prompt were cached, and how many it has."""
     found = re.findall(r"^(turn \d|somebody else), (\d+) of (\d+) ", printed, re.MULTILINE)
     return {name: (int(some), int(all_)) for name, some, all_ in found}
 
@@ -47,7 +47,7 @@ def test_chat(mount: Mount, tmp_path: Path) -> None:
 
 
 def test_chat_in_any_directory_and_when_a_block_is_another(tmp_path: Path) -> None:
-    """The comparison can fail."""
+    """The comparison fails if a block is another one."""
     script, *arguments = CHAT
     printed = run(tmp_path, script, tmp_path, *arguments, "--dtype", "bfloat16")
     assert "a directory, no kvfs" in printed
@@ -92,7 +92,7 @@ def test_model_loading_in_any_directory(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_of_both_runs(tmp_path: Path) -> None:
-    """`scripts.bench.ttft --quick`, with a mount of its own: its figures are no matter here."""
+    """`scripts.bench.ttft --quick`, with a mount of its own; its figures do not matter here."""
     output = tmp_path / "ttft.json"
     command = [
         sys.executable,

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def with_site(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Daemons begin with the sitecustomize.py of this directory here."""
+    """Let daemons begin with the sitecustomize.py of this directory here."""
     paths = [str(HERE / name), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
@@ -24,6 +24,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def faults(tmp_path: Path) -> Iterator[Faults]:
-    """What can be done to the objects on NVMe; the catalog beside them goes on."""
+    """Faults for the objects on NVMe; the catalog beside them works on."""
     with faulty(tmp_path / "nvme/objects", tmp_path / "work") as found:
         yield found

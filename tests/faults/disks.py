@@ -35,7 +35,7 @@ class Faults:
 
 @contextmanager
 def faulty(directory: Path, work: Path) -> Iterator[Faults]:
-    """What is in `directory` can be made to fail from now on; `work` is for what that needs."""
+    """Make the files in `directory` able to fail from now on; `work` is for auxiliary files."""
     source = work / "source"
     source.mkdir(parents=True)
     directory.mkdir(parents=True, exist_ok=True)
@@ -72,22 +72,22 @@ class Disk:
         subprocess.run(["mount", "-o", options, self.device, self.directory], check=True)
 
     def keep_metadata(self) -> None:
-        """Its own blocks and its journal's have room in the image; those of free data have none."""
+        """Keep room in the image for ext4's own blocks and its journal, and none for free data."""
         with self.image.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, self.image.stat().st_size)
         subprocess.run(["fstrim", self.directory], check=True)
 
     def detach(self) -> None:
-        """The directory is what was below; who has files open keeps them."""
+        """Unmount lazily: the directory is the one below; programs keep their open files."""
         subprocess.run(["umount", "-l", self.directory], check=True)
 
     def remount(self) -> None:
-        """As after an error: only this makes it take anything again."""
+        """Mount again, as after an error: only this makes the file system writable again."""
         subprocess.run(["umount", self.directory], check=True)
         self.mount()
 
     def shut_down(self) -> None:
-        """EIO for everything, and what was not written is lost, journal and all."""
+        """Answer EIO to everything; unwritten data is lost, journal and all."""
         fd = os.open(self.directory, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, NO_LOG_FLUSH.to_bytes(4, sys.byteorder))
@@ -95,7 +95,7 @@ class Disk:
             os.close(fd)
 
     def make_read_only(self) -> None:
-        """As ext4 does when it finds an error: EROFS for all who have files open as well."""
+        """Become read-only, as ext4 does at an error: EROFS also for files already open."""
         name = Path(self.device).name
         Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("a test of kvfs")
 
@@ -124,10 +124,10 @@ def disk(directory: Path, image: Path, size: int) -> Iterator[Disk]:
 
 @contextmanager
 def frozen(directory: Path) -> Iterator[None]:
-    """Whatever would change the file system waits until it is thawed.
+    """Let every change of the file system wait until it is thawed.
 
-    Not by fsfreeze(8): a child of this process would begin by closing what this process has open,
-    and closing a file on a mount whose daemon waits is to wait as well.
+    Not by fsfreeze(8): a child of this process would first close this process's descriptors.
+    Closing a file on a mount with a waiting daemon would wait as well.
     """
     fd = os.open(directory, os.O_RDONLY)
     try:

@@ -1,9 +1,9 @@
 """A directory, mounted elsewhere with faults: errors, delays and silence, by operation.
 
 Run as `python faulty.py SOURCE MOUNTPOINT RULES`. RULES is a JSON file that is read before each
-operation: {"open": {"errno": 5}} or {"fsync": {"hang": true}}; a hang ends when its rule does. "*"
-means every operation that may wait for a disk on a real file system. Those that look at an open
-file, or close one, never do, and are answered without a look at the rules.
+operation: {"open": {"errno": 5}} or {"fsync": {"hang": true}}. A hang ends when its rule does. The
+key "*" means every operation that may wait for a disk on a real file system. Operations that look
+at an open file, or close one, never wait, and are answered without the rules.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Processes that live on one storage, one after the other, until they are killed."""
+"""Processes that use one storage, one after the other, until they are killed."""
 
 import json
 import multiprocessing
@@ -22,7 +22,7 @@ PATIENCE = 60.0  # s
 
 
 class WrongError(AssertionError):
-    """What a life found or did was not allowed."""
+    """A life found or did something that is not allowed."""
 
 
 def live(
@@ -33,10 +33,10 @@ def live(
     at_start: str = COUNT,
     outcomes: int | None = None,
 ) -> bool:
-    """One life: check what the one before has left, then the scenario. False if it was killed.
+    """One life: check the storage after the last life, then run the scenario. False if killed.
 
-    `at_start` is armed while it starts, `faults` while the scenario runs. So many of the scenario's
-    outcomes may be found. Raises WrongError.
+    `at_start` is armed while it starts, `faults` while the scenario runs. `outcomes`: how many of
+    the scenario's outcomes are allowed. Raises WrongError.
     """
     report = storage / "report"
     report.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ def live(
 
 
 def passed(storage: Path, when: str = "acting") -> dict[str, int]:
-    """The points that the last life has passed while `acting` or `starting`, and how often."""
+    """The points that the last life passed while `acting` or `starting`, and how often."""
     found: dict[str, int] = json.loads((storage / when).read_text())
     return found
 

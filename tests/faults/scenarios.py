@@ -1,4 +1,4 @@
-"""What an application or the background does, and what a death in its middle may leave."""
+"""Actions of a program or of the background, and the states that a death in between may leave."""
 
 import os
 import random
@@ -32,10 +32,10 @@ Step = Callable[[World], Awaitable[None]]
 
 
 class Scenario(NamedTuple):
-    """`outcomes` are what may be found after a death, the first before it, the last after it all.
+    """`outcomes` may be found after a death: the first before it, the last after all steps.
 
-    `ends`: the tiers that hold `a` in the end. `damaged`: a copy is spoilt on purpose. `bucket`:
-    there is one.
+    `ends`: the tiers that hold `a` at the end. `damaged`: a copy is spoilt on purpose. `bucket`:
+    there is a bucket.
     """
 
     prepare: Step
@@ -47,7 +47,7 @@ class Scenario(NamedTuple):
 
 
 def world_of(storage: Path, scenario: Scenario) -> World:
-    """Where a scenario takes place, with small objects in the place of large ones."""
+    """The world of a scenario, in which small objects stand for large ones."""
     transfers.PACKED_LEAST = len(NUMBERS)
     return World(storage, store=FolderStore(storage / "bucket") if scenario.bucket else None)
 
@@ -245,7 +245,7 @@ async def settle(made: World) -> None:
 
 
 async def uncopy_ram(made: World) -> None:
-    """RAM is needed for a file of its own size."""
+    """Use up RAM, with a file of its own size."""
     make_room(made, 0)
     await made.dispatcher.trash.empty()
 
@@ -294,7 +294,7 @@ async def remove_xattr(made: World) -> None:
 
 
 async def spoil(made: World) -> None:
-    """The copy in RAM is written to behind kvfs's back; the next reader gets the other one."""
+    """Write to the copy in RAM without kvfs; the next reader gets the other copy."""
     inode = made.find(b"a")
     if made.ram in made.ledger.tiers.holders(inode):
         os.truncate(made.fast.path(inode.ino, inode.version), 5)
@@ -302,7 +302,7 @@ async def spoil(made: World) -> None:
 
 
 async def forget_all(made: World) -> None:
-    """The kernel forgets what has no name, and the trash is emptied."""
+    """Let the kernel forget inodes without a name, and empty the trash."""
     for ino in list(made.ledger.orphans.rooms):
         made.ledger.removals.purge(ino)
     await made.dispatcher.trash.empty()
@@ -312,7 +312,7 @@ async def forget_all(made: World) -> None:
 
 
 def namespace(**settings: str) -> Step:
-    """`n` with a file, and a directory with two names of another one."""
+    """Make `n` with a file, and a directory with two names of another file."""
 
     async def prepare(made: World) -> None:
         made.namespace("n", **settings)
@@ -364,7 +364,7 @@ async def drop_open(made: World) -> None:
 
 
 async def walk(made: World) -> None:
-    """What the background does, in this task: its errors are the caller's."""
+    """Run the background's work in this task: its errors are the caller's."""
     namespaces = made.ledger.namespaces
     for ino in list(namespaces.dropped):
         await made.walks._clear(ino)
@@ -469,7 +469,7 @@ async def trim_prefix(made: World) -> None:
 
 
 def prefix_of(blocks: int, **settings: bytes) -> State:
-    """So many blocks, with their directories."""
+    """This many blocks, with their directories."""
     names = [ROOT, *KEYS[:blocks]]
     directories = {b"n/" + key.hex().encode() + b"/": b"" for key in names}
     files = {_block(at): OLD if at < 4 else NEW for at in range(blocks)}
@@ -477,7 +477,7 @@ def prefix_of(blocks: int, **settings: bytes) -> State:
 
 
 def told(name: bytes, **settings: bytes) -> State:
-    """A namespace, with what it was told."""
+    """A namespace with its settings."""
     attributes = {b"/@user.kvfs." + field.encode(): text for field, text in settings.items()}
     return {name + key: text for key, text in {b"/": b"", **attributes}.items()}
 
@@ -634,7 +634,7 @@ deletion.LOOK = 0.01  # s that a batch is tried again after, which the catalog h
 
 
 async def work_off(made: World) -> None:
-    """All that waits for the bucket, once."""
+    """Do all work that waits for the bucket, once."""
     dispatcher = made.dispatcher.spill
     assert dispatcher is not None
     await dispatcher.dirty.load()
@@ -688,7 +688,7 @@ async def move_and_work_off(made: World) -> None:
 
 
 def contents(made: World) -> State:
-    """What others would find in the bucket."""
+    """The files that other nodes would find in the bucket."""
     assert isinstance(made.bucket_store, FolderStore)
     return {
         key.removeprefix("p/@0/").encode(): _plain(Facts.of_head(key, store.head(key)), one.data)
@@ -698,7 +698,7 @@ def contents(made: World) -> State:
 
 
 def _plain(facts: Facts, data: bytes) -> bytes:
-    """What an object is to its readers."""
+    """An object's bytes as its readers see them."""
     if facts.codec == "none":
         return data
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as plain:
@@ -709,7 +709,7 @@ def _plain(facts: Facts, data: bytes) -> bytes:
 
 
 def modes(made: World) -> dict[bytes, int]:
-    """What the bucket says of them."""
+    """The modes in the bucket's metadata."""
     assert made.bucket_store is not None
     store = made.bucket_store
     return {
@@ -766,7 +766,7 @@ SCENARIOS |= {
 
 
 async def reset(made: World) -> None:
-    """Remove everything; the next scenario begins on storage that has seen a lot."""
+    """Remove everything; the next scenario begins on storage with a long history."""
     for path, parent, name, inode in reversed(list(_walk(made))):
         if made.ledger.table.inode(inode.ino) is None:
             continue  # a block has taken it along
@@ -797,7 +797,7 @@ def _walk(
 
 
 async def found(made: World) -> State:
-    """All that a program would find, by reading it."""
+    """All that a program would find by reading."""
     state: State = {}
     for path, _, _, inode in list(_walk(made)):
         state[path] = b"" if inode.is_dir else await made.read(inode.ino)
@@ -809,7 +809,7 @@ async def found(made: World) -> State:
 
 
 def check_copies(made: World) -> None:
-    """Each copy that a record speaks of is there, and is what was sealed."""
+    """Check that each recorded copy is there, with the bytes of the seal."""
     for path, _, _, inode in _walk(made):
         if inode.is_dir:
             continue
@@ -826,7 +826,7 @@ def check_copies(made: World) -> None:
 
 
 async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> State:
-    """What is there is one of these, whole; and nothing else is there."""
+    """Check that the state is one of those allowed, complete, and without anything else."""
     if not scenario.damaged:
         check_copies(made)
     await made.close_prefixes()
@@ -850,7 +850,7 @@ async def check_state(made: World, scenario: Scenario, allowed: list[State]) -> 
 
 
 def check_all_is_named(made: World) -> None:
-    """Nothing is left that no name leads to."""
+    """Check that every inode and mark has a name that leads to it."""
     named = {inode.ino for _, _, _, inode in _walk(made)}
     assert {inode.ino for inode in made.inodes()} == {ROOT_INO, *named}
     for kind in (b"r", b"t", b"p", b"e"):

@@ -1,6 +1,6 @@
-"""A daemon that dies, or is refused something, at any place loses nothing it has to keep.
+"""A daemon that dies, or whose call fails, at any place loses nothing that it must keep.
 
-A failure names the scenario, the fail point and the passing; to repeat it, arm that.
+A failure names the scenario, the fail point and the passing; to repeat it, arm that point.
 """
 
 import errno
@@ -35,7 +35,7 @@ LASTING = 40  # commits that fail one after the other
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Path]:
-    """In memory: no power is cut here, and RocksDB is opened in a third of the time."""
+    """Storage in memory: no power is cut here, and RocksDB opens in a third of the time."""
     mounts.mount("test", tmp_path, "tmpfs", 0, "size=512M,mode=0700")
     try:
         yield tmp_path
@@ -61,13 +61,13 @@ def disarmed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def here_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `world_of` makes small is as large as ever for the tests of other modules."""
+    """Restore the limits that `world_of` makes small, for tests of other modules."""
     monkeypatch.setattr(transfers, "PACKED_LEAST", transfers.PACKED_LEAST)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_death_at_any_point_loses_nothing(storage: Path, name: str) -> None:
-    """Each life looks at what the one before it has left."""
+    """Each life checks the storage that the life before has left."""
     assert live(storage, name)
     for point in passed(storage):
         for passing in range(1, DEATHS):
@@ -108,7 +108,7 @@ def test_what_was_not_yet_written_is_kept(storage: Path, name: str, fault: str) 
     ],
 )
 def test_a_death_while_the_death_before_is_mended(storage: Path, name: str, fault: str) -> None:
-    """The third life, which dies as the first did, has looked at what both have left."""
+    """The third life dies as the first did; it has checked the storage after both."""
     assert not live(storage, name, fault)
     assert live(storage, name)
     points = passed(storage, "starting")
@@ -121,7 +121,7 @@ def test_a_death_while_the_death_before_is_mended(storage: Path, name: str, faul
 
 
 def faults_of(counted: Counter[str]) -> Iterator[str]:
-    """Each point that may raise, at each passing; commits also from one passing on."""
+    """Each point that may raise, at each passing; for commits also from one passing on."""
     for point, times in counted.items():
         if not failpoints.POINTS[point]:
             continue
@@ -138,7 +138,7 @@ def test_a_refusal_at_any_point_changes_nothing_by_half(storage: Path, name: str
     scenario = SCENARIOS[name]
 
     async def attempt(made: World, faults: str) -> tuple[Counter[str], bool]:
-        """What was passed, and whether it succeeded."""
+        """The points that were passed, and whether the scenario succeeded."""
         await reset(made)
         await scenario.prepare(made)
         failpoints.arm(faults)

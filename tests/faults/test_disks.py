@@ -1,7 +1,7 @@
 """Disks below the NVMe tier that fail, are full, or do not answer, and come back.
 
-Nothing here asserts a speed: what must not wait for a disk gets ten times as long as the daemon
-itself, which would have waited for ever.
+No test here asserts a speed. A call that must not wait for a disk gets ten times as long as the
+daemon's own limit; a call that waited for the disk would wait for ever.
 """
 
 import errno
@@ -42,7 +42,7 @@ def kv(request: pytest.FixtureRequest, faults: Faults, mount: Mount) -> Iterator
 
 
 class Client:
-    """Somebody who does one thing, and may have to wait for it."""
+    """A thread that does one thing, and may have to wait for it."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self.found: list[object] = []
@@ -65,7 +65,7 @@ class Client:
 
 
 def bounded(action: Callable[[], T]) -> object:
-    """What `action` returns or raises, if it does within BOUND."""
+    """The result or exception of `action`, if it ends within BOUND."""
     return Client(action).answer()
 
 
@@ -90,7 +90,7 @@ def two_places(kv: Mounted) -> tuple[Path, Path]:
 
 
 def everything_else_answers(kv: Mounted, in_ram: Path) -> None:
-    """All that needs no NVMe."""
+    """Do all operations that need no NVMe."""
     assert bounded(in_ram.read_bytes) == b"r" * MIB
     fresh, other = kv.path / "fresh", kv.path / "other"
     assert bounded(lambda: fresh.write_bytes(b"f" * MIB)) == MIB
@@ -105,12 +105,6 @@ def everything_else_answers(kv: Mounted, in_ram: Path) -> None:
 
 
 def test_a_disk_that_does_not_answer_is_down_and_comes_back(kv: Mounted, faults: Faults) -> None:
-    """
-    A disk that does not answer holds up nobody who does not need it. What RAM has is opened, read
-    and written, new files are made there, and names are looked up, listed, changed and unlinked as
-    ever. An object that only this disk has is a miss: its open is ENOENT after 10 s at most, and at
-    once as soon as kvfs knows. Its name stays, and when the disk answers it is there again.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.expect_log("nvme tier .* is down, nothing new goes there: .* no answer after")
     faults.set(SILENT)
@@ -131,11 +125,6 @@ def test_a_disk_that_does_not_answer_is_down_and_comes_back(kv: Mounted, faults:
 
 
 def test_a_disk_that_fails_is_down_and_comes_back(kv: Mounted, faults: Faults) -> None:
-    """
-    A disk that answers with errors is `suspect` at the first one, and is tried with a small file
-    each second: `down` if that fails twice, `healthy` if it goes well three times. `kvfs status`
-    says which of them, since when and why. While a tier is down nothing new goes there.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.expect_log(r"nvme tier .*: open of inode \d+ failed: EIO .* is not logged")
     kv.expect_log("nvme tier .* is down, nothing new goes there: .*EIO")
@@ -155,9 +144,6 @@ def test_a_disk_that_fails_is_down_and_comes_back(kv: Mounted, faults: Faults) -
 
 
 def test_a_disk_that_takes_no_writes_is_read(kv: Mounted, faults: Faults) -> None:
-    """
-    A disk that has become read-only is down as well; what is on it is read all the same.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.allow_log("more of the same kind is not logged")
     kv.expect_log("is down, nothing new goes there: .*EROFS")
@@ -173,9 +159,6 @@ def test_a_disk_that_takes_no_writes_is_read(kv: Mounted, faults: Faults) -> Non
 
 
 def test_a_disk_that_is_full_is_not_ill(kv: Mounted, faults: Faults) -> None:
-    """
-    A disk that is full is healthy. What is on it is read, and new files go to RAM.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.allow_log("ENOSPC")
     kv.allow_log("No space left")
@@ -192,10 +175,6 @@ def test_a_disk_that_is_full_is_not_ill(kv: Mounted, faults: Faults) -> None:
 
 
 def test_ram_gives_up_its_oldest_while_nvme_is_down(kv: Mounted, faults: Faults) -> None:
-    """
-    While NVMe is down a writer gets room in RAM from what was used longest ago there, whether NVMe
-    has it too or not. What NVMe has keeps its name, and is there again when NVMe is.
-    """
     _, in_ram = two_places(kv)
     old = [kv.path / f"old-{number}" for number in range(20)]
     for number, file in enumerate(old):
@@ -220,11 +199,6 @@ def test_ram_gives_up_its_oldest_while_nvme_is_down(kv: Mounted, faults: Faults)
 
 
 def test_calls_on_open_files_end(faults: Faults, mount: Mount) -> None:
-    """
-    Where the daemon moves the bytes, reading, writing and truncating a file on a disk that does not
-    answer is EIO after 10 s, `fsync` after a minute and 1 s for each 8 MiB. Where the kernel moves
-    them it is the kernel that waits for the disk, as on any local file system.
-    """
     kv = mount(f"{OPTIONS},passthrough=off")
     kv.allow_log(HASTY)
     on_nvme, in_ram = two_places(kv)
@@ -251,10 +225,6 @@ def test_calls_on_open_files_end(faults: Faults, mount: Mount) -> None:
 
 
 def test_what_is_late_leaves_nothing_behind(kv: Mounted, faults: Faults) -> None:
-    """
-    What was given up leaves nothing behind, neither on the disk nor open, when the disk answers
-    after all.
-    """
     on_nvme, _ = two_places(kv)
     descriptors = Path(f"/proc/{kv.pid}/fd")
     kv.expect_log("is down, nothing new goes there")
@@ -273,10 +243,6 @@ def test_what_is_late_leaves_nothing_behind(kv: Mounted, faults: Faults) -> None
 
 
 def test_movers_do_not_wait_without_end(kv: Mounted, faults: Faults) -> None:
-    """
-    A copy to a disk that does not answer is given up. Its object stays where it is, and is copied
-    when the disk is back.
-    """
     two_places(kv)
     kv.expect_log("is down, nothing new goes there")
     kv.allow_log("nothing is changed|a mover|more of the same kind|could not")
@@ -293,12 +259,6 @@ def test_movers_do_not_wait_without_end(kv: Mounted, faults: Faults) -> None:
 
 
 def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) -> None:
-    """
-    The catalog is on NVMe as well. When its file system takes no writes, an operation that changes
-    names or attributes waits until it does, and the daemon with it: others then wait, too, but for
-    reading and writing what is open where the kernel moves the bytes. Until such an operation comes
-    everything that needs no change is answered. Nothing is lost, and all goes on from where it was.
-    """
     with disk(tmp_path / "nvme", tmp_path / "image", 700 * MIB) as made:
         kv = mount(OPTIONS)
         kv.allow_log(HASTY)
@@ -327,10 +287,6 @@ def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) ->
 def test_an_unmount_gives_up_what_it_cannot_write_back(
     kv: Mounted, faults: Faults, rule: dict[str, dict[str, float]]
 ) -> None:
-    """
-    What only RAM has when NVMe is down is not written back by umount(8), and the log says how much.
-    The daemon ends when the disk has answered what it was asked before.
-    """
     two_places(kv)
     kv.expect_log(r"\d+ objects \(\d+ bytes\) could not be written back")
     kv.expect_log("is down, nothing new goes there")

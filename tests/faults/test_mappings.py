@@ -1,6 +1,6 @@
-"""A mapping that outlives its descriptor goes on being the file, whatever kvfs does meanwhile.
+"""A mapping without a descriptor still maps the file, whatever kvfs does meanwhile.
 
-Under passthrough the kernel tells nothing of mappings: kvfs must find out by itself.
+Under passthrough the kernel does not tell of mappings: kvfs must find them itself.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def kv(request: pytest.FixtureRequest, mount: Mount) -> Mounted:
 
 
 class Mapped:
-    """A shared mapping, and no descriptor."""
+    """A shared mapping, without a descriptor."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR)
@@ -66,7 +66,7 @@ def mapped(file: Path) -> Iterator[Mapped]:
 
 
 def press(kv: Mounted) -> None:
-    """All that may leave RAM does."""
+    """Move all files out of RAM that may leave it."""
     wait_for(lambda: not ask(kv.path, "write_back")["objects_left"], "all is written back")
     for number in range(8):
         (kv.path / f"pressure{number}").write_bytes(bytes(6 * MIB))
@@ -75,7 +75,7 @@ def press(kv: Mounted) -> None:
 
 
 def check(kv: Mounted, file: Path, mapped: Mapped) -> None:
-    """What is written in either way is read in the other."""
+    """Check that writes by either way are read by the other."""
     mapped.write(b"by mapping")
     assert file.read_bytes() == b"by mapping" + b"0" * (SIZE - 10)
     with file.open("r+b") as stream:
@@ -127,7 +127,7 @@ def test_an_unlinked_file_lives_in_its_mapping(kv: Mounted, file: Path, mapped: 
 
 
 def test_a_writer_that_a_takeover_found_ends_with_its_close(kv: Mounted, file: Path) -> None:
-    """The kernel has its backing file twice then, which must not look like a mapping."""
+    """The kernel then has its backing file twice; this must not look like a mapping."""
     with file.open("r+b", buffering=0) as stream:
         kv.kill_daemon()
         stream.write(b"after")

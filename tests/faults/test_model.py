@@ -1,8 +1,8 @@
 """kvfs against this machine's disk: the same random calls on both, and everything compared.
 
 KVFS_EXAMPLES makes more than the usual number of walks. A failure prints its calls, and a line
-(@reproduce_failure) that repeats it; with KVFS_SHRINK=1 as few as it takes, which takes minutes.
-What SEMANTICS.md says to be different is not asked for, or allowed where it is: O_TMPFILE and
+(@reproduce_failure) that repeats it. With KVFS_SHRINK=1 it prints as few calls as possible, which
+takes minutes. The walks leave out, or allow, the differences that SEMANTICS.md names: O_TMPFILE and
 fallocate, set-id bits, O_DIRECT, the order of listings.
 """
 
@@ -92,7 +92,10 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(target=descriptors, looking=st.booleans())
     def begin(self, *, looking: bool) -> Any:  # noqa: ANN401 (Hypothesis's)
-        """Looking at everything after each step opens everything: half of the walks do not."""
+        """Begin a walk.
+
+        Looking at everything after each step opens everything: half of them do not.
+        """
         self.looking = looking
         for directory in ("d", "d/e"):
             self.on(os.mkdir, directory)
@@ -137,7 +140,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(target=descriptors, descriptor=descriptors, access=accesses, truncate=st.booleans())
     def open_again(self, descriptor: Descriptor, access: int, *, truncate: bool) -> Any:  # noqa: ANN401
-        """Also what has no name any more."""
+        """Open again, also a file without a name."""
         if descriptor not in self.twins.descriptors:
             return multiple()
         bits = access | os.O_NONBLOCK | (os.O_TRUNC if truncate else 0)
@@ -247,7 +250,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(descriptor=descriptors, path=paths)
     def link_descriptor(self, descriptor: Descriptor, path: str) -> None:
-        """An open file gets another name; one that lost its last name cannot."""
+        """Give an open file another name; this fails for one that lost its last name."""
         if descriptor in self.twins.descriptors:
             self.both(
                 f"link {descriptor} to {path}",
@@ -290,7 +293,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(path=paths, size=sizes, seed=seeds)
     def whole(self, path: str, size: int, seed: int) -> None:
-        """A file written whole, the usual way."""
+        """Write a whole file, the usual way."""
 
         def call(path: str) -> None:
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK
@@ -336,7 +339,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(path=paths)
     def make_socket(self, path: str) -> None:
-        """By a short path: addresses of sockets take 107 bytes."""
+        """Make a socket by a short path, because socket addresses take 107 bytes."""
 
         def call(path: str) -> None:
             parent, name = os.path.split(path)
@@ -387,7 +390,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def demote(self) -> None:
-        """All that is sealed gets its copy on NVMe."""
+        """Copy every sealed object to NVMe."""
         wait_for(
             lambda: not request(self.mounted.path, "write_back")["objects_left"],
             "everything is written back",
@@ -396,7 +399,7 @@ class Walk(RuleBasedStateMachine):
     @rule(parts=st.sampled_from([1, 8]))
     @precondition(lambda self: not self.interrupted)
     def press(self, parts: int) -> None:
-        """Others need the memory: what is on NVMe as well leaves RAM; nothing else may."""
+        """Take memory away: only objects that NVMe has as well leave RAM."""
         if "ram" not in self.mounted.status()["tiers"]:
             return
         self.interrupted = True
@@ -410,7 +413,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not self.interrupted)
     def kill(self) -> None:
-        """Another daemon takes over; whatever is open or mapped stays so."""
+        """Let another daemon take over; open and mapped files stay so."""
         self.interrupted = True
         self.mounted.kill_daemon()
 

@@ -1,4 +1,4 @@
-"""What real file systems do below kvfs: full, read-only, shut down, gone; and daemons die then.
+"""Real file systems below kvfs that are full, read-only, shut down or gone, and dying daemons.
 
 The NVMe directory is a small ext4 of its own.
 """
@@ -63,7 +63,7 @@ def many(kv: Mounted, name: str, count: int) -> dict[Path, bytes]:
 
 
 def check(files: dict[Path, bytes]) -> int:
-    """How many are there; each of those has its bytes."""
+    """The number of files that are there; each of them has its bytes."""
     there = 0
     for path, content in files.items():
         found = bounded(path.read_bytes)
@@ -78,7 +78,7 @@ def umount(kv: Mounted, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def kill(kv: Mounted) -> None:
-    """The daemon dies, and another one may not be able to take over."""
+    """Kill the daemon; perhaps no other one can take over."""
     pid = kv.pid
     kv.allow_log(rf"daemon \({pid}\) (was killed by SIGKILL|closed its channel)")
     os.kill(pid, signal.SIGKILL)
@@ -97,11 +97,6 @@ def fill(path: Path) -> None:
 
 
 def test_others_fill_the_disk(device: Disk, kv: Mounted) -> None:
-    """
-    When others fill the file system under NVMe, new files go to RAM, and nobody is refused as
-    long as something there may be dropped. When there is room again copies are made again, and
-    names were never in danger.
-    """
     kv.allow_log("others fill|No space left|ENOSPC|has no room")
     old = many(kv, "old", 20)
     kv.idle()
@@ -125,16 +120,6 @@ def test_others_fill_the_disk(device: Disk, kv: Mounted) -> None:
 def test_a_file_system_that_failed_is_unmounted_and_mounted_again(
     device: Disk, mount: Mount, how: str
 ) -> None:
-    """
-    A file system that has found an error and is read-only, or shut down, takes no writes before
-    it is unmounted and mounted again, which kvfs holds up. Until then what changes names or
-    attributes is EIO; what RAM has is opened and read, and names are looked up and listed as
-    far as the catalog's memory and its files can be read.
-
-    `kvfs umount` then refuses at once, and says how much only RAM has and why NVMe takes none;
-    `kvfs umount --now` ends. After an end like this what NVMe has is taken as after a power
-    loss, if its file system was mounted anew: what has its digest is there.
-    """
     kv = mount(f"{OPTIONS},passthrough=auto")
     kv.allow_log(HASTY)
     on_nvme, in_ram = two_places(kv)
@@ -173,12 +158,6 @@ def test_a_file_system_that_failed_is_unmounted_and_mounted_again(
 
 
 def test_a_daemon_dies_on_a_file_system_that_failed(device: Disk, kv: Mounted) -> None:
-    """
-    A daemon that dies while the file system of its catalog takes no writes cannot be replaced:
-    after eight tries, in which clients wait for less than a minute, the mount is given up, and
-    the log says why. Files that are open are read meanwhile where the kernel moves the bytes.
-    What was sealed is there after the next mount, also what only RAM has.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.idle()
     os.sync()
@@ -201,10 +180,6 @@ def test_a_daemon_dies_on_a_file_system_that_failed(device: Disk, kv: Mounted) -
 
 
 def test_the_directory_goes_and_comes_back(device: Disk, kv: Mounted) -> None:
-    """
-    A file system that is detached from under kvfs is `lost`. The rest answers as with any disk
-    that fails, and when the file system is mounted there again all goes on.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.expect_log("is down, nothing new goes there: .*lost")
     kv.allow_log("more of the same kind is not logged")
@@ -220,11 +195,6 @@ def test_the_directory_goes_and_comes_back(device: Disk, kv: Mounted) -> None:
 
 
 def test_a_daemon_dies_while_the_directory_is_away(device: Disk, kv: Mounted) -> None:
-    """
-    A daemon that dies while its NVMe directory is away is not replaced by one that begins anew
-    in whatever is in its place: clients wait, as long as the keeper tries, and all is there
-    when the directory is.
-    """
     on_nvme, in_ram = two_places(kv)
     kv.allow_log("is down, nothing new goes there|more of the same kind is not logged")
     kv.expect_log("takeover failed .* has identity none, expected")
@@ -246,7 +216,7 @@ def test_a_daemon_dies_while_the_directory_is_away(device: Disk, kv: Mounted) ->
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    """Where a disk's blocks are, of which there are fewer than the disk says."""
+    """The place of a disk's blocks; it has fewer than the disk claims."""
     path = tmp_path / "store"
     path.mkdir()
     mounts.mount("test", path, "tmpfs", 0, f"size={400 * MIB},mode=0755")
@@ -261,12 +231,6 @@ def thin(tmp_path: Path, store: Path) -> Iterator[Disk]:
 
 
 def test_what_could_not_be_written_is_not_served(thin: Disk, store: Path, mount: Mount) -> None:
-    """
-    What the disk could not write after all, though the kernel had taken it, is not served: an
-    object whose sync failed is a miss, or is what RAM has. A copy counts when it is synced, and
-    not before. An open of a file that is not synced yet asks the kernel whether a write of it has
-    failed.
-    """
     kv = mount(OPTIONS)
     kv.allow_log(HASTY)
     kv.allow_log("more of the same kind is not logged|nothing is changed|is down|goes on in")
@@ -300,10 +264,6 @@ def test_what_could_not_be_written_is_not_served(thin: Disk, store: Path, mount:
 
 
 def test_memory_that_others_fill(kv: Mounted) -> None:
-    """
-    When somebody else takes all the room of the RAM tier's tmpfs, sealed objects make way, and
-    a writer gets ENOSPC when that does not help. When there is room again all goes on.
-    """
     kv.allow_log("ENOSPC|No space left")
     files = many(kv, "old", 6)
     kv.idle()
@@ -351,10 +311,6 @@ def test_what_could_not_be_written_is_a_miss_also_before_kvfs_has_synced_it(
 
 
 def test_a_disk_that_rots_below_the_page_cache(kv: Mounted, device: Disk) -> None:
-    """
-    An open compares the bytes that a read would get. The page cache may still have the right ones
-    when the disk has others: those are found by the scrubber, which reads the disk.
-    """
     content = os.urandom(MIB)
     (kv.path / "a.kv").write_bytes(content)
     kv.idle()

@@ -1,4 +1,4 @@
-"""A daemon that dies while it closes a file on a slow disk, and a client opens that file again."""
+"""A daemon dies while it closes a file on a slow disk, and a client opens that file again."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def kv(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Mounted:
 
 
 def open_while_it_closes(kv: Mounted, faults: str) -> int:
-    """A descriptor, of a client whose OPEN was on its way when the daemon died."""
+    """A descriptor of a client whose OPEN was on its way when the daemon died."""
     file: Path = kv.path / "a"
     request(kv.path, "arm", faults=faults)
     file.write_bytes(OLD)
@@ -44,10 +44,13 @@ def use_unlinked(kv: Mounted, descriptor: int) -> None:
 
 
 def test_a_backing_id_that_was_closed_is_given_to_nobody(kv: Mounted) -> None:
-    """Death with the id closed, and the new open about to begin another version."""
+    """The daemon dies with the id closed, when the new open is about to begin another version."""
     use_unlinked(kv, open_while_it_closes(kv, "fuse.backing.closed=kill@1;tiers.rename=delay:30@1"))
 
 
 def test_a_backing_id_that_nobody_has_any_more_is_closed(kv: Mounted) -> None:
-    """Death with the new open done by another id: who looks for mappings must not find the old."""
+    """The daemon dies with the new open done by another id.
+
+    A search for mappings must not find the old.
+    """
     use_unlinked(kv, open_while_it_closes(kv, "fuse.handle.bound=kill@2"))

@@ -1,4 +1,4 @@
-"""Client processes that verify all they see, while the daemon is killed under them.
+"""Client processes that verify all they see, while their daemon is killed.
 
 The longer run, with 10^5 objects and hundreds of kills, is scripts/bench/soak.py.
 """

@@ -1,4 +1,4 @@
-"""A daemon that dies while it carries out a request: the client gets the answer, and one effect.
+"""A daemon dies while it carries out a request: the client gets one answer, and one effect.
 
 A failure names the operation, the fail point and the passing.
 """
@@ -26,7 +26,7 @@ OLD, NEW = b"old" * 1000, b"new!" * 2000
 
 @dataclass(frozen=True)
 class Operation:
-    """`prepare` and `act` get an empty directory; `check` looks at what must have come of it."""
+    """`prepare` and `act` get an empty directory; `check` looks at the result."""
 
     prepare: Callable[[Path], None]
     act: Callable[[Path], None]
@@ -34,7 +34,7 @@ class Operation:
 
 
 def nothing(_: Path) -> None:
-    """Is prepared."""
+    """Prepare nothing."""
 
 
 def old(at: Path) -> None:
@@ -56,7 +56,7 @@ def write(name: str, flags: int) -> Callable[[Path], None]:
 
 
 def holds(**files: bytes) -> Callable[[Path], None]:
-    """Exactly these names, with this content."""
+    """Check for exactly these names, with this content."""
 
     def check(at: Path) -> None:
         assert sorted(os.listdir(at)) == sorted(files)
@@ -132,7 +132,7 @@ def published(at: Path) -> None:
 
 
 def two_writers(at: Path) -> None:
-    """The first one that is complete gets the name; neither is seen before."""
+    """The first writer that completes gets the name; no reader sees either before."""
     first, second = (os.open(at / "a", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for _ in range(2))
     os.write(first, OLD)
     os.write(second, NEW)
@@ -204,7 +204,7 @@ OPERATIONS = {
 
 
 def run(kv: Mounted, operation: Operation, at: Path, faults: str) -> dict[str, int]:
-    """What was passed meanwhile, if the daemon has survived it."""
+    """The points passed meanwhile, if the daemon survived the operation."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
     # Daemons that die one after the other as soon as they serve are taken for a lost cause.
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")

@@ -1,4 +1,4 @@
-"""Daemons that die while a dropped namespace is walked over, or while a file waits for its name."""
+"""Daemons die while they walk over a dropped namespace, or while a file waits for its name."""
 
 import os
 import random
@@ -25,7 +25,7 @@ FILES = 300  # in three directories: some twenty steps of a walk
 
 
 def ready(kv: Mounted) -> None:
-    """Daemons that die one after the other as soon as they serve are taken for a lost cause."""
+    """Wait, because the keeper stops replacing daemons that die as soon as they serve."""
     wait_for(lambda: request_keeper(kv.path, "status")["standby_loaded"], "the standby is loaded")
     wait_for(lambda: kv.status()["uptime_s"] > 2 * SHORT_LIFE, "the daemon has lived")
 
@@ -46,7 +46,7 @@ def all_dropped(kv: Mounted) -> None:
 
 
 def drop(kv: Mounted, name: str) -> bool:
-    """Whether the daemon that answers found it dropped: the one that was asked first has died."""
+    """Drop a namespace; whether the answering daemon found it dropped by one that died."""
     ino = os.stat(kv.path / name).st_ino
     answer = request(kv.path, "ns_drop", name=name)
     assert answer["dropped"] in ({ino, 0} if answer["before"] else {ino})
@@ -61,7 +61,7 @@ def check_sound(kv: Mounted) -> None:
 
 @pytest.mark.parametrize("passing", [1, 2, 3, 8, 15, 22])
 def test_a_walk_goes_on_where_a_death_has_cut_it_short(kv: Mounted, passing: int) -> None:
-    """With a file of the namespace open, which stays what it is until it is closed."""
+    """A file of the namespace is open; it stays unchanged until it is closed."""
     kv.allow_log("was killed by SIGKILL")
     fill(kv.path / "n")
     (kv.path / "kept").write_bytes(BYTES)
@@ -97,7 +97,7 @@ def test_a_walk_goes_on_where_a_death_has_cut_it_short(kv: Mounted, passing: int
 def test_a_namespace_that_was_made_by_a_daemon_that_died_is_made(
     kv: Mounted, *, there: bool
 ) -> None:
-    """Over the answer: the next daemon is asked again. Who asks for himself is refused as ever."""
+    """The answer is lost and the next daemon is asked again. A new request is refused as usual."""
     kv.allow_log("was killed by SIGKILL")
     if there:
         (kv.path / "n").mkdir()
@@ -115,7 +115,7 @@ def test_a_namespace_that_was_made_by_a_daemon_that_died_is_made(
 
 
 def die_at(kv: Mounted, faults: str, act: Callable[[], object]) -> None:
-    """The whole mount ends, as with a container, and the daemon at this very place."""
+    """End the whole mount, as with a container; the daemon dies at this very place."""
     kv.expect_log("did not end properly: its bytes are all there")
     kv.allow_log(f"the keeper of {kv.path} is dead")
     daemon = kv.pid
@@ -131,9 +131,9 @@ def die_at(kv: Mounted, faults: str, act: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("passing", [1, 2, 9, 20])
 def test_the_next_mount_goes_on_with_a_walk(kv: Mounted, passing: int) -> None:
-    """What the death has left is no damage for fsck, which does not end the walk either.
+    """The remains of the death are no damage for fsck, and fsck does not end the walk.
 
-    But for files whose record went in the last commit: the next mount would sweep them.
+    The exception is a file whose record went in the last commit: the next mount would delete it.
     """
     fill(kv.path / "n")
     (kv.path / "kept").write_bytes(BYTES)
@@ -151,7 +151,7 @@ def test_the_next_mount_goes_on_with_a_walk(kv: Mounted, passing: int) -> None:
 
 
 def test_what_was_moved_away_is_not_dropped_along(kv: Mounted) -> None:
-    """A directory leaves a namespace that is dropped at once; a death comes between."""
+    """A directory leaves a namespace that is dropped right after; a death comes between."""
     kv.allow_log("was killed by SIGKILL")
     fill(kv.path / "n")
     (kv.path / "m").mkdir()
@@ -175,7 +175,7 @@ def test_what_was_moved_away_is_not_dropped_along(kv: Mounted) -> None:
 
 
 def waiting(kv: Mounted) -> int:
-    """A writer in a namespace that publishes at close, half-way through."""
+    """A writer, half-way through, in a namespace that publishes at close."""
     space = kv.path / "n"
     space.mkdir()
     os.setxattr(space, "user.kvfs.publish", b"close")
@@ -202,7 +202,7 @@ def test_a_file_gets_its_name_from_the_daemon_that_took_over(
 
 
 def test_a_file_whose_namespace_was_dropped_gets_no_name(kv: Mounted) -> None:
-    """Nor does what is made inside, and a death between changes nothing."""
+    """A file created inside gets no name either, and a death between changes nothing."""
     descriptor = waiting(kv)
     ready(kv)
     drop(kv, "n")

@@ -1,11 +1,13 @@
-"""Two directories that must not differ: one on kvfs, one on the file system of this machine's disk.
+"""Two directories that must not differ: one on kvfs, one on this machine's disk.
 
-Contract: `Twins.both` makes one call on either side and fails if what it returns, or its errno,
-differs; `Twins.compare` fails if anything differs that can be seen of the two trees or through the
-open descriptors. Every access is by system calls, as a program's is.
-Not compared, since file systems may differ there: inode numbers (but which names share one),
-sizes and blocks of directories, st_blocks, the order of listings, and times that no call has set or
-that a write through a mapping may have changed: a tmpfs changes none, a disk some.
+Contract: `Twins.both` makes one call on either side and fails if results or errnos differ.
+`Twins.compare` fails on any difference that the trees or the open descriptors show. Every access is
+by system calls, as a program's is.
+
+File systems may differ in these points, so they are not compared: inode numbers (but which names
+share one), sizes and blocks of directories, st_blocks, and the order of listings. Times are not
+compared if no call has set them, or if a write through a mapping may have changed them: a tmpfs
+changes none, a disk some.
 """
 
 import ctypes
@@ -42,10 +44,10 @@ class Descriptor:
 
 @dataclass(eq=False)
 class Mapping:
-    """One shared mapping on either side, which no descriptor of kvfs belongs to any more.
+    """One shared mapping on either side, without a descriptor of kvfs.
 
-    `guard` is a descriptor of the file on disk: how far the mapping may be touched, only the size
-    of the file says. `inodes` are their numbers.
+    `guard` is a descriptor of the file on disk, because only the file's size tells how far the
+    mapping may be touched. `inodes` are the inode numbers.
     """
 
     addresses: tuple[int, int]
@@ -79,7 +81,7 @@ class Twins:
     def opened(
         self, path: str, flags: int, mode: int, *, by: Descriptor | None
     ) -> Descriptor | None:
-        """Open a path, or what a descriptor stands for once more."""
+        """Open a path, or the file of a descriptor once more."""
         fds = []
 
         def call(side: int, root: Path) -> None:
@@ -148,7 +150,7 @@ class Twins:
             self.unmap(mapping)
 
     def end(self) -> None:
-        """Nothing is compared any more."""
+        """Stop comparing."""
         for fd in self.kept:
             os.close(fd)
         self.kept.clear()
@@ -260,7 +262,7 @@ def _difference(kvfs: Seen, expected: Seen) -> str:
 
 
 def _where(found: object, expected: object) -> str:
-    """Where bytes, or those of two outcomes, begin to differ."""
+    """The offset at which bytes, or those of two outcomes, begin to differ."""
     if isinstance(found, tuple) and isinstance(expected, tuple):
         return _where(found[1], expected[1])
     if not isinstance(found, bytes) or not isinstance(expected, bytes):

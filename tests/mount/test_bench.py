@@ -1,4 +1,4 @@
-"""`kvfs bench` on a real mount: it says something, drops nothing, and leaves nothing."""
+"""`kvfs bench` on a real mount: it prints results, drops no object, and leaves no file."""
 
 import json
 import os

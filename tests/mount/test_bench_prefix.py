@@ -1,4 +1,4 @@
-"""The benchmarks of prefixes run: every way saves, and loads what it has saved."""
+"""The benchmarks of prefixes run: every way saves blocks, and loads them again."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`kvfs doctor --bundle` of a real mount: what a report needs is there, and no secret."""
+"""`kvfs doctor --bundle` of a real mount: it has all that a report needs, and no secret."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def members(path: Path) -> dict[str, str]:
 
 
 def used(kv: Mounted) -> Mounted:
-    """Names are in its catalog, its log, its status and its events."""
+    """A mount with names in its catalog, its log, its status and its events."""
     space = kv.path / NAMES[0]
     space.mkdir()
     os.setxattr(space, "user.kvfs.eviction", b"lru")

@@ -1,4 +1,4 @@
-"""Control files beside a real directory of their name, which earlier versions let people make."""
+"""Control files beside a real directory of their name, from earlier versions of kvfs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A catalog whose log or tables are damaged: what a mount and `kvfs fsck` make of it."""
+"""A catalog whose log or tables are damaged: a mount and `kvfs fsck` of it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def fsck(target: Path, *options: str) -> tuple[int, list[tuple[str, str]]]:
-    """(exit code, (kind, state) of each finding)."""
+    """Run fsck: (exit code, (kind, state) of each finding)."""
     done = run("fsck", "--json", *options, str(target))
     assert not done.stderr, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -39,7 +39,7 @@ def nvme_of(one: Mounted) -> Path:
 
 
 def inhabit(one: Mounted, seed: int) -> None:
-    """Names that were made, renamed, replaced, unlinked and moved with their directory."""
+    """Make, rename, replace and unlink names, and move some with their directory."""
     print("seed", seed)
     chance = random.Random(seed)
     folder = one.path / "first"
@@ -66,7 +66,7 @@ def inhabit(one: Mounted, seed: int) -> None:
 
 
 def state(one: Mounted) -> State:
-    """All that can be seen, by path."""
+    """All that a program can see, by path."""
     found: State = {}
     for path in sorted(one.path.rglob("*")):
         if path.parts[-2:-1] == (".kvfs",) or path.name == ".kvfs":
@@ -151,7 +151,7 @@ def test_a_check_finds_it_and_a_repair_restores_all_names(kv: Mounted, how: str)
 
 
 def test_another_daemon_takes_over_with_a_damaged_log(kv: Mounted) -> None:
-    """The keeper starts it within milliseconds: the log is damaged while the daemon is stopped."""
+    """The daemon is stopped during the damage: the keeper replaces it within milliseconds."""
     nvme = nvme_of(kv)
     inhabit(kv, 7)
     kv.idle()
@@ -178,7 +178,7 @@ def test_memory_only_has_a_journal_as_well(mount: Mount) -> None:
 
 
 def test_what_memory_holds_stays_where_log_and_journal_are_gone(kv: Mounted) -> None:
-    """Not even which memory is this catalog's is known any more."""
+    """kvfs no longer knows even which RAM tier belongs to this catalog."""
     nvme = nvme_of(kv)
     for number in range(20):
         (kv.path / str(number)).write_bytes(b"x" * 5000)
@@ -204,7 +204,7 @@ def test_what_memory_holds_stays_where_log_and_journal_are_gone(kv: Mounted) -> 
 
 @pytest.mark.parametrize("offline", [False, True], ids=["mounted", "offline"])
 def test_a_session_that_log_and_journal_lost_keeps_its_files(kv: Mounted, *, offline: bool) -> None:
-    """The one before ended as it should, and had another memory."""
+    """The session before ended properly, and had another RAM tier."""
     (kv.path / "first").write_bytes(b"first")
     kv.remount()
     nvme = nvme_of(kv)

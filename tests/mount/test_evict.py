@@ -1,4 +1,4 @@
-"""`kvfs evict` and `kvfs du` on a real mount: what goes, what stays, and what is counted."""
+"""`kvfs evict` and `kvfs du` on a real mount: evicted and remaining copies, and their counts."""
 
 import json
 import mmap
@@ -26,7 +26,7 @@ def tier(path: Path) -> str:
 
 
 def filled(kv: Mounted, name: str, files: int = 8) -> dict[Path, bytes]:
-    """A namespace with files in memory, some of them in a directory below."""
+    """A namespace with files in RAM, some of them in a directory below."""
     space = kv.path / name
     (space / "deep").mkdir(parents=True)
     found = {space / (f"deep/{n}" if n % 2 else f"{n}"): b"%d" % n * 99_999 for n in range(files)}
@@ -127,7 +127,7 @@ def test_a_full_nvme_tier_loses_nothing(mount: Mount) -> None:
 
 
 def test_what_is_unlinked_meanwhile_is_gone(kv: Mounted) -> None:
-    """Copies to nvme are under way when their files go."""
+    """The files are unlinked while copies to NVMe are under way."""
     files = filled(kv, "n", 64)
     job = request(kv.path, "evict", inos=[(kv.path / "n").stat().st_ino])["job"]
     for path in files:

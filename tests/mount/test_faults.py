@@ -1,4 +1,4 @@
-"""A daemon that is refused something by its storage: fail points reach it by the environment."""
+"""A daemon whose storage refuses calls: the environment arms its fail points."""
 
 import errno
 import random

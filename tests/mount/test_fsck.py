@@ -1,4 +1,4 @@
-"""`kvfs fsck` on real mounts: beside writers, after an unmount, after a kill; what it refuses."""
+"""`kvfs fsck` on real mounts: beside writers, after an unmount, after a kill; its refusals."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def fsck(target: Path, *options: str) -> "subprocess.CompletedProcess[str]":
 
 
 def found(target: Path, *options: str) -> tuple[int, list[tuple[str, str]], dict[str, int]]:
-    """(exit code, (kind, state) of each finding, notes)."""
+    """Run fsck: (exit code, (kind, state) of each finding, notes)."""
     done = fsck(target, "--json", *options)
     assert not done.stderr, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -62,7 +62,7 @@ def backing(tier: Path, ino: int) -> Path:
 
 
 def corrupt(path: Path) -> None:
-    """One bit, as a disk does it: nobody's clock has seen it."""
+    """Change one bit, as a disk does it: the file's times stay the same."""
     status = path.stat()
     with path.open("r+b") as file:
         byte = file.read(1)
@@ -72,7 +72,7 @@ def corrupt(path: Path) -> None:
 
 
 def test_a_clean_mount_has_no_findings_under_a_writer(kv: Mounted) -> None:
-    """Files and directories come, are renamed, rewritten and unlinked, and nothing seems wrong."""
+    """Files and directories are made, renamed, rewritten and unlinked, without a finding."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -180,7 +180,7 @@ def test_without_a_mount_the_nvme_directory_is_checked(kv: Mounted, tmp_path: Pa
 
 
 def test_namespaces_are_checked_and_repaired_with_and_without_a_mount(kv: Mounted) -> None:
-    """Settings that make no sense, and what is accounted to a namespace that is not there."""
+    """Namespaces have unreadable settings, and objects belong to a missing namespace."""
     space = kv.path / "n"
     space.mkdir()
     os.setxattr(space, "user.kvfs.quota_hard", b"1G")
@@ -229,7 +229,7 @@ def test_namespaces_are_checked_and_repaired_with_and_without_a_mount(kv: Mounte
 
 
 def test_a_directory_of_format_1_is_mounted_checked_and_used(mount: Mount, tmp_path: Path) -> None:
-    """What the kvfs before namespaces left, after a power loss: read, and extended."""
+    """Read and extend the directory of a kvfs without namespaces, after a power loss."""
     nvme = tmp_path / "nvme"
     NvmeTier(nvme, 0).close()
     write_format1(nvme / "catalog", nvme)
@@ -397,7 +397,7 @@ def test_people_get_a_line_for_each_finding_and_a_sum(mount: Mount) -> None:
 
 
 def on_a_terminal(target: Path, *, stdout: bool) -> tuple[str, str]:
-    """(what stdout got, what the terminal got) of a run whose stderr is a terminal."""
+    """(output on stdout, output on the terminal) of a run whose stderr is a terminal."""
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

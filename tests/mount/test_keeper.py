@@ -1,4 +1,4 @@
-"""The keeper: daemons that die, hang or are replaced, and what it tells systemd."""
+"""The keeper: daemons that die, hang or are replaced, and its messages to systemd."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def kvfs(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 def movers_of(daemon: int) -> list[int]:
-    """The other processes of its group."""
+    """The other processes of a daemon's group."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -52,7 +52,7 @@ def movers_of(daemon: int) -> list[int]:
 
 @pytest.mark.parametrize("standby", [True, False])
 def test_what_is_open_goes_on(either: Mounted, *, standby: bool) -> None:
-    """With a standby that is loaded, and with one that dies at the same time."""
+    """There is a loaded standby, or one that dies at the same time."""
     kv = either
     (kv.path / "sealed").write_bytes(b"s" * MIB)
     reader = os.open(kv.path / "sealed", os.O_RDONLY)
@@ -182,7 +182,7 @@ def test_without_a_keeper_the_mount_goes_on(kv: Mounted) -> None:
 
 
 def test_a_mount_that_no_daemon_can_serve_is_given_up(kv: Mounted) -> None:
-    """As with a session file that is not this mount's."""
+    """The session file, for example, is not this mount's."""
     (kv.path / "a").write_bytes(b"a" * MIB)
     session = runtime.runtime_dir(kv.path) / "session"
     content = session.read_bytes()[:8192]
@@ -306,7 +306,7 @@ def say(**what): keeper.send(json.dumps(what).encode())
 
 @pytest.fixture
 def upgrade_to(kv: Mounted) -> Iterator[Callable[[str], str]]:
-    """`upgrade_to(code)` upgrades to a daemon that runs this, and returns why it failed."""
+    """`upgrade_to(code)` upgrades to a daemon that runs this code; returns why it failed."""
 
     def upgrade(code: str) -> str:
         config = json.loads((runtime.runtime_dir(kv.path) / "config").read_text())
@@ -374,7 +374,7 @@ def test_a_version_that_does_not_serve_is_rolled_back(
 
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Callable[[], dict[str, str]]]:
-    """`told()` is what a systemd is told next by the kvfs that is started with NOTIFY_SOCKET."""
+    """`told()` is the next message to systemd by a kvfs that was started with NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(PATIENCE)
@@ -391,7 +391,7 @@ def foreground(
     tmp_path: Path,
     told: Callable[[], dict[str, str]],  # noqa: ARG001 (whose socket must be there first)
 ) -> Iterator["subprocess.Popen[str]"]:
-    """A service, as systemd would start it, on tmp_path / "kv"."""
+    """Start a service on tmp_path / "kv", as systemd would."""
     (tmp_path / "kv").mkdir()
     options = f"ram=64M,log={tmp_path}/log"
     with subprocess.Popen(
@@ -427,7 +427,7 @@ def test_systemd_is_told(
 def test_systemd_hears_that_the_keeper_lives_while_a_daemon_is_waited_for(
     tmp_path: Path, told: Callable[[], dict[str, str]], foreground: "subprocess.Popen[str]"
 ) -> None:
-    """Or it would kill the keeper, and with it the mount, for a daemon that takes its time."""
+    """Otherwise systemd would kill the keeper, and the mount with it, for a slow daemon."""
     path, may_end = tmp_path / "kv", tmp_path / "may-end"
     assert told()["READY"] == "1"
     config = json.loads((runtime.runtime_dir(path) / "config").read_text())
@@ -465,7 +465,7 @@ def test_a_refusal_in_the_foreground_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_waits_in_the_kernel_keeps_no_lock(mount: Mount) -> None:
-    """The kernel takes a directory's lock to forget a name, which who creates there may hold."""
+    """To forget a name the kernel takes its directory's lock, which a creating process may hold."""
     kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
     kv.expect_log("is gone")
     kv.expect_log("closed its channel")
@@ -493,7 +493,7 @@ def test_a_thread_that_waits_in_the_kernel_keeps_no_lock(mount: Mount) -> None:
 
 
 def states(pid: int) -> set[str]:
-    """Of the threads of a process."""
+    """The states of a process's threads."""
     found = set()
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found.add((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])

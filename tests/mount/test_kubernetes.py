@@ -1,7 +1,7 @@
 """The chart and its image: by helm, by the schemas of Kubernetes, and its command as a container.
 
-There is no cluster here, and no registry to build the image from: mount/kubernetes/kvfs/README.md
-says what is left to be seen there.
+There is no cluster here, and no registry to build the image from. mount/kubernetes/kvfs/README.md
+lists the checks that need a cluster.
 """
 
 import shlex
@@ -51,7 +51,7 @@ def helm(*arguments: str | Path, check: bool = True) -> "subprocess.CompletedPro
 
 
 def rendered(values: list[str]) -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """The rendered objects, by kind."""
     told = [word for value in values for word in ("--set", value)]
     told += ["--set-literal", f"namespaces={NAMESPACES}"] if values is EVERYTHING else []
     text = helm("template", "a", CHART, "--namespace", "cache", *told).stdout
@@ -153,7 +153,7 @@ echo done
 
 
 def test_the_container_runs_is_killed_comes_again_and_stops() -> None:
-    """What it is told by the chart, on the read-only root that it is given."""
+    """The container gets the chart's command and arguments, on a read-only root."""
     one = container(rendered(["nvme.hostPath=/mnt/data", "nvme.size=256M", "ram=32M"]))
     told = {variable["name"]: variable["value"] for variable in one["env"]}
     options = told["OPTIONS"].replace("metrics=0.0.0.0:9095", "metrics=/run/metrics")

@@ -1,4 +1,4 @@
-"""Blocks that are lent: whose they are, what nobody can do with them, and how leases end."""
+"""Leased blocks: their accounts, the limits of their borrowers, and how leases end."""
 
 import errno
 import fcntl
@@ -45,7 +45,7 @@ def borrowing(space: Path) -> Iterator[Borrower]:
 
 
 def contents(descriptors: list[int]) -> list[bytes]:
-    """What they read; they are closed."""
+    """Read all descriptors, and close them."""
     found = [os.pread(descriptor, 2 * BLOCK, 0) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
@@ -91,7 +91,7 @@ def test_nobody_can_write_what_is_lent(kv: Mounted) -> None:
 
 
 def test_a_lease_of_the_kernels_holds_up_nobody(kv: Mounted) -> None:
-    """fcntl(2), F_SETLEASE: an open that breaks one waits for 45 s, and so would the daemon."""
+    """An open that breaks a lease of fcntl(2) waits for 45 s; the daemon must not wait with it."""
     space, keys = namespace(kv), chain(2)
     write(space, keys)
     kv.idle()
@@ -168,7 +168,7 @@ def test_what_is_lent_stays_as_long_as_the_lease(mount: Mount) -> None:
 
 
 def test_files_of_the_mount_and_leases(either: Mounted) -> None:
-    """One and the other have the same block open, in any order."""
+    """Lessees and programs open the same block by name, in any order."""
     space, keys = namespace(either), chain(3)
     write(space, keys)
     either.idle()
@@ -349,7 +349,7 @@ def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
 
 
 def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
-    """As an open of its name does: `st_atime` is of the first use after it was written."""
+    """As for an open by name, `st_atime` is the time of the first use after the write."""
     space, keys = namespace(kv), chain(3)
     write(space, keys)
     kv.idle()
@@ -368,7 +368,7 @@ def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
 
 
 def test_who_is_lent_what_was_opened_by_name(either: Mounted) -> None:
-    """The time of access that the open has set is shown, though the lease sets none."""
+    """`st_atime` shows the time of the open, though the lease sets none."""
     space, keys = namespace(either), chain(2)
     write(space, keys)
     either.idle()

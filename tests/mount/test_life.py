@@ -1,4 +1,4 @@
-"""From mount to umount and back: what a restart keeps, and what it cannot."""
+"""From mount to umount and back: objects that a restart keeps, and those that it cannot."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ SEED = 20
 
 
 def write(path: Path, size: int, seed: int) -> str:
-    """A file of reproducible bytes; returns their digest."""
+    """Write a file of reproducible bytes; return their digest."""
     data = random.Random(seed).randbytes(size)
     path.write_bytes(data)
     return hashlib.sha256(data).hexdigest()
@@ -41,7 +41,7 @@ def fill(one: Mounted, count: int, size: int) -> dict[str, str]:
 
 
 def lose_power(one: Mounted) -> None:
-    """As far as a test can: the daemon dies, memory is gone, and the boot id is another one."""
+    """Simulate a power loss: kill the daemon, delete the RAM tier, change the boot id."""
     ram = Path(one.status()["tiers"]["ram"]["path"])
     nvme = Path(one.status()["tiers"]["nvme"]["path"])
     one.kill()
@@ -113,6 +113,28 @@ def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
     assert {name: digest(kv.path / name) for name in digests} == digests
 
 
+@pytest.mark.parametrize("command", ["kvfs", "umount"])
+def test_an_unmount_says_how_many_objects_nvme_had_no_room_for(mount: Mount, command: str) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    (kv.path / "learn.kv").write_bytes(b"l" * MIB)  # the size of files is known from now on
+    for number in range(140):
+        (kv.path / f"{number}.kv").write_bytes(b"x" * MIB)
+    kv.idle()
+    before = set(os.listdir(kv.path))
+    if command == "kvfs":
+        arguments = [*KVFS, "umount", str(kv.path)]
+        said = subprocess.run(arguments, check=True, capture_output=True, text=True).stderr
+        wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+    else:
+        subprocess.run(["umount", kv.path], check=True)
+        wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+        said = kv.log.read_text()
+    kv.mount()
+    lost = len(before - set(os.listdir(kv.path)))
+    assert lost > 0
+    assert f"{lost} objects were dropped to save what RAM held: NVMe is full" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unmounts_properly(kv: Mounted, number: signal.Signals) -> None:
     digests = fill(kv, 4, 8 * MIB)
@@ -124,7 +146,7 @@ def test_a_signal_unmounts_properly(kv: Mounted, number: signal.Signals) -> None
 
 
 def test_a_killed_daemon_loses_nothing_that_was_sealed(kv: Mounted) -> None:
-    """What is in RAM outlives the daemon; what was being written goes, whole."""
+    """Objects in RAM survive the daemon; a file that was being written goes completely."""
     kv.expect_log("did not end properly: its bytes are all there")
     digests = fill(kv, 10, 8 * MIB)
     kv.idle()
@@ -313,7 +335,7 @@ def test_a_catalog_of_a_newer_format_is_refused(kv: Mounted) -> None:
 
 
 def test_mount_t_kvfs_works(tmp_path: Path) -> None:
-    """What /etc/fstab and mount(8) do, through /sbin/mount.kvfs as scripts/install.sh links it."""
+    """/etc/fstab and mount(8) run /sbin/mount.kvfs, as scripts/install.sh links it."""
     assert shutil.which("mount.kvfs", path="/sbin:/usr/sbin"), "run scripts/install.sh"
     kv = Mounted(tmp_path / "kv", "ram=64M", tmp_path / "kv.log")
     kv.path.mkdir()
@@ -328,7 +350,7 @@ def test_mount_t_kvfs_works(tmp_path: Path) -> None:
 
 
 def test_an_nvme_directory_that_is_not_there_is_made_and_told(mount: Mount, tmp_path: Path) -> None:
-    """A slip of the pen looks like a new mount."""
+    """A wrong path looks like a new mount."""
     mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M").umount()
     for options, said in (
         ("nvme", ""),
@@ -352,9 +374,9 @@ def test_hot_options_change_and_others_are_refused(kv: Mounted) -> None:
 
 
 def test_without_root_the_daemon_serves_the_bytes() -> None:
-    """In a mount namespace of its own, with a /dev/fuse that anyone may open.
+    """The daemon runs in a mount namespace of its own, with a /dev/fuse that anyone may open.
 
-    The one capability left is for reading: the interpreter may be in root's home.
+    Its only capability is for reading, because the interpreter may be in root's home.
     """
     kvfs = " ".join(KVFS)
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
 def free_port() -> int:
-    """Below those that others take later: servers of tests (`free_ports`), and connections."""
+    """A port below those that test servers (`free_ports`) and connections take later."""
     while True:
         port = random.SystemRandom().randrange(10000, 20000)
         with socket.socket() as trying:
@@ -47,7 +47,7 @@ def port() -> int:
 
 
 def get(url: str, **headers: str) -> str:
-    """Raises OSError or HTTPException without an answer."""
+    """Fetch a page. Raises OSError or HTTPException without an answer."""
     asked = urllib.request.Request(url, headers={HINT: str(PATIENCE)} | headers)  # noqa: S310
     with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:  # noqa: S310
         text: str = answer.read().decode()
@@ -55,7 +55,7 @@ def get(url: str, **headers: str) -> str:
 
 
 def scrape(port: int, **headers: str) -> Samples:
-    """By name and labels; empty if nobody answers."""
+    """Samples by name and labels; empty without an answer."""
     try:
         text = get(f"http://127.0.0.1:{port}/metrics", **headers)
     except (OSError, HTTPException):
@@ -72,7 +72,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def until(port: int, name: str, wanted: float, **labels: str) -> Samples:
-    """An answer is that of up to half a second ago."""
+    """Wait until a sample has a value; an answer may be half a second old."""
     samples: Samples = {}
 
     def there() -> bool:
@@ -85,7 +85,7 @@ def until(port: int, name: str, wanted: float, **labels: str) -> Samples:
 
 
 def exporter(kv: Mounted) -> int:
-    """The process that shows metrics."""
+    """The pid of the process that serves metrics."""
 
     def found() -> int:
         for pid in descendants(kv.pid):
@@ -223,7 +223,7 @@ def test_a_file_where_a_socket_is_to_be_refuses_the_mount_and_stays(tmp_path: Pa
 def test_an_address_that_is_taken_meanwhile_is_no_end_of_a_takeover(
     mount: Mount, tmp_path: Path
 ) -> None:
-    """Somebody puts a file of that name there between two daemons."""
+    """A file of that name appears between two daemons."""
     path = tmp_path / "m.sock"
     kv = mount("ram=64M,metrics={tmp}/m.sock")
     path.unlink()
@@ -265,7 +265,7 @@ Api = Callable[..., Any]
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Api]]:
-    """`prometheus(port)` scrapes that each second; it gives the API's `data`."""
+    """`prometheus(port)` scrapes this port each second; it gives the API's `data`."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def start(port: int) -> Api:
@@ -354,7 +354,7 @@ def test_prometheus_evaluates_what_the_dashboard_draws(
     wanted = [expression for expression in drawn if not without.search(expression)]
 
     def draws(expression: str) -> bool:
-        """A rate needs two scrapes."""
+        """Whether an expression gives data; a rate needs two scrapes."""
         asked = expression.replace("$__rate_interval", "5m").replace("$instance", ".*")
         return bool(api("query", query=asked)["result"])  # it fails if that is no expression
 

@@ -230,7 +230,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_others_fill_is_used_less(small_disk: Path, mount: Mount) -> None:
-    """Objects go rather than that anyone on that disk gets ENOSPC."""
+    """kvfs drops objects, so that no other program on that disk gets ENOSPC."""
     kv = mount(f"ram=64M,nvme={small_disk}/nvme,nvme_size=150M")
     digests = {number: write(kv, number) for number in range(16)}
     kv.idle()
@@ -257,7 +257,7 @@ def test_a_disk_that_others_fill_is_used_less(small_disk: Path, mount: Mount) ->
 
 
 def test_an_unmount_says_why_nvme_takes_no_more(small_disk: Path, mount: Mount) -> None:
-    """Nothing of this may be dropped for it, and who unmounts is not left to wait."""
+    """kvfs drops no object of this for lack of room, and the unmount does not wait."""
     kv = mount(f"ram=64M,nvme={small_disk}/nvme,nvme_size=150M")
     os.setxattr(kv.path, "user.kvfs.eviction", b"never")
     digests = [write(kv, number) for number in range(2)]
@@ -278,7 +278,7 @@ def test_an_unmount_says_why_nvme_takes_no_more(small_disk: Path, mount: Mount) 
 
 
 def test_a_lost_nvme_directory_is_a_miss_and_comes_back(mount: Mount, tmp_path: Path) -> None:
-    """RAM goes on; nothing is forgotten; the log says it once."""
+    """RAM works on, no object is forgotten, and the log says it once."""
     kv = mount("ram=128M,nvme={tmp}/nvme,nvme_size=512M,promote_after=0")
     digests = [write(kv, number) for number in range(8)]
     kv.idle()

@@ -1,4 +1,4 @@
-"""Namespaces on a real mount: the command line, attributes, and what users rely on."""
+"""Namespaces on a real mount: the command line, attributes, and the promises to users."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ def kv(emptied: Mount) -> Mounted:
 
 
 def ns(*arguments: object, fails: int = 0) -> str:
-    """`kvfs ns ...`; what it prints, or the one line that it is refused with."""
+    """Run `kvfs ns ...`; return its output, or its one line of refusal."""
     command = [*KVFS, "ns", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == fails, (command, done)
@@ -79,7 +79,7 @@ def test_the_life_of_a_namespace(kv: Mounted) -> None:
 
 
 def test_a_directory_without_settings_is_dropped_alike(kv: Mounted) -> None:
-    """With what has a name elsewhere too, which stays; somebody inside finds nothing any more."""
+    """Files with names elsewhere stay; a process inside the directory finds no file any more."""
     a = kv.path / "a"
     (a / "b").mkdir(parents=True)
     for number in range(200):
@@ -389,7 +389,7 @@ for line in sys.stdin:
 
 
 class Inside:
-    """A process whose working directory is there."""
+    """A process whose working directory is in a namespace."""
 
     def __init__(self, path: Path) -> None:
         self._process = subprocess.Popen(
@@ -490,7 +490,7 @@ def test_between_namespaces_a_file_moves_and_a_link_is_refused(kv: Mounted) -> N
 
 
 def test_an_open_waits_for_its_turn_and_goes_when_the_limit_does(kv: Mounted) -> None:
-    """The second open would wait for an hour; it goes because the limit does."""
+    """The second open would wait for an hour; it returns because the limit is removed."""
     a = kv.path / "a"
     ns("create", a)
     (a / "x").write_bytes(DATA)

@@ -1,7 +1,7 @@
-"""What open writers take: it counts while it is written, and goes at nobody else's expense.
+"""Room for open writers: their bytes count during the write, at no other namespace's expense.
 
-A limit is looked after between two looks of the daemon, so each test waits until that is kept, with
-the files still open and written on, and says by how much it may be passed then.
+The daemon checks a limit from time to time. So each test waits until the limit holds, with the
+files still open and growing. Each test says by how much writers may pass the limit meanwhile.
 """
 
 import errno
@@ -33,7 +33,7 @@ LOST = "is (cut off|lost with its close)"
 
 
 def taken(kv: Mounted, tier: str) -> int:
-    """Bytes of a tier's backing files, also of those without a name, as its accounts never say."""
+    """Bytes of a tier's backing files. Files without a name count too, unlike in its accounts."""
     path = local(kv.status())[tier]["path"]
     found = 0
     for file in Path(path, "objects").rglob("*.*"):
@@ -49,7 +49,7 @@ def sizes(kv: Mounted) -> dict[str, int]:
 
 
 def within(kv: Mounted, limit: int, *, of: str = "") -> None:
-    """All tiers hold no more than that together, though files are open."""
+    """Wait until all tiers together hold no more than `limit`, with files open."""
     names = [of] if of else list(sizes(kv))
     wait_for(
         lambda: sum(taken(kv, name) for name in names) <= limit,
@@ -68,7 +68,7 @@ class Writers:
         stack.callback(self.close)
 
     def grow(self, size: int = M) -> bool:
-        """Each by so much, if it may."""
+        """Write this much more to each file; whether no write failed."""
         for file in self.files:
             try:
                 os.write(file, b"g" * size)
@@ -77,7 +77,7 @@ class Writers:
         return not self.errors
 
     def close(self) -> list[int]:
-        """What the closes say."""
+        """Close all; return the errno of each close, 0 for success."""
         found = []
         for file in list(self.open):
             self.open.discard(file)
@@ -119,7 +119,7 @@ def test_a_hard_quota_holds_while_files_are_written(mount: Mount, tier: str, mod
 
 @pytest.mark.parametrize(("tier", "mode"), CASES)
 def test_growing_files_take_nothing_from_who_has_less(mount: Mount, tier: str, mode: str) -> None:
-    """Without a quota as well: who has most beyond its share gives, if by losing what it writes."""
+    """Also without a quota, the namespace furthest over its share gives room."""
     kv = mount(f"{tier},{mode}")
     kv.allow_log(LOST)
     kv.allow_log(CROWDED)
@@ -166,7 +166,7 @@ def test_a_file_that_can_never_fit_stops_soon(mount: Mount, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_cut_off_cannot_be_opened(mount: Mount, mode: str) -> None:
-    """Or a reader would find a gap where bytes were."""
+    """Otherwise a reader would find a gap in place of bytes."""
     kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
     kv.expect_log("'a.bin' in directory [0-9]+, is (cut off|lost with its close)")
     space = namespace(kv, "space", quota_hard="4M")
@@ -189,7 +189,7 @@ def test_what_was_cut_off_cannot_be_opened(mount: Mount, mode: str) -> None:
 
 
 def test_readers_of_what_was_cut_off_keep_none_of_its_bytes(mount: Mount) -> None:
-    """Its writer has gone before the daemon looked again, so that nothing is emptied later."""
+    """Its writer has left before the daemon's next check, so that nothing is emptied later."""
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
     kv.allow_log(LOST)
     space = namespace(kv, "space", quota_hard="4M")
@@ -278,7 +278,7 @@ def test_what_is_published_at_its_close_counts_before(mount: Mount, mode: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lease_ends_when_its_block_grows_beyond_it(mount: Mount, mode: str) -> None:
-    """Whether its writer writes on, or sets more aside with fallocate(2), which no size tells."""
+    """The writer writes on, or sets more aside with fallocate(2), which no size shows."""
     kv = mount(f"ram=64M,{mode}")
     kv.expect_log("is cut off")
     space, keys = prefixes(kv), chain(3)
@@ -306,7 +306,7 @@ def test_a_lease_ends_when_its_block_grows_beyond_it(mount: Mount, mode: str) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_small_writers_in_an_empty_mount_take_nothing(mount: Mount, mode: str) -> None:
-    """Of a file in a new directory nothing is known: 64 MiB would be set aside for each."""
+    """A file in a new directory has no expected size: 64 MiB would be set aside for each."""
     kv = mount(f"ram=0,nvme={{tmp}}/nvme,nvme_size=512M,{mode}")
     write(kv.path, numbered(0, 8))
     kv.idle()
@@ -323,7 +323,7 @@ def test_small_writers_in_an_empty_mount_take_nothing(mount: Mount, mode: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 def test_small_writers_are_let_in_where_nothing_may_go(mount: Mount, mode: str) -> None:
-    """What is only set aside for others is no reason to refuse one: nothing is there to be lost."""
+    """Room that is only set aside for other writers does not refuse one: no bytes would be lost."""
     kv = mount(f"ram=0,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
     folders = [kv.path / f"new{number}" for number in range(64)]
     for folder in folders:
@@ -349,9 +349,9 @@ def test_writers_that_grow_a_little_are_no_reason_to_refuse_one(mount: Mount, mo
 @pytest.mark.parametrize(("tier", "mode"), CASES)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, known: bool) -> None:  # noqa: FBT001
-    """In a full tier as well: an open file takes what an empty one takes, of which many fit in one.
+    """This also holds in a full tier, where a new file takes only what an empty one takes.
 
-    A copy in RAM of what NVMe has may go before.
+    A copy in RAM may go before, if NVMe has one too.
     """
     kv = mount(f"{tier},{mode}")
     names = numbered(0, 160)
@@ -377,7 +377,7 @@ def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, know
 
 @pytest.mark.parametrize(("tier", "mode"), CASES)
 def test_what_is_lent_comes_back_to_who_writes(mount: Mount, tier: str, mode: str) -> None:
-    """A namespace that has all of an idle mount gives it back to one that begins, file by file."""
+    """A namespace that has all of an idle mount gives it back to a new one, file by file."""
     kv = mount(f"{tier},{mode}")
     idle, busy = namespace(kv, "idle"), namespace(kv, "busy")
     write(idle, numbered(0, 150))
@@ -394,7 +394,7 @@ def test_what_is_lent_comes_back_to_who_writes(mount: Mount, tier: str, mode: st
 
 
 def map_and_close(path: str) -> None:
-    """Write 1 MiB, and keep a mapping of it only; Python's own has a descriptor."""
+    """Write 1 MiB, and keep only a mapping of it; Python's own mmap keeps a descriptor."""
     with Path(path).open("wb", buffering=0) as stream:
         stream.write(b"m" * M)
     with Path(path).open("rb", buffering=0) as stream:
@@ -403,7 +403,7 @@ def map_and_close(path: str) -> None:
 
 @contextmanager
 def mapping(directory: Path, files: int, *, unlink: bool) -> Iterator[int]:
-    """Another user maps so many files of 1 MiB, or as many as he may; the bytes that he has."""
+    """Another user maps files of 1 MiB, this many or fewer; yields the mapped bytes."""
     done, begun = os.pipe()
     hold, end = os.pipe()
     child = os.fork()
@@ -435,14 +435,14 @@ def mapping(directory: Path, files: int, *, unlink: bool) -> Iterator[int]:
 
 
 def counts(kv: Mounted) -> int:
-    """Bytes that the accounts of all tiers say."""
+    """The bytes in the accounts of all tiers."""
     return sum(tier["used_bytes"] + tier["reserved_bytes"] for tier in local(kv.status()).values())
 
 
 @pytest.mark.parametrize("unlink", [True, False], ids=["unlinked", "dropped"])
 @pytest.mark.parametrize("tier", TIERS)
 def test_mappings_of_what_is_gone_count(mount: Mount, tier: str, *, unlink: bool) -> None:
-    """Bytes of files that only a mapping keeps are of the hard quota, and of the tier."""
+    """Files that only a mapping keeps count for the hard quota, and for the tier."""
     kv = mount(f"{tier},allow_other")
     kv.allow_log(LOST)
     bob, alice = namespace(kv, "bob", quota_hard="8M"), namespace(kv, "alice")
@@ -461,7 +461,7 @@ def test_mappings_of_what_is_gone_count(mount: Mount, tier: str, *, unlink: bool
 
 @pytest.mark.parametrize("opened_first", [False, True], ids=["sealed", "written"])
 def test_pages_of_gaps_that_are_mapped_count(mount: Mount, *, opened_first: bool) -> None:
-    """Memory takes room for a page of a gap that somebody reads in a mapping, and keeps it."""
+    """Memory takes room for a page of a gap that a program reads in a mapping, and keeps it."""
     kv = mount("ram=64M")
     path = kv.path / "gap.bin"
     with ExitStack() as stack:
@@ -490,7 +490,7 @@ def fits(path: Path) -> bool:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_mappings_take_nothing_from_who_has_less(mount: Mount, tier: str) -> None:
-    """Without a quota the tiers bound them, and what others have within their share stays."""
+    """Without a quota the tiers bound mappings. Other namespaces keep their share."""
     kv = mount(f"{tier},allow_other")
     kv.allow_log(LOST)
     kv.allow_log(CROWDED)

@@ -1,4 +1,4 @@
-"""Compressed copies on NVMe on a real mount: what is read, accounted, and left by deaths."""
+"""Compressed copies on NVMe on a real mount: reads, accounts, and remains after deaths."""
 
 import os
 import random
@@ -17,7 +17,7 @@ SMALL = "ram=64M,nvme={tmp}/nvme,nvme_size=1G"
 
 
 def bf16(number: int, size: int = SIZE) -> bytes:
-    """Numbers of 2 bytes, of which one hardly varies."""
+    """Numbers of 2 bytes, one of which hardly varies."""
     dice, data = random.Random(number), bytearray(size)
     data[0::2] = dice.randbytes(size // 2)
     data[1::2] = bytes([0x3F, 0xBF]) * (size // 4) + bytes(size // 2 % 2)
@@ -25,7 +25,7 @@ def bf16(number: int, size: int = SIZE) -> bytes:
 
 
 def ns(mounted: Mounted, verb: str, *settings: str) -> str:
-    """What is said of it beside what is to be pasted."""
+    """Run `kvfs ns`; return its messages, without the text for pasting."""
     command = [*KVFS, "ns", verb, str(mounted.path / "n"), *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == ""
@@ -33,7 +33,7 @@ def ns(mounted: Mounted, verb: str, *settings: str) -> str:
 
 
 def begin(mounted: Mounted, *settings: str) -> str:
-    """The first file of a directory begins on NVMe, the next ones in RAM."""
+    """Create the namespace. A directory's first file begins on NVMe, the next ones in RAM."""
     said = ns(mounted, "create", "compression=nvme", *settings)
     first = mounted.path / "n" / "first.bin"
     first.write_bytes(bf16(99))
@@ -44,7 +44,7 @@ def begin(mounted: Mounted, *settings: str) -> str:
 
 
 def write_more_than_ram(kv: Mounted, count: int = 24) -> None:
-    """One after the other, so that room is made by demotions, and none begins on NVMe."""
+    """Write one file after the other, so that demotions make room, and no file begins on NVMe."""
     for number in range(count):
         (kv.path / "n" / f"{number}.bin").write_bytes(bf16(number))
         kv.idle()
@@ -145,7 +145,7 @@ def test_a_mount_without_ram_reads_what_one_with_ram_has_compressed(mount: Mount
 
 @pytest.mark.parametrize("how", ["daemon", "all"])
 def test_deaths_in_the_middle_of_it_lose_nothing(mount: Mount, how: str) -> None:
-    """Of the daemon, after which another one takes over; of all, after which it is mounted anew."""
+    """The daemon dies and another one takes over, or all processes die and it is mounted again."""
     kv = mount(SMALL)
     kv.allow_log("did not end properly|stays packed|mover died|is missed|was open")
     begin(kv, "write=through")
@@ -157,7 +157,7 @@ def test_deaths_in_the_middle_of_it_lose_nothing(mount: Mount, how: str) -> None
     done = threading.Event()
 
     def reader() -> None:
-        """Whatever is read is right, as long as somebody serves."""
+        """Check that reads are right as long as a daemon serves."""
         dice = random.Random(5)
         while not done.is_set():
             number = dice.randrange(12)

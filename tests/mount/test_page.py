@@ -28,7 +28,7 @@ def port() -> int:
 
 
 def text(driver: webdriver.Chrome, selector: str) -> str:
-    """All that is to be seen there; "" while it is drawn anew."""
+    """The visible text there; "" while it is drawn again."""
     try:
         found = driver.find_elements(By.CSS_SELECTOR, selector)
         return "\n".join(one.text for one in found)
@@ -44,7 +44,7 @@ def shows(driver: webdriver.Chrome, selector: str, what: str) -> None:
 
 
 def press(driver: webdriver.Chrome, selector: str, name: str) -> None:
-    """The button of that text; in one step, since tables are drawn anew."""
+    """Press the button with this text, in one step, because tables are drawn again."""
     script = """
     const [selector, name] = arguments;
     const found = [...document.querySelectorAll(selector)].find((one) => one.textContent === name);
@@ -55,7 +55,7 @@ def press(driver: webdriver.Chrome, selector: str, name: str) -> None:
 
 
 def points(driver: webdriver.Chrome) -> bool:
-    """Whether a line of a chart leads anywhere."""
+    """Whether a chart has a line with a point."""
     script = (
         "return [...document.querySelectorAll('#charts path')]"
         ".some((path) => path.getAttribute('d').includes('L'))"
@@ -132,7 +132,7 @@ def test_the_page_is_as_wide_as_a_phone(mount: Mount, port: int, *, dark: bool) 
 
 
 def _least_contrast(driver: webdriver.Chrome) -> float:
-    """Of all elements that have text of their own, against what is behind them."""
+    """The least contrast of all elements with text of their own to their background."""
     script = """
     const light = (color) => {
       const [r, g, b] = color.match(/[0-9.]+/g).slice(0, 3).map((part) => {

@@ -1,4 +1,4 @@
-"""`kvfs pin` on a real mount: what is pinned outlives everything that makes room."""
+"""`kvfs pin` on a real mount: a pinned object survives everything that makes room."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def pinned(path: Path) -> str:
 
 
 def crowd(space: Path, kv: Mounted, marked: str) -> None:
-    """Three times as many as the quota lets in."""
+    """Write three times as many files as the quota allows."""
     for number in range(12):
         (space / f"{marked}{number}").write_bytes(b"c" * 5000)
         kv.idle()

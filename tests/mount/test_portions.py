@@ -1,4 +1,4 @@
-"""What users of `.match` share in numbers: one of them cannot have so much that others get none."""
+"""Portions of users of `.match`: no user can take so much that others get nothing."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def kv(mount: Mount) -> Mounted:
 
 @contextmanager
 def as_user(uid: int, directory: Path, call: Callable[[], object]) -> Iterator[object]:
-    """What a call of this user returns, in a process that keeps all that it opened meanwhile."""
+    """The result of a call by this user, in a process that keeps its descriptors meanwhile."""
     (told, tell), (wait, go) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -59,7 +59,7 @@ def as_user(uid: int, directory: Path, call: Callable[[], object]) -> Iterator[o
 
 
 def descriptors() -> tuple[int, int]:
-    """How many could be opened, and the errno of the next one."""
+    """How many descriptors could be opened, and the errno of the next one."""
     for number in range(2 * HANDLES_MAX):
         try:
             os.open(".match", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Prefix namespaces under load and after deaths; the command that asks them."""
+"""Prefix namespaces under load and after deaths, and `kvfs match`."""
 
 import errno
 import json

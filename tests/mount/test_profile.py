@@ -1,4 +1,4 @@
-"""`kvfs profile`: an access log of a real mount, and what is read out of it."""
+"""`kvfs profile`: an access log of a real mount, and the results read from it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
 
 
 def closed(kv: Mounted) -> None:
-    """A read is noted if nobody has the file open; the kernel tells of a close some time later."""
+    """Wait for the close: a read is noted if no program has the file open, some time later."""
     wait_for(lambda: kv.status()["open_handles"] == 0, "nobody has a file open")
 
 

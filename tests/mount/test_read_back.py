@@ -1,4 +1,4 @@
-"""Small files that a mount reads back, damaged: one line says so, and nothing else happens."""
+"""Damaged small files that a mount reads back: one line reports it, and nothing else happens."""
 
 import json
 import os
@@ -17,13 +17,13 @@ NVME = "ram=64M,nvme={tmp}/nvme,nvme_size=256M"
 
 
 def mounted() -> list[str]:
-    """What is mounted where no test mounts anything."""
+    """Mount points outside the tests' directories."""
     theirs = ("/tmp/", "/run/kvfs-ram/")
     return [one.path for one in runtime.mounts() if not one.path.startswith(theirs)]
 
 
 def refusal(kv: Mounted) -> str:
-    """What a mount says that is refused, in one line."""
+    """The one line of a refused mount."""
     done = subprocess.run(
         [*KVFS, "mount", str(kv.path), "-o", f"{kv.options},log={kv.log}"],
         capture_output=True,
@@ -42,7 +42,7 @@ def entries(root: Path) -> list[str]:
 
 
 def put(path: Path, damage: str) -> bytes:
-    """The content that was there."""
+    """Damage a file; return its former content."""
     whole = path.read_bytes()
     path.unlink()
     DAMAGES[damage](path)
@@ -55,7 +55,7 @@ def restore(path: Path, whole: bytes) -> None:
 
 
 def test_a_damaged_identity_mounts_nothing_over_nothing(mount: Mount, tmp_path: Path) -> None:
-    """It names the memory of the mount: empty, it named the directory of all mounts' memory."""
+    """The identity names the mount's memory: an empty one named the directory of all memories."""
     kv = mount(NVME)
     (kv.path / "file").write_bytes(b"bytes")
     kv.umount()
@@ -77,7 +77,7 @@ def test_a_damaged_identity_mounts_nothing_over_nothing(mount: Mount, tmp_path: 
 
 
 def test_a_takeover_goes_on_without_damaged_options(mount: Mount) -> None:
-    """What the keeper was told at the mount is right whatever became of the file."""
+    """The keeper's copy of the options is right, whatever happened to the file."""
     kv = mount(NVME)
     (kv.path / "file").write_bytes(b"bytes")
     request(kv.path, "set", promote_after="7")
@@ -113,7 +113,7 @@ def test_an_upgrade_with_damaged_options_is_refused(kv: Mounted) -> None:
 
 
 def test_a_takeover_forgets_questions_with_damaged_records(mount: Mount) -> None:
-    """A daemon that dies while it writes one leaves it empty; its client opens the file anew."""
+    """A record of a daemon that dies during the write is empty; its client opens again."""
     kv = mount(NVME)
     space = kv.path / "space"
     space.mkdir()
@@ -135,7 +135,7 @@ def test_a_takeover_forgets_questions_with_damaged_records(mount: Mount) -> None
 
 
 def test_a_directory_in_the_place_of_a_runtime_file_is_refused(mount: Mount) -> None:
-    """The mount makes all of them anew."""
+    """The mount makes all of its runtime files again."""
     kv = mount(NVME)
     directory = runtime.runtime_dir(kv.path)
     names = [path.name for path in directory.iterdir() if not path.is_dir()]

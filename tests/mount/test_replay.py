@@ -1,4 +1,4 @@
-"""A trace replayed on a real mount finds what the simulator says."""
+"""A trace replayed on a real mount has the hits that the simulator predicts."""
 
 import json
 import random

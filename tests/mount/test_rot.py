@@ -1,4 +1,4 @@
-"""Bytes that a disk changes and nothing tells of: what a mount serves of them, and says."""
+"""Bytes that a disk changes silently: a mount's answers and messages about them."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def on_nvme(kv: Mounted, name: str = "a.kv") -> bytes:
 
 
 def rot(kv: Mounted, name: str = "a.kv") -> bytes:
-    """Change a byte of its file, and return what that has then."""
+    """Change a byte of the file on NVMe, and return its bytes after that."""
     ino = os.stat(kv.path / name).st_ino
     (path,) = nvme_of(kv).glob(f"objects/*/{ino:x}.*")
     times, content = path.stat(), bytearray(path.read_bytes())
@@ -62,7 +62,7 @@ def is_missed(path: Path) -> bool:
 
 @contextmanager
 def opened_twice(path: Path) -> Iterator[int]:
-    """The second open asks for the promotion, which finds the object open."""
+    """Open twice: the second open asks for the promotion, which finds the object open."""
     os.close(os.open(path, os.O_RDONLY))
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -184,7 +184,7 @@ def test_what_had_no_digest_when_its_daemon_died_gets_it_at_the_next_mount(
 
 @pytest.mark.parametrize("mounted", [True, False])
 def test_what_a_check_reports_no_later_daemon_serves(mount: Mount, *, mounted: bool) -> None:
-    """Not from RAM either, where an open compares nothing else."""
+    """No daemon serves it from RAM either, where an open compares nothing else."""
     kv = mount(OPTIONS)
     subprocess.run([*KVFS, "ns", "set", kv.path, "write=through"], check=True)
     (kv.path / "small.kv").write_bytes(b"x")  # by which kvfs takes the next one for small

@@ -1,4 +1,4 @@
-"""Blocks that the mount makes, many at a time: what others find of them, and how they end."""
+"""Blocks that the mount makes, many at a time: other programs' view of them, and their end."""
 
 import errno
 import mmap
@@ -33,19 +33,19 @@ def either(request: pytest.FixtureRequest, emptied: Mount) -> Mounted:
 
 
 def fill(descriptors: list[int], keys: list[bytes]) -> None:
-    """Write what each should have; they are closed."""
+    """Write the bytes of each block, and close the descriptors."""
     for descriptor, content in zip(descriptors, of(keys), strict=True):
         assert os.pwrite(descriptor, content, 0) == BLOCK
         os.close(descriptor)
 
 
 def cached(space: Path, keys: list[bytes]) -> int:
-    """Blocks, as the mount answers."""
+    """The number of cached blocks, as the mount answers."""
     return ask(space, keys).blocks
 
 
 def in_order(kv: Mounted) -> None:
-    """The daemon's accounts are those of its files, and it holds nothing."""
+    """Check that the daemon's accounts agree with its files, and that it holds nothing."""
     kv.idle()
     assert kv.status()["writers"] == kv.status()["open_handles"] == 0
 
@@ -74,13 +74,13 @@ def test_made_written_and_sealed(either: Mounted) -> None:
 
 
 def client_cached(space: Path, keys: list[bytes]) -> int:
-    """Blocks of their size, as their names say."""
+    """The number of blocks with the size in their names."""
     sizes = [path.stat().st_size for path in files_of(space, keys)]
     return next((at for at, size in enumerate(sizes) if size != BLOCK), len(sizes))
 
 
 def test_a_reader_sees_it_grow(either: Mounted) -> None:
-    """What the kernel keeps of a file is never older than what is written past it."""
+    """The kernel's cached bytes of a file are never older than the bytes written past the cache."""
     space, keys = namespace(either), chain(1)
     [path] = files_of(space, keys)
     [content] = of(keys)
@@ -175,7 +175,7 @@ def test_whose_they_are(kv: Mounted) -> None:
 
 
 def test_what_ram_has_no_room_for(mount: Mount) -> None:
-    """A block at a time, and what was there before goes as for any create: when bytes come."""
+    """kvfs makes room for one block at a time, and evicts as for any create: when bytes come."""
     kv = mount("ram=64M")
     size, space, keys = 8 << 20, namespace(kv, eviction="lru"), chain(12)
     with borrowing(space) as client:
@@ -253,7 +253,7 @@ def test_who_dies(kv: Mounted) -> None:
 
 
 def test_who_writes_on_is_a_writer(kv: Mounted) -> None:
-    """A descriptor or a mapping that outlives DONE: nothing is done to the block before."""
+    """A descriptor or a mapping stays after DONE: kvfs does nothing to the block before it ends."""
     space, keys = namespace(kv), chain(2)
     with borrowing(space) as client:
         made, leases = client.make(ROOT, keys, BLOCK)
@@ -275,7 +275,7 @@ def test_who_writes_on_is_a_writer(kv: Mounted) -> None:
 
 
 def test_who_writes_on_while_others_read(kv: Mounted) -> None:
-    """With readers it is not told whether anybody has it to write: it waits for them."""
+    """With readers the kernel does not tell of writers, so kvfs waits for the readers."""
     space, keys = namespace(kv), chain(1)
     [path] = files_of(space, keys)
     with borrowing(space) as client:
@@ -296,7 +296,7 @@ def test_who_writes_on_while_others_read(kv: Mounted) -> None:
 
 
 def test_done_with_what_was_opened(kv: Mounted) -> None:
-    """It ends, as with CLOSE, and is not called sealed."""
+    """DONE ends the lease, as CLOSE does, and does not count the block as sealed."""
     space, keys = namespace(kv), chain(3)
     write(space, keys)
     kv.idle()
@@ -311,7 +311,7 @@ def test_done_with_what_was_opened(kv: Mounted) -> None:
 
 
 def test_answers_that_nobody_takes(kv: Mounted) -> None:
-    """Their descriptors are in the socket: what they are of goes when it does."""
+    """The socket holds their descriptors; their blocks go when the socket does."""
     space, keys = namespace(kv), chain(64)
     with borrowing(space) as client:
         client.say(
@@ -324,7 +324,7 @@ def test_answers_that_nobody_takes(kv: Mounted) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "upgraded"])
 def test_another_daemon(mount: Mount, how: str) -> None:
-    """It knows of no leases: what has its size when its writer closes it is a block."""
+    """The next daemon knows no leases: a file of full size is a block when its writer closes it."""
     kv = mount("ram=256M,allow_other")
     space, keys = namespace(kv), chain(4)
     with borrowing(space) as client:

@@ -31,7 +31,7 @@ def scrub(kv: Mounted) -> dict[str, Any]:
 
 
 def rotten(kv: Mounted) -> dict[str, int]:
-    """Wrong copies that were found since the mount, by tier."""
+    """Wrong copies found since the mount, by tier."""
     return {name: found["rotten"] for name, found in scrub(kv)["tiers"].items()}
 
 
@@ -40,7 +40,7 @@ def tell(kv: Mounted, period: str) -> None:
 
 
 def whole_pass(kv: Mounted) -> dict[str, Any]:
-    """A pass that begins after now, or several, to the end; then there is no other one."""
+    """The status after a pass that begins after now, or several, with no pass running."""
     now = time.time()
     tell(kv, "1s")
     wait_for(lambda: (scrub(kv)["last"] or {"began": 0})["began"] > now, "a pass ends")
@@ -56,7 +56,7 @@ def backing(kv: Mounted, tier: str, name: str) -> Path:
 
 
 def flip(path: Path) -> None:
-    """One bit; neither size nor time tells of it."""
+    """Change one bit; neither size nor time shows it."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(before.st_size // 2)
@@ -67,7 +67,7 @@ def flip(path: Path) -> None:
 
 
 def write_back(kv: Mounted) -> None:
-    """All that RAM holds is on NVMe as well, with its digest."""
+    """Wait until NVMe has all objects of RAM as well, with their digests."""
     kv.idle()  # what was closed is released a moment later, and is not asked for before
     wait_for(lambda: not request(kv.path, "write_back")["objects_left"], "all is on NVMe")
     kv.idle()
@@ -135,7 +135,7 @@ def test_a_flipped_bit_in_a_packed_copy_is_found_and_the_file_is_a_miss(mount: M
 
 
 def test_objects_that_come_and_go_are_no_rot(mount: Mount) -> None:
-    """Writers, renames, deletes and demotions beside a scrubber that never rests."""
+    """Writers, renames, deletes and demotions run beside a scrubber that never rests."""
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M,scrub=1s")
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -201,7 +201,7 @@ def test_a_pass_goes_on_after_the_daemon_died_and_after_an_unmount(mount: Mount)
 
 
 def test_an_unmount_does_not_wait_for_it(mount: Mount) -> None:
-    """A large object takes as long as its bytes at the rate: here that is 4 s at least."""
+    """A large object takes as long as its bytes at the scrubber's rate: here at least 4 s."""
     kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=4G")
     (kv.path / "large").write_bytes(b"")
     with (kv.path / "large").open("r+b") as file:

@@ -1,4 +1,4 @@
-"""What is written after an early close is not lost, whoever looks in between."""
+"""Writes after an early close are not lost, even if a program looks in between."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What of a mount is for others: nothing, unless it is asked for."""
+"""Other users cannot see or change anything of a mount, unless its owner asks for it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.semantics.syscalls import NOBODY, as_nobody
 
 
 def open_to_others(path: Path) -> list[str]:
-    """What there is at or below the path that others than its owner may look at or change."""
+    """Paths at or below this one that users other than the owner may look at or change."""
     below = [Path(at, name) for at, folders, files in os.walk(path) for name in (*folders, *files)]
     return [
         f"{one}: {stat.filemode(found.st_mode)}"
@@ -27,7 +27,7 @@ def open_to_others(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_nothing_of_a_mount_is_open_to_others(mount: Mount, tmp_path: Path, umask: int) -> None:
-    """Whatever umask it is mounted with, and also after a takeover and a change of options."""
+    """This holds with any umask at the mount, after a takeover, and after a change of options."""
     before = os.umask(umask)
     try:
         kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=512M,metrics={tmp}/metrics")
@@ -45,7 +45,7 @@ def test_nothing_of_a_mount_is_open_to_others(mount: Mount, tmp_path: Path, umas
 
 
 def asked_by_nobody(name: str, directory: Path, answer: Path) -> int:
-    """The errno of an ordinary user's question; what it was told is in `answer`."""
+    """The errno of an ordinary user's question; the reply is in `answer`."""
     told = os.open(answer, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
 
     def ask() -> None:
@@ -63,7 +63,7 @@ def asked_by_nobody(name: str, directory: Path, answer: Path) -> int:
 
 @pytest.mark.parametrize("name", ["control.sock", "keeper.sock"])
 def test_others_are_not_answered(kv: Mounted, tmp_path: Path, name: str) -> None:
-    """Even where somebody has opened the socket to them."""
+    """This holds even if the socket is open to other users."""
     directory, answer = runtime.runtime_dir(kv.path), tmp_path / "answer"
     assert asked_by_nobody(name, directory, answer) == 13
     directory.chmod(0o711)

@@ -1,4 +1,4 @@
-"""The unit of systemd: read by its own tools, and run by a real one."""
+"""The unit of systemd: checked by systemd's own tools, and run by a real one."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Service:
         self.configure()
 
     def configure(self, *settings: str) -> None:
-        """Write `options`, and what the unit is to have besides for this test."""
+        """Write `options`, and additional settings of the unit for this test."""
         told = ["[Service]", "RestartSec=0", f"StandardOutput=append:{self.said}", *settings]
         self._write(f"/etc/systemd/system/{self.unit}.d/test.conf", *told)
         self._write(f"/etc/kvfs{self.path}.conf", f"OPTIONS='{self.options}'", f"PYTHONPATH={ROOT}")
@@ -54,7 +54,7 @@ class Service:
         return self.systemd.show(self.unit, name)
 
     def kill(self, pid: int) -> None:
-        """By its number there."""
+        """Kill a process by its number in the service's namespace."""
         self.systemd.run("kill", "-KILL", str(pid))
 
 
@@ -92,7 +92,7 @@ def test_systemd_finds_no_fault_with_what_is_installed(service: Service) -> None
 
 
 def test_the_whole_machine_has_the_mount(service: Service) -> None:
-    """Hardened as the unit is, with passthrough, and with whatever the keeper does for it."""
+    """The unit is hardened, with passthrough, and with all work of the keeper."""
     systemd = service.systemd
     assert service.show("ActiveState") == "active", service.said.read_text()
     assert f" {service.path} " in systemd.run("cat", "/proc/1/mountinfo")
@@ -134,7 +134,7 @@ def test_a_stop_writes_back_and_a_start_has_it(service: Service) -> None:
 
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 def test_a_keeper_that_dies_or_hangs_is_started_again(service: Service, how: str) -> None:
-    """Its memory is there yet, and what was in it."""
+    """Its RAM tier is still there, with its objects."""
     systemd = service.systemd
     systemd.run("sh", "-c", f"echo before >{service.path}/a")
     if how == "STOP":

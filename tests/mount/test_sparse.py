@@ -28,7 +28,7 @@ def _make(directory: Path, sizes: list[int], content: bytes) -> None:
 
 
 def sparse(kv: Mounted, *sizes: int, content: bytes = b"0123456789") -> Path:
-    """Another user makes files of so many bytes, all holes but the beginning, in RAM."""
+    """Another user makes files of these sizes in RAM, with holes after the first bytes."""
     directory = kv.path / "ns"
     told = ["quota_hard=20M"]
     subprocess.run([*KVFS, "ns", "create", directory, *told], check=True, capture_output=True)
@@ -77,7 +77,7 @@ def test_what_no_tier_below_can_have_is_lost_with_memory_and_the_log_says_so(mou
 
 
 def stuck(monkeypatch: pytest.MonkeyPatch, mount: Mount, point: str) -> Mounted:
-    """A mount whose movers do not come to an end, at work on what is made now."""
+    """A mount whose movers do not end, at work on the new files."""
     monkeypatch.setenv("KVFS_FAILPOINTS", f"{point}=delay:600")
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=2G")
     monkeypatch.delenv("KVFS_FAILPOINTS")
@@ -88,7 +88,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch, mount: Mount, point: str) -> Mounted:
 
 
 def movers(daemon: int) -> set[int]:
-    """Processes of a daemon's group but itself."""
+    """The processes of a daemon's group, without the daemon."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(ProcessLookupError):
@@ -132,7 +132,7 @@ def test_what_is_being_saved_behind_an_unmount_is_given_up_by_umount_now(
 
 
 def test_a_daemon_that_does_not_end_by_itself_is_killed_after_umount_now(kv: Mounted) -> None:
-    """As one that waits for a disk: its last record is not written."""
+    """The daemon seems to wait for a disk: its last record is not written."""
     kv.expect_log("has not ended in time after umount --now, and is killed")
     kv.expect_log("the last session did not end properly: its bytes are all there")
     (kv.path / "a").write_bytes(b"a" * MIB)
@@ -148,7 +148,7 @@ def test_a_daemon_that_does_not_end_by_itself_is_killed_after_umount_now(kv: Mou
 
 
 def test_a_hole_counts_for_no_limit(kv: Mounted) -> None:
-    """Or whoever makes one would hold up all that write there after him, for a day."""
+    """Otherwise one user's holes would delay all writers there for a day."""
     subprocess.run([*KVFS, "ns", "set", kv.path, "write_bytes=64M", "read_bytes=64M"], check=True)
     subprocess.run([*KVFS, "set", kv.path, "bandwidth=64M"], check=True)
     with (kv.path / "holes").open("wb") as file:

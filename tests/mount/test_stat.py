@@ -1,4 +1,4 @@
-"""`kvfs stat` on a real mount: what it says is what is there."""
+"""`kvfs stat` on a real mount: its output is true."""
 
 import json
 import subprocess

@@ -49,7 +49,7 @@ for count in range(operations):
 
 @pytest.mark.slow
 def test_overlapping_processes_see_whole_files_and_no_error(either: Mounted) -> None:
-    """ENOENT is the only error that a file which others unlink may give; never EIO, never a mix."""
+    """A file that others unlink may give ENOENT only; never EIO, never mixed content."""
     print("seed", SEED)
     clients = [
         subprocess.Popen(

@@ -21,7 +21,7 @@ from tests.harness import KVFS, PATIENCE, wait_for
 
 
 class Terminal:
-    """A program in a terminal, and what is to be seen there."""
+    """A program in a terminal, and the text on its screen."""
 
     def __init__(self, command: list[str], columns: int, rows: int) -> None:
         self.screen = pyte.Screen(columns, rows)

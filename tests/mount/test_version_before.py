@@ -1,4 +1,4 @@
-"""NVMe directories and a session file that the version before left: tests/data has them."""
+"""NVMe directories and a session file of the version before, from tests/data."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def fsck(target: Path) -> None:
 
 
 def expected(folder: Path, name: str) -> dict[str, Any]:
-    """Return what the version before showed."""
+    """Return the state that the version before showed."""
     found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return found
 
@@ -67,7 +67,7 @@ def test_a_directory_that_was_unmounted(before: Path, mount: Mount) -> None:
 
 
 def test_a_directory_whose_daemon_was_killed(before: Path, mount: Mount) -> None:
-    """Objects that only memory had are misses, and so is a file without its end."""
+    """Objects that only RAM had are misses, and so is a file without its end."""
     shown = expected(before, "killed")
     fsck(before / "killed")
     for gone in ("in memory", "torn"):

@@ -31,7 +31,7 @@ def exported(tmp_path: Path) -> Iterator[Exported]:
 
 @pytest.fixture
 def kv(mount: Mount) -> Mounted:
-    """The usual mount, which may be exported."""
+    """The usual mount, with access for a server."""
     return mount("ram=256M,nvme={tmp}/nvme,nvme_size=2G,allow_other")
 
 

@@ -1,4 +1,4 @@
-"""`kvfs export`: what it refuses, who is let in as whom, and its start and end."""
+"""`kvfs export`: its refusals, the users of its clients, and its start and end."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def refused(*words: str | Path, **environment: str) -> str:
 
 @pytest.fixture
 def started(kv: Mounted) -> Iterator[Callable[..., Client]]:
-    """`started(*options)` exports it anew, and gives a client who is root there."""
+    """`started(*options)` exports the mount anew; returns a client that is root there."""
     port = free_ports()
     clients: list[Client] = []
 

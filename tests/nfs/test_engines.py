@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def mounted(mount: Mount) -> Mounted:
-    """Whose RAM tier is smaller than what is written."""
+    """A mount with a RAM tier that is smaller than the written files."""
     return mount("ram=128M,nvme={tmp}/nvme,nvme_size=4G,allow_other")
 
 

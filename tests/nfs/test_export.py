@@ -1,4 +1,4 @@
-"""What a client of NFS sees of a mount: the same files, with the same names and bytes."""
+"""A mount as an NFS client sees it: the same files, with the same names and bytes."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def test_files_are_written_read_renamed_and_removed(kv: Mounted, nfs: Server, ve
 def test_what_a_client_wrote_is_sealed_when_the_server_closes_it(
     kv: Mounted, nfs: Server, version: int
 ) -> None:
-    """NFSv3 has no close: the server ends it by itself."""
+    """NFSv3 has no close: the server closes the file itself."""
     with nfs.client(version) as client:
         client.write("x", b"x" * MIB)
         wait_for(lambda: kv.counter("sealed") == 1, "it is sealed")
@@ -51,7 +51,7 @@ def test_what_a_client_wrote_is_sealed_when_the_server_closes_it(
 def test_what_is_changed_on_the_mount_is_seen_at_once(
     kv: Mounted, nfs: Server, version: int
 ) -> None:
-    """Connectors on the server write to a temporary name, and rename it to what others ask for."""
+    """Connectors on the server write to a temporary name, and rename it to the final one."""
     (kv.path / "x").write_bytes(b"old")
     with nfs.client(version) as client:
         assert client.read("x") == b"old"

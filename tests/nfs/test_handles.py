@@ -1,4 +1,4 @@
-"""File handles of NFS clients, which outlive everything but their object."""
+"""File handles of NFS clients, which survive everything except the end of their object."""
 
 import os
 import random
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def becomes_stale(file: File, content: bytes) -> None:
-    """A handle is refused once the kernel has forgotten its file, and means that one till then."""
+    """Check that a handle means its file until the kernel has forgotten it, and is refused then."""
 
     def refused() -> bool:
         try:
@@ -39,12 +39,12 @@ def upgrade(kv: Mounted) -> None:
 
 
 def closed(kv: Mounted) -> None:
-    """The server closes what nobody reads any more."""
+    """Wait until the server has closed the files that no client reads."""
     wait_for(lambda: kv.status()["open_handles"] == 0, "the server has closed its files")
 
 
 def test_handles_outlive_daemons_and_servers(mount: Mount, exported: Exported) -> None:
-    """With two clients, and objects in memory, on NVMe and being written."""
+    """Two clients, and objects in memory, on NVMe and being written."""
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=2G,allow_other")
     subprocess.run([*KVFS, "ns", "create", kv.path / "nvme", "media=nvme"], check=True)
     nfs = exported(kv)
@@ -82,7 +82,7 @@ def test_handles_outlive_daemons_and_servers(mount: Mount, exported: Exported) -
 
 
 def test_a_handle_of_what_is_gone_is_stale_for_ever(mount: Mount, exported: Exported) -> None:
-    """Unlinked, replaced, dropped for others, or of another file system at the same place."""
+    """The file is unlinked, replaced, dropped, or of another file system at this path."""
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=32M,allow_other")
     nfs = exported(kv)
     with nfs.client() as client:

@@ -19,7 +19,7 @@ NAMES = 100_000
 
 
 def many_fifos(catalog: Catalog, name: bytes) -> None:
-    """A directory of NAMES fifos, which are no more than their names, made without a mount."""
+    """A directory of NAMES fifos, which are only names in the catalog, made without a mount."""
     root = catalog.inode(1)
     assert root is not None
 

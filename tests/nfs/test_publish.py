@@ -1,4 +1,4 @@
-"""Clients that write where programs' files have no name before they are closed."""
+"""NFS clients in a namespace where files get their names only at the close."""
 
 import os
 import random
@@ -11,7 +11,7 @@ SIZE = 300_000
 
 
 def test_what_a_client_makes_has_its_name_at_once(kv: Mounted, nfs: Server) -> None:
-    """And so it can be renamed while the server still has it open, as it does after a COMMIT."""
+    """So the client can rename it while the server still has it open, as after a COMMIT."""
     request(kv.path, "ns_create", name="c", settings={"publish": "close"}, uid=0, gid=0)
     place = kv.path / "c"
     place.chmod(0o777)  # clients are nobody

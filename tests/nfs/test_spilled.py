@@ -1,4 +1,4 @@
-"""What only the bucket has is brought back for a client of NFS, too."""
+"""Objects that only the bucket has are hydrated for an NFS client, too."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A store between kvfs and another one, that does what stores do on bad days."""
+"""A store before another one, which injects the failures of real stores."""
 
 import time
 from collections import Counter
@@ -20,13 +20,15 @@ Verb = Literal[
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls the `nth` call of a verb, from 1; each of them with 0.
+    """A failure of the `nth` call of a verb, from 1; with 0 of each call.
 
-    error: raised instead, or with `late` after it was carried out, as when its answer is lost.
-    keep: so many bytes of a `get` arrive before the error, or before they just end. flip: the first
-    byte that arrives is another one. instead: the answer is the one about this key, whatever ETag
-    is asked for; in a listing each entry has the size and ETag of that object. beside: only the
-    metadata is that of another key.
+    - error: raised instead of the call. With `late` it is raised after the call was carried out, as
+      if its answer were lost.
+    - keep: this many bytes of a `get` arrive before the error, or before they just end.
+    - flip: the first byte that arrives is another one.
+    - instead: the answer is that of this key, for any ETag. In a listing each entry has the size
+      and ETag of that object.
+    - beside: only the metadata is that of another key.
     """
 
     verb: Verb
@@ -49,7 +51,7 @@ class FaultyStore:
         skew: float = 0.0,
         pause: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """`pause` is called with the verb before each one: whoever wants it slow waits there."""
+        """`pause` is called with the verb before each call; it may wait there, for a slow store."""
         self.name = store.name
         self.faults = list(faults)
         self.calls: Counter[str] = Counter()
@@ -125,7 +127,7 @@ class FaultyStore:
         return self._told(fault, found._replace(modified=found.modified + self._skew))
 
     def _told(self, fault: Fault, head: Head) -> Head:
-        """With the metadata that the fault has it tell."""
+        """The head, with the metadata of the fault."""
         if not fault.beside:
             return head
         return head._replace(metadata=self._store.head(fault.beside).metadata)
@@ -184,5 +186,5 @@ class FaultyStore:
 
 
 def slow(store: Store) -> FaultyStore:
-    """Each verb takes longer than the last one, so that what runs beside it overtakes it."""
+    """A store on which each call first waits 2 ms, so that work beside the call overtakes it."""
     return FaultyStore(store, pause=lambda _: time.sleep(0.002))

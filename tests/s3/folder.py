@@ -1,4 +1,4 @@
-"""A store that outlives its process: what is in it is in one file, written anew at each change."""
+"""A store that survives its process: one file has its content, written again at each change."""
 
 import os
 import pickle
@@ -10,7 +10,7 @@ from tests.s3.memory import MemoryStore
 
 
 class FolderStore(MemoryStore):
-    """Use it by one process at a time, and for objects that go up in one request."""
+    """A store for one process at a time, and for objects that go up in one request."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A store in memory: as strict as S3, and as lax as some stores where it is told to be."""
+"""A store in memory: as strict as S3, and as lax as some stores if a test asks for it."""
 
 import hashlib
 import itertools

@@ -1,8 +1,8 @@
-"""An HTTP proxy before a real S3 server, for what no honest server can be made to do.
+"""An HTTP proxy before a real S3 server, for answers that no honest server gives.
 
 Contract: requests go through with the host that their client signed, so the real server checks
-them; a test says what becomes of each one (`before` it is asked) and of its answer (`after`). Whole
-bodies are kept in memory. Not for speed.
+them. A test decides about each request (`before` the server gets it) and each answer (`after`).
+Whole bodies are kept in memory. Not for speed.
 """
 
 import http.client
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """`length`: what is announced, if that is not how much there is; then the connection ends."""
+    """`length`: the announced length, if it is not the real one; then the connection ends."""
 
     status: int
     headers: dict[str, str]
@@ -62,13 +62,13 @@ class Hangup(Exception):  # noqa: N818 (nothing went wrong: a test wants it)
 
 
 def error(status: int, code: str) -> Answer:
-    """What S3 servers say."""
+    """An error as S3 servers send it."""
     text = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code></Error>'
     return Answer(status, {"Content-Type": "application/xml"}, text.encode())
 
 
 class Proxy:
-    """Use `start` and `stop`. `seen`: what was asked, without bodies."""
+    """The proxy; use `start` and `stop`. `seen`: the requests, without bodies."""
 
     def __init__(self, port: int) -> None:
         """`port` of the real server, on loopback."""
@@ -129,7 +129,7 @@ class Proxy:
         self._thread.join()
 
     def honest(self) -> None:
-        """From now on everything goes through as it is."""
+        """Let everything through unchanged from now on."""
         self.before = lambda _: None
         self.after = lambda _, answer: answer
 

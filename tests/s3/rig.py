@@ -1,4 +1,4 @@
-"""What the tests of a bucket's bad days share: objects that only it has, what nobody may see."""
+"""Helpers for tests of a failing bucket: spilled objects, and checks that no secret shows."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tests.s3.test_mounted import attribute
 
 
 def narrow(kv: Mounted, name: str, objects: int = 1) -> Path:
-    """A namespace of which so few objects stay in the tiers, the last ones."""
+    """A namespace whose tiers keep only its last `objects` objects."""
     path = kv.path / name
     path.mkdir()
     command = [*KVFS, "ns", "set", str(path), f"quota_objects={objects}"]
@@ -25,7 +25,7 @@ def narrow(kv: Mounted, name: str, objects: int = 1) -> Path:
 
 
 def send_away(directory: Path, contents: dict[str, bytes]) -> None:
-    """Into a `narrow` namespace, and then only the bucket has them."""
+    """Write files into a `narrow` namespace, until only the bucket has them."""
     for name, data in contents.items():
         (directory / name).write_bytes(data)
     for name in contents:  # or a later one, which is there first, goes in its place
@@ -37,7 +37,7 @@ def send_away(directory: Path, contents: dict[str, bytes]) -> None:
 
 
 def bytes_in(server: Server, bucket: str, prefix: str = "p/") -> dict[str, bytes]:
-    """What another client sees, by key below the prefix; not what goes while it looks."""
+    """The bucket's objects by key below the prefix; not those that go during the listing."""
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     found = [one["Key"] for page in pages for one in page.get("Contents", ())]
@@ -51,7 +51,7 @@ def bytes_in(server: Server, bucket: str, prefix: str = "p/") -> dict[str, bytes
 
 
 def says_no_secret(kv: Mounted, secret: str) -> None:
-    """Not in the logs, in the status, in any command line of a process."""
+    """Check that the logs, the status and all command lines of processes have no secret."""
     told = [path.read_text() for path in kv.log.parent.glob(f"{kv.log.name}*")]
     told += _command_lines()
     if runtime.mount_at(kv.path) is not None:

@@ -1,4 +1,4 @@
-"""What boto3 makes of answers that no honest server gives, and of one that dies."""
+"""boto3's reading of answers that no honest server gives, and of a server that dies."""
 
 import gc
 import threading
@@ -28,7 +28,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Liar:
-    """An HTTP server that gives the same answer to everything."""
+    """An HTTP server that gives the same answer to every request."""
 
     def __init__(self) -> None:
         self.answer: Answer = lambda _: None
@@ -45,7 +45,7 @@ class Liar:
             do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = respond  # noqa: N815 (its names)
 
             def log_message(self, *_: object) -> None:
-                """Not to standard error."""
+                """Log nothing to standard error."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -131,7 +131,7 @@ def test_each_failure_is_told_apart(
     "body", [b"", b"<Error><Code/></Error>", b"<html>not found</html>", b"no such page"]
 )
 def test_a_404_of_what_is_no_store_is_no_answer(liar: Liar, body: bytes) -> None:
-    """A HEAD has no body, so that it cannot be told there: a listing can."""
+    """The 404 of a HEAD has no body and tells nothing; a listing tells."""
     liar.answer = says(404, body)
     for ask in (
         lambda: list(liar.store.get("key", 0, 10)),
@@ -147,7 +147,7 @@ def test_a_404_of_what_is_no_store_is_no_answer(liar: Liar, body: bytes) -> None
 
 
 def test_codes_without_a_status_are_told_apart() -> None:
-    """As they come in the answer to a delete of many."""
+    """Such codes come in the answer to a delete of many."""
     assert isinstance(failure_of("AccessDenied", 0, "key"), RefusedError)
     assert isinstance(failure_of("InternalError", 0, "key"), OutageError)
     assert isinstance(failure_of("PermanentRedirect", 301, "key"), RefusedError)
@@ -191,7 +191,7 @@ def test_wrong_ranges(liar: Liar, answer: Answer, expected: type[StoreError]) ->
 
 
 def test_a_get_is_the_clients_where_that_is_given_more(liar: Liar) -> None:
-    """As by a store that redirects: one that asks without the client is refused, always."""
+    """Without the client, requests to a store that redirects would always be refused."""
     right = piece(b"234", "bytes 2-4/10")
 
     def to_the_client_only(handler: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""What commands of every day do with a real bucket."""
+"""Everyday commands with a real bucket."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A real mount at a real bucket: what an upload carries beside plain bytes."""
+"""A real mount at a real bucket: compression and metadata of uploads."""
 
 import os
 import subprocess
@@ -49,12 +49,6 @@ def test_the_cache_of_a_model_is_smaller_there(
     bucket: str,
     tmp_path: Path,
 ) -> None:
-    """
-    With `compression=s3` the objects of a namespace are compressed on their way to the
-    bucket, without loss, where that makes them at least 1.1 times smaller. Sizes, digests
-    and quotas are as without; an open gives back what was written. It may be set and unset
-    at any time: what is in the bucket stays as it is, and is read either way.
-    """
     client("make_kv.py", tmp_path / "cache", "--tokens", "1024")
     content = (tmp_path / "cache").read_bytes()
     noise = os.urandom(len(content))
@@ -94,10 +88,6 @@ def test_a_compressed_copy_on_nvme_goes_up_as_it_is(
     bucket: str,
     tmp_path: Path,
 ) -> None:
-    """
-    With `compression=nvme` what goes to the bucket is compressed as with `compression=s3`; a
-    compressed copy on NVMe goes up as it is.
-    """
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     folder = kv.path / "n"
     subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=3600"], check=True)
@@ -130,10 +120,6 @@ def test_modes_and_times_get_there_without_the_bytes(
     s3: Server,
     bucket: str,
 ) -> None:
-    """
-    `chmod`, `chown` and times of what is in the bucket get there some time later, without
-    its bytes.
-    """
     kv = made()
     path = kv.path / "a"
     path.write_bytes(SMALL)
@@ -153,12 +139,6 @@ def test_what_was_there_before_the_bucket_gets_there(
     s3: Server,
     bucket: str,
 ) -> None:
-    """
-    What was sealed before `s3=` was given, or before its namespace took it, goes up as
-    well, the oldest first, and a part at a time: no writer waits for it. When a namespace
-    does not take `s3` any more nothing of it is uploaded; what is there stays, and can be
-    read, until it is unlinked or written again, or renamed while it has a copy here.
-    """
     kv = made()
     with_s3 = kv.options
     kv.remount("ram=64M,nvme={tmp}/nvme,nvme_size=512M".replace("{tmp}", str(kv.path.parent)))
@@ -179,10 +159,6 @@ def test_what_was_there_before_the_bucket_gets_there(
 
 
 def test_who_opens_what_is_replaced_gets_one_or_the_other(made: Make) -> None:  # noqa: F811
-    """
-    Who opens what only the bucket has, while another file takes its name, gets one of the
-    two, from beginning to end.
-    """
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     path = kv.path / "a"
     path.write_bytes(b"0" * len(SMALL))
@@ -214,10 +190,6 @@ def test_who_opens_what_is_replaced_gets_one_or_the_other(made: Make) -> None:  
 
 
 def test_a_mount_without_its_bucket_says_so(made: Make) -> None:  # noqa: F811
-    """
-    A mount without `s3=` of what had one says how many objects only the bucket has: they
-    are ENOENT when they are opened, and keep their names for a mount with it.
-    """
     tiers = "ram=32M,nvme={tmp}/nvme,nvme_size=128M"
     kv = made(tiers)
     away = narrow(kv, "n")

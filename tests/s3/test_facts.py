@@ -1,4 +1,4 @@
-"""Metadata: what was written comes back, and anything else is an error that says where."""
+"""Metadata: written fields come back, and any other text is an error that names its place."""
 
 from dataclasses import replace
 

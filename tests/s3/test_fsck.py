@@ -41,13 +41,6 @@ def fsck(target: Path, *options: str) -> tuple[int, dict[str, Any]]:
 def test_a_bucket_that_lost_something_gets_it_again(
     mount: Mount, place: str, s3: Server, bucket: str
 ) -> None:
-    """
-    `kvfs fsck --bucket` lists the bucket and tells what it lacks or has otherwise, with
-    `--hashes` also whose bytes are not what they were. With `--repair` what another node
-    has unlinked or replaced loses its names here, too; with `s3_shared=off` nobody can have
-    done that, and it is uploaded again from a copy here. A kvfs that is not mounted is told
-    with `-o` where the bucket is.
-    """
     place += ",s3_shared=off"
     kv = mount(f"ram=64M,nvme={{tmp}}/nvme,nvme_size=512M,{place},s3_delay=0.1")
     content = {name: os.urandom(SIZE) for name in ("gone", "short", "good")}

@@ -1,4 +1,4 @@
-"""Any bytes for an answer of a store: what was asked for, or a StoreError; a mover lives on."""
+"""Any bytes as a store's answer: the result, or a StoreError; a mover lives on."""
 
 import socket
 import threading
@@ -34,7 +34,7 @@ BOMB = LIST.replace("<ListB", f"<!DOCTYPE l [{ENTITIES}]><ListB", 1).replace("p/
 
 
 class Liar:
-    """A server that says the same to everybody, whatever is asked."""
+    """A server that gives the same answer to every request."""
 
     def __init__(self) -> None:
         self.answer = b""

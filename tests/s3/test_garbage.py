@@ -57,7 +57,7 @@ def put(transfers: Transfers, *keys: str, age: float = 2 * DAY) -> None:
 
 
 def put_long(transfers: Transfers, space: str, age: float = 2 * DAY) -> str:
-    """An object whose key is a hash; that, below the prefix."""
+    """Put an object whose key is a hash; return the key below the prefix."""
     (found,) = spaces(space)
     name = Name(*found, LONG)
     record = KEYS.record(name)
@@ -89,7 +89,7 @@ def collect(found: Collector, *, all_recorded: bool = False) -> Report:
 
 
 def left(store: MemoryStore) -> set[str]:
-    """Below the prefix, but for records of nodes."""
+    """The keys below the prefix, without records of nodes."""
     return {key.removeprefix("p/") for key in store.objects if not key.startswith(KEYS.nodes)}
 
 
@@ -136,7 +136,7 @@ def test_what_was_written_lately_stays_with_all_of_its_namespace(
 
 
 def test_the_clock_is_the_stores(store: MemoryStore) -> None:
-    """It is a day behind: by the clock here all would be old enough."""
+    """The store's clock is a day behind; by the local clock all objects would be old enough."""
     behind = FaultyStore(store, skew=-DAY)
     transfers = Transfers(behind, Terms())
     publish(transfers, KEYS, Node(A, "host", "/kv", frozenset(), spaces("x@1")))
@@ -251,7 +251,7 @@ def test_who_cannot_be_forgotten(transfers: Transfers, forget: str, reason: str)
 def test_nothing_is_deleted_that_no_record_explains(
     transfers: Transfers, store: MemoryStore
 ) -> None:
-    """A node with an older kvfs has no record: what it wrote looks like what nobody has."""
+    """A node with an older kvfs has no record: its objects look like garbage."""
     node(transfers, A, "x@2", had=("y@1",))
     put(transfers, "x@1/a", "y@1/a", "z@7/a")
     found = collector(transfers)

@@ -1,4 +1,4 @@
-"""`kvfs gc` on real mounts that share a bucket: what it finds, deletes and refuses."""
+"""`kvfs gc` on real mounts that share a bucket: its findings, deletes and refusals."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def garbage(*arguments: str | Path) -> dict[str, int]:
 
 
 def recorded(kv: Mounted, *namespaces: str) -> None:
-    """Wait until its record has these."""
+    """Wait until the node's record has these namespaces."""
 
     def there() -> bool:
         return any(
@@ -84,7 +84,7 @@ def recorded(kv: Mounted, *namespaces: str) -> None:
 
 
 def lose(kv: Mounted) -> None:
-    """As with the machine: its movers do not outlive it."""
+    """Kill the mount, as with the machine: its movers do not survive it."""
     movers = descendants(kv.pid)
     kv.kill()
     for pid in movers:
@@ -95,11 +95,6 @@ def lose(kv: Mounted) -> None:
 def test_what_is_left_of_a_lost_node_is_found_and_deleted(
     node: Make, s3: Server, bucket: str
 ) -> None:
-    """
-    `kvfs gc` deletes from the bucket what no node that shares it can mean any more: objects
-    of versions older than every node's, of namespaces that no node has, and what a node that
-    is gone for good has left half done. What some node has is kept, whoever wrote it.
-    """
     kept, lost = node("kept"), node("lost")
     for kv, names in ((kept, "xy"), (lost, "xz")):
         for name in names:
@@ -148,11 +143,6 @@ def test_what_is_left_of_a_lost_node_is_found_and_deleted(
 
 
 def test_what_nobody_explains_is_not_deleted(node: Make, s3: Server, bucket: str) -> None:
-    """
-    What no record of a node explains may be in use by a kvfs that has none: then nothing is
-    deleted, unless `--all-recorded` says that there is none. What kvfs did not name is told
-    of and never touched.
-    """
     kv = node("kv")
     client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     for key in ("old@3/a", "notes.txt"):
@@ -173,10 +163,6 @@ def test_what_nobody_explains_is_not_deleted(node: Make, s3: Server, bucket: str
 def test_a_kvfs_that_is_not_mounted_and_none_at_all(
     node: Make, s3: Server, bucket: str, tmp_path: Path
 ) -> None:
-    """
-    `kvfs gc` takes the NVMe directory of a kvfs that is not mounted, or just what says where
-    the bucket is.
-    """
     kv = node("kv")
     ns(kv, "create", "x")
     (kv.path / "x" / "a").write_bytes(SMALL)

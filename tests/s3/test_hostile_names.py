@@ -1,4 +1,4 @@
-"""Names that mean something to HTTP, S3 or a terminal, in a real store: here and elsewhere."""
+"""Names with a meaning in HTTP, S3 or a terminal, in a real store: on this node and another."""
 
 import json
 import os

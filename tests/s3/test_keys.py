@@ -1,4 +1,4 @@
-"""Keys: every name has one, and only what kvfs has named is parsed as one."""
+"""Keys: every name has one, and only keys of kvfs are parsed as such."""
 
 import re
 
@@ -98,7 +98,7 @@ def test_a_directory_is_what_the_keys_in_it_begin_with(name: Name, last: bytes) 
     ],
 )
 def test_people_can_read_keys(name: Name, key: str) -> None:
-    """The format's examples: a change of them is another format."""
+    """The format's examples: if they change, it is another format."""
     assert Keys("kv/").of(name) == key
 
 

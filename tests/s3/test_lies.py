@@ -64,12 +64,12 @@ def front(s3: Server, bucket: str, proxy: Proxy, mount: Mount) -> Iterator[Front
 
 
 def refuse(answer: Answer, *verbs: str) -> Callable[[Request], Answer | None]:
-    """Before a request: this answer to these verbs, or to all of them."""
+    """Answer requests of these verbs, or of all, with this, before the server gets them."""
     return lambda request: answer if not verbs or request.verb in verbs else None
 
 
 def read_or_miss(path: Path) -> bytes | None:
-    """Never anything else than the bytes, or ENOENT."""
+    """The bytes, or None for ENOENT; no other error is allowed."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -85,10 +85,6 @@ REFUSALS = (  # status, code, verbs, and what the mount says then
 
 
 def test_a_store_that_refuses_for_a_while_costs_nothing_but_time(front: Front) -> None:
-    """
-    A bucket that answers, but throttles, refuses or is full, is asked again, and costs no more than
-    one that is away. `kvfs status` says what it said, as long as it takes nothing.
-    """
     kv, proxy, *_ = fronted = front()
     kv.allow_log("record is not in|is tried again|stays in the bucket|s3 tier")
     away = narrow(kv, "n")
@@ -191,11 +187,6 @@ def test_a_store_that_is_full_is_said_so_as_long_as_it_is(front: Front) -> None:
 
 
 def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
-    """
-    What the bucket gives wrongly is never read, whatever its ETag: it is fetched once more, and is
-    then ENOENT on this node until it is written anew, something else is there or the daemon ends.
-    What is there stays: perhaps it is what lies between that gives other bytes.
-    """
     kv, proxy, *_ = fronted = front()
     kv.expect_log("is lost here, what .* has of it stays there")
     kv.allow_log("is fetched once more")
@@ -242,10 +233,6 @@ def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
 def test_what_the_bucket_says_of_another_object_is_a_miss(
     front: Front, mount: Mount, bucket: str
 ) -> None:
-    """
-    So is an object of which the bucket says other things than it gives, to a node that has never
-    seen the name: an open is ENOENT, never ESTALE, until the bucket says of it what it has.
-    """
     kv, proxy, *_ = front()
     names = ("head", "beside", "gone", "other")
     for name in names:

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket below it: what is written gets there, and comes back."""
+"""A real mount with a real bucket: files are uploaded, and come back."""
 
 import os
 import random
@@ -57,7 +57,7 @@ def attribute(path: Path, name: str) -> str:
 
 
 def spill(kv: Mounted, path: Path) -> None:
-    """Write until nothing but the bucket has it."""
+    """Write until only the bucket has it."""
     kv.allow_log("writers wait for it")
     number = 0
     while attribute(path, "tier") != "s3":
@@ -67,12 +67,6 @@ def spill(kv: Mounted, path: Path) -> None:
 
 
 def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -> None:
-    """
-    With `s3=` a sealed object goes up to the bucket, where it has its name for a key, in
-    the order in which objects were sealed, `s3_delay` seconds after its close, or at once
-    in a namespace with `write=through`. Until then it is dirty: `user.kvfs.dirty` of the
-    file is 1, and `user.kvfs.tier` names the places that have it.
-    """
     kv = made()
     (kv.path / "d").mkdir()
     (kv.path / "d" / "x y").write_bytes(SMALL)
@@ -85,12 +79,6 @@ def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -
 
 
 def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) -> None:
-    """
-    A file that is mostly holes stays on this node: one of more than 1 MiB with less than
-    half of it data. A bucket has every byte of an object. `user.kvfs.dirty` of it stays 1,
-    no `kvfs flush` waits for it, and the log says why. Without NVMe no unmount waits for it
-    either: it goes with RAM.
-    """
     kv = made()
     kv.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")
     with (kv.path / "holes").open("wb") as file:
@@ -116,11 +104,6 @@ def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) ->
 
 
 def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
-    """
-    What the bucket has leaves the tiers when their room is needed, and keeps its names,
-    inode number, size and times. An open brings its bytes back, compared with their digest,
-    and is then as any other; `stat`, `ls` and a look at its attributes fetch nothing.
-    """
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     path = kv.path / "a"
     path.write_bytes(SMALL)
@@ -137,10 +120,6 @@ def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
 
 
 def test_an_open_waits_for_uploads_that_make_room(made: Make) -> None:
-    """
-    An open of what only the bucket has, while the tiers are full of what is dirty, waits
-    for uploads to make room, `s3_wait` seconds at most.
-    """
     kv = made("ram=64M,s3_dirty=1G")
     content = os.urandom(8 * MIB)
     (kv.path / "a").write_bytes(content)
@@ -158,11 +137,6 @@ def test_an_open_waits_for_uploads_that_make_room(made: Make) -> None:
 
 
 def test_renames_and_unlinks_reach_the_bucket(made: Make, s3: Server, bucket: str) -> None:
-    """
-    Renames, unlinks and new versions reach the bucket some time later: what is renamed is
-    copied there, what is unlinked or replaced is deleted. To leave the tiers deletes
-    nothing.
-    """
     kv = made()
     (kv.path / "d").mkdir()
     for name in ("a", "b", "d/c"):
@@ -180,9 +154,6 @@ def test_renames_and_unlinks_reach_the_bucket(made: Make, s3: Server, bucket: st
 
 
 def test_a_flush_uploads_at_once(made: Make, s3: Server, bucket: str) -> None:
-    """
-    `kvfs flush MOUNTPOINT --wait` returns when all that was dirty is in the bucket.
-    """
     kv = made()
     subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
     (kv.path / "a").write_bytes(SMALL)
@@ -222,10 +193,6 @@ def test_deaths_in_the_middle_of_uploads_leave_nothing_half_made(
 
 
 def test_a_restart_finds_what_is_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
-    """
-    What is dirty is found again by the next daemon and by the next mount, whatever ended
-    the last one, and the first operations do not wait for it.
-    """
     kv = made()
     subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
     for number in range(20):
@@ -239,10 +206,6 @@ def test_a_restart_finds_what_is_not_uploaded(made: Make, s3: Server, bucket: st
 
 
 def test_without_nvme_an_unmount_uploads(made: Make, s3: Server, bucket: str) -> None:
-    """
-    Without NVMe, an unmount waits until the bucket has what only RAM holds; `kvfs umount
-    --now` does not.
-    """
     kv = made("ram=64M")
     subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
     (kv.path / "a").write_bytes(SMALL)
@@ -262,11 +225,6 @@ def test_without_nvme_an_unmount_uploads(made: Make, s3: Server, bucket: str) ->
 def test_a_mount_is_refused_before_anything_changes(
     s3: Server, bucket: str, tmp_path: Path, change: dict[str, str], reason: str
 ) -> None:
-    """
-    A bucket that is not there, refuses, or does not answer is a reason not to mount, said
-    in one line, before anything is made. With `s3_required=off` it is mounted without,
-    until the bucket answers.
-    """
     options = {"s3": f"s3://{bucket}", "s3_endpoint": s3.endpoint, "s3_region": "us-east-1"}
     text = ",".join(f"{name}={value}" for name, value in (options | change).items())
     path = tmp_path / "kv"
@@ -289,11 +247,6 @@ def test_an_outage_is_a_miss_and_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch,
     mount: Mount,
 ) -> None:
-    """
-    While the bucket is away, what is in the tiers is there as ever, and new objects stay
-    dirty. What only the bucket has is ENOENT when it is opened, at once, and keeps its
-    name. When the bucket is back, all that goes on by itself.
-    """
     own = Server(tmp_path_factory.mktemp("own") / "server")
     try:
         own.start()

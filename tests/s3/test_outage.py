@@ -1,4 +1,4 @@
-"""A real store that hangs, dies and comes back below a real mount that is used all the time."""
+"""A real store that hangs, dies and comes back below a real mount in constant use."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ _NUMBERS = count(1)
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Nobody else's: it is stopped and killed."""
+    """A server of this test alone, which stops and kills it."""
     server = Server(tmp_path_factory.mktemp("own") / "server")
     try:
         server.start()
@@ -77,9 +77,9 @@ def made(own: Server, own_bucket: str, mount: Mount) -> Iterator[Make]:
 
 @contextmanager
 def again_and_again(do: Callable[[int], None]) -> Iterator[list[float]]:
-    """Call it in a thread, with 0, 1, 2... until the block ends; the seconds that each call took.
+    """Call it in a thread, with 0, 1, 2... until the block ends; the seconds of each call.
 
-    What it raises is raised here.
+    Exceptions of the calls are raised here.
     """
     seconds: list[float] = []
     problems: list[BaseException] = []
@@ -109,7 +109,7 @@ def again_and_again(do: Callable[[int], None]) -> Iterator[list[float]]:
 
 
 def opens(path: Path, answers: list[tuple[float, bytes | None]]) -> threading.Thread:
-    """One that opens and reads it once, and how long that took."""
+    """A thread that opens and reads the file once, and takes the time."""
 
     def run() -> None:
         began = time.monotonic()
@@ -132,10 +132,6 @@ SLACK = 8.0  # s that a busy machine may add to it
 def test_users_of_what_is_here_do_not_notice_an_outage(
     made: Make, own: Server, own_bucket: str, how: str
 ) -> None:
-    """
-    A bucket that hangs is found out after some seconds. Until then an open of what only the bucket
-    has waits, `s3_wait` seconds at most; nobody else does.
-    """
     kv = made()
     away = narrow(kv, "n")
     contents = {f"gone{number}": SMALL + bytes([number]) for number in range(16)}
@@ -230,11 +226,6 @@ def test_an_unmount_does_not_wait_for_a_store_that_hangs(
 
 
 def test_writers_wait_at_the_bound_and_nobody_else(made: Make, own: Server) -> None:
-    """
-    While the bucket takes nothing, writers go on until `s3_dirty` bytes wait for their upload. Then
-    they wait for it, too, which is said once in the log, `s3_wait` seconds at most, and get ENOSPC;
-    those after them get it at once, until something has gone up.
-    """
     kv = made("s3_wait=4,s3_dirty=1M")
     kv.expect_log("1048576 bytes wait for their upload, which is the most: writers wait for it")
     (kv.path / "here").write_bytes(OTHER)
@@ -277,7 +268,7 @@ def check(path: Path, data: bytes) -> None:
 
 
 def has_part(server: Server, bucket: str) -> bool:
-    """Whether a part of anything has arrived."""
+    """Whether a part of any upload has arrived."""
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint)
     for one in unfinished(server, bucket):
         try:
@@ -295,11 +286,6 @@ def has_part(server: Server, bucket: str) -> bool:
 def test_a_server_that_dies_in_the_middle_of_parts(
     made: Make, own: Server, own_bucket: str
 ) -> None:
-    """
-    Whatever dies in the middle, the store, the daemon or all of a mount: what was closed is there,
-    and in the bucket an object is whole or not there. Parts of uploads that were cut short are
-    deleted.
-    """
     kv = made("s3_wait=30", tiers="ram=512M,nvme={tmp}/nvme")
     wanted = {f"@0/large{number}": LARGE + bytes([number]) for number in range(3)}
     for key, data in wanted.items():
@@ -329,7 +315,7 @@ SEED = int(os.environ.get("KVFS_SEED", "7"))
 class Workload:
     """Writes, rewrites, renames, unlinks and reads in a namespace of which most is spilled.
 
-    `contents` is what was acknowledged, by name.
+    `contents` has the acknowledged bytes, by name.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -364,7 +350,7 @@ class Workload:
             assert path.exists(), f"{name} has lost its name"
 
     def _written(self, path: Path, data: bytes) -> bool:
-        """While the store is down nothing leaves a namespace that has its quota."""
+        """Write a file. While the store is down nothing leaves a namespace that is at its quota."""
         try:
             path.write_bytes(data)
         except OSError as error:
@@ -420,7 +406,7 @@ def test_a_store_that_dies_in_the_middle_of_everything(
 
 
 def _all_is_there(kv: Mounted, work: Workload, own: Server, bucket: str) -> None:
-    """Nothing acknowledged is lost, nothing that nobody means stays in the bucket."""
+    """Check that no acknowledged file is lost, and no garbage stays in the bucket."""
     work.check()
     all_uploaded(kv)
     wait_for(lambda: not s3_of(kv)["to_delete"], "all is deleted")

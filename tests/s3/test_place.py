@@ -1,4 +1,4 @@
-"""Where a bucket is, as people write it."""
+"""The place of a bucket, as users write it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Prefixes that another node has computed come from the bucket that both have."""
+"""Prefixes that another node has computed come from the shared bucket."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""What a mount asks of a bucket before it changes anything."""
+"""A mount's requests to a bucket before it changes anything."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ def test_what_the_store_honours_is_found(*, once_put: bool, once_complete: bool)
 
 
 def test_ceph_honours_the_one_and_not_the_other(boto: BotoStore) -> None:
-    """What S3 servers promise is not what they do; were it otherwise, we want to know."""
+    """S3 servers do not keep all promises; this test notices if that changes."""
     assert probe(boto, KEYS, TERMS) == replace(TERMS, once_put=True, once_complete=False)
     assert boto.list("").entries == []
     assert list(boto.uploads("")) == []

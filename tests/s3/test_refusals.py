@@ -1,4 +1,4 @@
-"""What a mount refuses, with the reason and the cure in one line, and nothing changed by it."""
+"""Refusals of a mount: reason and cure in one line, and nothing changed."""
 
 import json
 import os
@@ -43,7 +43,10 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(s3: Server, bucket: str, tmp_path: Path) -> Refused:
-    """What `kvfs mount` says; it must have changed nothing. Options replace the usual ones."""
+    """The one line of a refused `kvfs mount`, which must have changed nothing.
+
+    Options replace the usual ones.
+    """
 
     def attempt(environment: dict[str, str] | None = None, **options: str) -> str:
         path = tmp_path / "kv"
@@ -73,11 +76,6 @@ def refused(s3: Server, bucket: str, tmp_path: Path) -> Refused:
 
 
 def test_a_bucket_that_is_not_there(refused: Refused) -> None:
-    """
-    A bucket that is not there, refuses, or does not answer is a reason not to mount, said in one
-    line, before anything is made. With `s3_required=off` it is mounted without, until the bucket
-    answers.
-    """
     assert refused(s3="s3://no-such-bucket-here/p") == (
         "kvfs: s3=s3://no-such-bucket-here/p/: no-such-bucket-here/p/: NoSuchBucket, HTTP 404: "
         "create the bucket, or name another one"
@@ -175,10 +173,6 @@ def mark(s3: Server, bucket: str, **marker: object) -> None:
 
 
 def test_a_prefix_that_is_not_ours(refused: Refused, s3: Server, bucket: str) -> None:
-    """
-    So is a prefix of a newer format, or that another kvfs has alone: nothing is written there, with
-    `s3_required=off` neither. So is another prefix than the one whose objects a catalog has.
-    """
     said = f"kvfs: s3=s3://{bucket}/p/: {bucket}/{MARKER}: "
     mark(s3, bucket, format=FORMAT + 1, owner="")
     assert refused() == f"{said}{NEWER}or give another prefix"
@@ -193,10 +187,6 @@ def test_a_prefix_that_is_not_ours(refused: Refused, s3: Server, bucket: str) ->
 
 
 def test_a_prefix_of_one_kvfs_alone(mount: Mount, s3: Server, bucket: str) -> None:
-    """
-    A new prefix that is mounted with `s3_exclusive=on` is that kvfs's own: nothing is looked up
-    there, and others are refused. One that others may use stays shared.
-    """
     where = f"ram=32M,s3_endpoint={s3.endpoint},s3_region=us-east-1,s3_delay=0"
     kv = mount(f"{where},nvme={{tmp}}/new,nvme_size=64M,s3=s3://{bucket}/p,s3_exclusive=on")
     (kv.path / "a").write_bytes(b"mine")

@@ -1,4 +1,4 @@
-"""What is in a store gets another name, or says something else of it, without its bytes."""
+"""Objects in a store get other names or other metadata, without moving their bytes."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: who looks through a directory brings no whole objects here."""
+"""A real mount with a real bucket: a scan of a directory downloads no whole objects."""
 
 import ast
 import os
@@ -39,7 +39,7 @@ def content(number: int) -> bytes:
 
 
 class Process:
-    """One of its own, that lists and reads what a test asks it for."""
+    """A process that lists and reads on a test's request."""
 
     def __init__(self, stack: ExitStack) -> None:
         pipe = subprocess.PIPE
@@ -78,7 +78,7 @@ class Process:
         return found
 
     def whole(self, fd: int, piece: int = HEADER) -> bytes:
-        """From the beginning, as who does not know how much there is."""
+        """Read from the beginning, as a program that does not know the size."""
         found = self.ask(f"b''.join(iter(lambda: os.read({fd}, {piece}), b''))")
         assert isinstance(found, bytes)
         return found
@@ -103,7 +103,7 @@ def valve(s3: Server) -> Iterator[Valve]:
 
 @pytest.fixture
 def made(valve: Valve, bucket: str, mount: Mount) -> Made:
-    """`made(files)` mounts, with so many objects of 1 MiB that only the bucket has."""
+    """`made(files)` mounts, with this many objects of 1 MiB that only the bucket has."""
 
     def make(files: int = 1, options: str = "ram=256M") -> tuple[Mounted, list[Path]]:
         kv = mount(
@@ -127,7 +127,7 @@ def made(valve: Valve, bucket: str, mount: Mount) -> Made:
 
 
 def fetched(kv: Mounted) -> tuple[int, int]:
-    """Headers and whole objects."""
+    """The numbers of downloaded headers and whole objects."""
     found = s3_of(kv)
     return found["headers"], found["downloads"]
 
@@ -136,12 +136,6 @@ def fetched(kv: Mounted) -> tuple[int, int]:
 def test_who_looks_through_a_directory_fetches_headers(
     made: Made, valve: Valve, start: Start, passthrough: str
 ) -> None:
-    """
-    A process that has listed a directory, and opens what only the bucket has of it, gets the first
-    4 KiB, compared with a digest of their own. All of it comes when somebody reads on, or writes,
-    or opens it who has not listed the directory in the last minute. So a connector that looks at
-    each file as it starts brings no whole objects here.
-    """
     kv, paths = made(FILES, f"ram=256M,passthrough={passthrough}")
     scanner = start()
     before = valve.brought
@@ -178,9 +172,6 @@ def test_who_looks_through_a_directory_fetches_headers(
 
 
 def test_one_that_reads_all_of_them_is_no_scanner(made: Made, start: Start) -> None:
-    """
-    A process that reads on in what it opens so, as `cp -r`, is soon given whole objects again.
-    """
     kv, paths = made(6)
     reader = start()
     reader.names(paths[0].parent)
@@ -233,10 +224,6 @@ def test_it_can_be_mapped(made: Made, start: Start, flags: str) -> None:
 def test_what_is_unlinked_while_its_header_is_read(
     made: Made, start: Start, s3: Server, bucket: str, *, rest: bool
 ) -> None:
-    """
-    What is unlinked, replaced or renamed while somebody has its header is read on all the same, and
-    deleted from the bucket when it is closed.
-    """
     kv, [path] = made()
     scanner = start()
     scanner.names(path.parent)
@@ -254,10 +241,6 @@ def test_what_is_unlinked_while_its_header_is_read(
 
 
 def test_another_daemon_has_the_rest_come(made: Made, start: Start) -> None:
-    """
-    When the daemon dies meanwhile the next one knows no header: a descriptor reads on, and has all
-    of its object come for that.
-    """
     kv, paths = made(3)
     scanner = start()
     scanner.names(paths[0].parent)
@@ -280,10 +263,6 @@ def test_another_daemon_has_the_rest_come(made: Made, start: Start) -> None:
 def test_a_header_that_was_damaged_is_given_to_nobody(
     made: Made, valve: Valve, start: Start
 ) -> None:
-    """
-    A header that is not what was stored is given to nobody: all of the object is fetched, and
-    compared with its own digest.
-    """
     kv, [path] = made()
     kv.expect_log("is lost")
     kv.allow_log("once more|stays in the bucket")

@@ -1,4 +1,4 @@
-"""What kvfs must know to use a bucket, and what users write, is in nothing that it shows."""
+"""Credentials for a bucket, and users' bytes, are in none of kvfs's outputs."""
 
 import os
 import random
@@ -19,7 +19,7 @@ CANARY = "KVFSCANARY"  # begins what nobody may see
 
 
 def shown(kv: Mounted, scrape: Path) -> dict[str, bytes]:
-    """All that kvfs says of itself, by where."""
+    """All outputs of kvfs, by place."""
     commands = {
         "status": ("status", str(kv.path)),
         "status --json": ("status", str(kv.path), "--json"),
@@ -53,7 +53,7 @@ def shown(kv: Mounted, scrape: Path) -> dict[str, bytes]:
 def test_no_secret_is_shown(
     s3: Server, bucket: str, mount: Mount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys in a profile and in the environment, users' bytes; in the log of a crash neither."""
+    """Keys are in a profile and in the environment, users' bytes in files; a crash is logged."""
     key, secret = (s3.credentials[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     (tmp_path / "credentials").write_text(
         f"[here]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
@@ -93,7 +93,7 @@ def test_no_secret_is_shown(
 
 
 def test_log_and_sockets_are_for_who_mounted(mount: Mount) -> None:
-    """Whatever the umask of who mounts: names are in the log."""
+    """This holds with any umask at the mount, because the log has names."""
     before = os.umask(0)
     try:
         kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=512M,metrics={tmp}/metrics.sock")

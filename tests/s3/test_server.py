@@ -1,4 +1,4 @@
-"""The real server dies: what was acknowledged is there, what was not is whole or absent."""
+"""The real server dies: acknowledged objects are there, the others are whole or absent."""
 
 import os
 import random

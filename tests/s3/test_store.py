@@ -1,4 +1,4 @@
-"""What every store does: the contract of `kvfs.s3.store`, on each implementation."""
+"""The contract of `kvfs.s3.store`, on each implementation."""
 
 import threading
 from collections.abc import Iterator

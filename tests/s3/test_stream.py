@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: large objects are read while they come."""
+"""A real mount with a real bucket: programs read large objects while they download."""
 
 import errno
 import mmap
@@ -90,12 +90,6 @@ def ended(kv: Mounted) -> None:
 
 @pytest.mark.parametrize("options", [RAM, NVME, f"{RAM},passthrough=off"])
 def test_it_is_read_before_it_is_here(spilled: Spilled, valve: Valve, options: str) -> None:
-    """
-    A spilled object of `s3_stream` bytes or more can be read while it comes from the bucket: its
-    open does not wait for all of it, a read waits for the bytes that it asks for, `s3_wait` seconds
-    at most, and no byte is given to anybody before its chunk was compared with its digest. When all
-    has come the whole is compared with its own, and is a copy as any other.
-    """
     kv, path = spilled(options)
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -145,7 +139,7 @@ def test_another_node_reads_it_while_it_comes(
 
 
 def asleep(thread: int) -> bool:
-    """Whether it waits for an answer of the daemon."""
+    """Whether the thread waits for an answer of the daemon."""
     return Path(f"/proc/self/task/{thread}/wchan").read_text() == "request_wait_answer"
 
 
@@ -193,10 +187,6 @@ def test_many_readers_have_it_fetched_once(spilled: Spilled, valve: Valve) -> No
 
 @pytest.mark.parametrize("options", [RAM, NVME])
 def test_it_goes_on_with_another_daemon(spilled: Spilled, valve: Valve, options: str) -> None:
-    """
-    When the daemon dies meanwhile, another one begins anew with what is not here, and descriptors
-    read on.
-    """
     kv, path = spilled(options)
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -217,7 +207,7 @@ def test_it_goes_on_with_another_daemon(spilled: Spilled, valve: Valve, options:
 
 
 def at_work(kv: Mounted) -> list[int]:
-    """The movers that bring something: they have a file without a name."""
+    """The movers with a download: they have a file without a name."""
     return [
         pid
         for pid in descendants(kv.pid)
@@ -245,9 +235,6 @@ def test_a_mover_that_dies_begins_anew(spilled: Spilled, valve: Valve) -> None:
 def test_what_is_unlinked_meanwhile_is_read_to_its_end(
     spilled: Spilled, valve: Valve, s3: Server, bucket: str
 ) -> None:
-    """
-    What is unlinked meanwhile is read to its end, and deleted from the bucket after that.
-    """
     kv, path = spilled()
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -278,10 +265,6 @@ def test_who_unlinks_it_and_dies_leaves_no_other_bytes(spilled: Spilled, valve: 
 
 
 def test_a_damaged_chunk_is_given_to_nobody(spilled: Spilled, valve: Valve) -> None:
-    """
-    A chunk that is not what was stored is fetched once more, and then it is EIO for who reads it,
-    and the next open is ENOENT: nobody gets other bytes.
-    """
     kv, path = spilled()
     kv.expect_log("a read fails: inode .* has another xxh3-64")
     kv.allow_log("is lost|once more|stays in the bucket")
@@ -299,9 +282,6 @@ def test_a_damaged_chunk_is_given_to_nobody(spilled: Spilled, valve: Valve) -> N
 
 
 def test_bytes_that_do_not_come_are_an_error(spilled: Spilled, valve: Valve) -> None:
-    """
-    Bytes that do not come within `s3_wait` seconds are EIO for that read, and may come later.
-    """
     kv, path = spilled()
     kv.expect_log("a read fails: inode .* not here within 1 s")
     valve.let(lambda start: start < CHUNK)
@@ -338,10 +318,6 @@ def test_a_reader_that_is_killed_ends(spilled: Spilled, valve: Valve) -> None:
 def test_it_can_be_mapped_while_it_comes(
     spilled: Spilled, valve: Valve, flags: int, passthrough: str
 ) -> None:
-    """
-    It can be mapped meanwhile. Until the last of those descriptors and mappings is gone all opens
-    of the object are served by the daemon, then the kernel reads it by itself again.
-    """
     kv, path = spilled(f"{RAM},passthrough={passthrough}")
     (kv.path.parent / "wanted").write_bytes(LARGE)
     command = [sys.executable, "-c", MAPPER, str(path), str(kv.path.parent / "wanted"), str(flags)]
@@ -378,9 +354,6 @@ def test_it_can_be_mapped_while_it_comes(
 
 
 def test_a_writer_waits_for_all_of_it(spilled: Spilled, valve: Valve) -> None:
-    """
-    Who opens it for writing meanwhile waits for all of it.
-    """
     kv, path = spilled()
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:

@@ -55,7 +55,7 @@ class Side:
             )
 
     def download(self, data: bytes, etag: str = "") -> bytes:
-        """What arrives when that is expected."""
+        """Download with these expectations; return the bytes that arrive."""
         with memory(b"") as fd:
             self.transfers.download(
                 "key", fd, len(data), etag=etag, digest=xxhash.xxh3_128_digest(data)
@@ -184,7 +184,7 @@ def test_each_call_of_an_upload_fails_in_turn(
     *,
     late: bool,
 ) -> None:
-    """Then the object is there whole or not at all, and so is no upload but one without an id."""
+    """Then the object is whole or absent, and so is the upload, unless it has no id."""
     data = DATA[:size]
     for nth in range(1, 100):
         behind = MemoryStore()
@@ -235,14 +235,14 @@ def test_an_abort_that_fails_hides_nothing(
     ],
 )
 def test_a_lost_answer_is_not_another_object(size: int, fault: Fault) -> None:
-    """A put is sent again when its answer was lost, and refused: its own object is there."""
+    """A put is sent again when its answer was lost, and refused: the existing object is its own."""
     one = faulty(fault)
     etag = one.upload(DATA[:size])
     assert one.download(DATA[:size], etag) == DATA[:size]
 
 
 def test_of_two_that_publish_in_parts_the_first_one_stays() -> None:
-    """Where the store does not refuse it, it is asked again just before."""
+    """If the store does not refuse a second publish, kvfs asks again just before it."""
     store = MemoryStore(once_complete=False)
     terms = Terms(single=MiB, part=PART_MIN, once_complete=False)
 

@@ -1,4 +1,4 @@
-"""Two real mounts on one real bucket: what one of them does the other one sees, and when."""
+"""Two real mounts on one real bucket: when each one sees the other's changes."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def two(s3: Server, bucket: str, mount: Mount) -> Two:
 
 
 def found(path: Path) -> Path:
-    """Once it is there: on a busy machine a look-up may take longer than an operation waits."""
+    """Wait for a path: on a busy machine a look-up may take longer than an operation waits."""
     wait_for(path.exists, f"{path} is found")
     return path
 
@@ -51,12 +51,6 @@ def gone(s3: Server, bucket: str) -> None:
 
 
 def test_what_one_has_uploaded_the_other_finds(two: Two) -> None:
-    """
-    Several mounts, on one machine or on many, may have the same `s3=`, each with tiers and
-    a catalog of its own. What one has sealed and uploaded the others find by its name: it
-    is looked up in the bucket when it is not known here, directories and namespaces too,
-    and is then as what has left the tiers.
-    """
     a, b = two()
     (a.path / "d" / "e").mkdir(parents=True)
     path = a.path / "d" / "e" / "k"
@@ -84,10 +78,6 @@ def test_what_one_has_uploaded_the_other_finds(two: Two) -> None:
 
 
 def test_an_absent_name_is_asked_for_once_a_second(two: Two) -> None:
-    """
-    That a name is not there either is believed for a second. Names that a connector is
-    about to rename are not looked for.
-    """
     _, b = two()
 
     def believed() -> bool:
@@ -102,11 +92,6 @@ def test_an_absent_name_is_asked_for_once_a_second(two: Two) -> None:
 
 
 def test_a_listing_shows_what_both_have(two: Two) -> None:
-    """
-    A listing shows what is here together with what the bucket has, as it was within the
-    last 5 seconds; what cannot be listed in 2 seconds is in a later one. Whoever asks for
-    size, times or mode gets the object's own.
-    """
     a, b = two()
     (a.path / "d").mkdir()
     for number in range(50):
@@ -137,17 +122,6 @@ def test_a_listing_shows_what_both_have(two: Two) -> None:
 
 
 def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucket: str) -> None:
-    """
-    What another node has unlinked or replaced is seen at the next look at its name: a
-    second after the last one if only the bucket has it, `s3_recheck` seconds (30) if a tier has
-    a copy, which is whole and old until then. Who has it open reads on.
-
-    1. A writes `k`. B opens it and reads the first half.
-    2. A writes `k` anew, and that is in the bucket as well.
-    3. B reads the other half: of the bytes that it has opened.
-    4. B closes `k` and opens it now and then: it reads the old bytes, and within a minute
-       the new ones, never some of both.
-    """
     a, b = two()
     for name in ("k", "gone"):
         (a.path / name).write_bytes(OLD)
@@ -174,12 +148,6 @@ def test_deletes_and_new_versions_of_others_are_seen(two: Two, s3: Server, bucke
 
 
 def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> None:
-    """
-    A thread that has opened what it looked up last is expected to do so again: then the
-    bucket is asked by the open, which never gets what is not there any more. If no open
-    comes, what that look saw may be a tenth of a second older than the look, and the
-    bucket's answer to the next one counts.
-    """
     a, b = two()
     subprocess.run([*KVFS, "ns", "set", b.path, "prefetch=off"], check=True, capture_output=True)
     names = [str(number) for number in range(20)]
@@ -203,17 +171,6 @@ def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> No
 
 
 def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
-    """
-    A listing tells as much: what is here is held against it once in `s3_recheck` seconds,
-    and nothing is believed for longer because it was listed.
-
-    1. A writes `d/k`, `d/m` and `d/n`. B opens all of them, and has copies.
-    2. B lists `d` every second, as `ls -l` does, and opens nothing.
-    3. A unlinks `d/k`, writes `d/m` anew, and the bucket follows.
-    4. Within `s3_recheck` seconds and a few more B's listing lacks `k`, and has the new
-       size of `m`.
-    5. `n` is as it was, and its copy stays where it is.
-    """
     a, b = two()
     (a.path / "d").mkdir()
     for name in ("k", "m", "n"):
@@ -253,10 +210,6 @@ def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
 
 
 def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: str) -> None:
-    """
-    What is unlinked or renamed here does not come back, however long the bucket takes to
-    follow.
-    """
     a, b = two()
     (a.path / "d").mkdir()
     for name in ("x", "y", "d/z"):
@@ -281,10 +234,6 @@ def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: 
 
 
 def test_a_namespace_is_found(two: Two, tmp_path: Path) -> None:
-    """
-    A namespace that is not known here is found in the greatest version that is in the
-    bucket, with the settings that this mount's templates give it, or the defaults.
-    """
     templates = tmp_path / "namespaces.toml"
     templates.write_text('[namespace."m-*"]\nweight = 7\n')
     a, b = two(b=f",namespaces={templates}")
@@ -312,10 +261,6 @@ def away(s3: Server) -> Iterator[None]:
 
 
 def test_a_bucket_that_is_away_is_a_miss(two: Two, s3: Server) -> None:
-    """
-    While the bucket is away or slow, a name that is not known here is ENOENT, after a second at
-    most, or five just after the mount.
-    """
     a, b = two()
     b.allow_log("s3 tier|is tried again|record is not in")
     a.allow_log("s3 tier|is tried again|record is not in")
@@ -334,13 +279,6 @@ def test_a_bucket_that_is_away_is_a_miss(two: Two, s3: Server) -> None:
 
 
 def test_an_import(two: Two, s3: Server, bucket: str) -> None:
-    """
-    `kvfs import MOUNTPOINT [PATH...]` names all that is in the bucket, or below those
-    paths, with its facts, and says what was refused.
-
-    With `s3_shared=off` nothing is looked up but what is in conflict, and nothing listed but by
-    `kvfs import`.
-    """
     a, b = two(b=",s3_shared=off")
     b.expect_log("this is passed over")
     deep = Path("d", "e" * 250, "f" * 250, "g" * 250, "h" * 250)
@@ -372,15 +310,6 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
 
 
 def test_written_on_one_node_read_on_another(two: Two, s3: Server, bucket: str) -> None:
-    """
-    1. B looks for `d/k`: ENOENT, a miss.
-    2. A makes `d`, writes `d/k` and closes it. Seconds later it is in the bucket.
-    3. B looks for `d/k` again: it is there, with A's size and times. B opens it and reads
-       A's bytes.
-    4. A unlinks `d/k`, and the bucket follows.
-    5. B has it open and reads on. Once it has closed it and a while has passed, it is
-       ENOENT for B, too.
-    """
     a, b = two()
     path = Path("d", "k")
     assert not (b.path / path).exists()
@@ -397,12 +326,6 @@ def test_written_on_one_node_read_on_another(two: Two, s3: Server, bucket: str) 
 
 
 def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> None:
-    """
-    1. A writes `k`. B sees it, and does not open it.
-    2. A unlinks `k`, and the bucket follows.
-    3. A second later B looks for `k`: ENOENT.
-    4. B writes another `k`. When that is in the bucket, A finds it and reads B's bytes.
-    """
     a, b = two()
     (a.path / "k").write_bytes(OLD)
     all_uploaded(a)
@@ -416,18 +339,6 @@ def test_deleted_by_one_made_by_another(two: Two, s3: Server, bucket: str) -> No
 
 
 def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> None:
-    """
-    1. A and B look for `k`: ENOENT. Both create it, with different bytes.
-    2. A's is the first in the bucket. B's is not uploaded, which `conflicts` counts, and
-       `user.kvfs.dirty` of it is `conflict`.
-    3. A reads its own bytes, B its own, and everybody else A's.
-    4. B unlinks `k`: what it finds by that name from now on is A's.
-    5. If B's was in the bucket by another name before, as it was written under one, it goes
-       from there. B has its bytes as long as a tier here has them, and then A's.
-
-    Blocks of a cache have names that stand for their bytes: then both are the same object,
-    and no conflict.
-    """
     a, b = two()
     b.expect_log("stays on this node only")
     for one in (a, b):
@@ -464,7 +375,7 @@ def test_the_same_name_at_the_same_time(two: Two, s3: Server, bucket: str) -> No
 
 
 def make_conflict(a: Mounted, b: Mounted, *names: str) -> None:
-    """What A has by these names is in the bucket, so that B's stays on B."""
+    """Upload A's files of these names first, so that B's stay on B."""
     b.expect_log("stays on this node only")
     for one in (a, b):
         subprocess.run([*KVFS, "set", str(one.path), "s3_delay=1000"], check=True)
@@ -478,22 +389,6 @@ def make_conflict(a: Mounted, b: Mounted, *names: str) -> None:
 
 
 def test_a_name_that_is_free_again(two: Two, s3: Server, bucket: str) -> None:
-    """
-    A conflict ends when the name is free again. The bucket is asked about 64 objects in conflict at
-    most in `s3_recheck` seconds, in turn; less often where nothing changes, up to ten times as long
-    after all of them. A look at the name, a listing of its directory and `kvfs flush` ask earlier,
-    and the next daemon and the next mount go on.
-
-    1. A has `k` in the bucket. B's `k` is in conflict: `in_conflict` of its status is 1.
-    2. A unlinks `k`, and the bucket follows.
-    3. B finds that out and uploads its own, as it does at the first time: of several nodes that
-       wait for the name one gets it, the others stay in conflict.
-    4. `user.kvfs.dirty` of it is 0, `in_conflict` is 0, `conflicts_ended` is 1, and the log says
-       so.
-    5. A finds B's bytes by that name.
-
-    If A replaces its `k` instead, B's stays in conflict, unless both have the same bytes now.
-    """
     a, b = two(b=",nvme={tmp}/nvme,nvme_size=256M")
     make_conflict(a, b, "k", "m")
     (a.path / "m").write_bytes(OTHER)
@@ -574,13 +469,6 @@ def test_of_two_that_wait_for_a_name_one_gets_it(
 
 
 def test_replaced_or_unlinked_in_the_moment_of_an_open(two: Two, s3: Server, bucket: str) -> None:
-    """
-    1. A writes `k` and `m`. B looks at both, and opens neither.
-    2. A writes `k` anew and unlinks `m`, and the bucket follows.
-    3. B, which believes what it saw for a second, opens both: it gets the new bytes of `k`,
-       and ENOENT for `m`. Nothing is wrong with the bucket: that is no error in B's log,
-       nor in its status.
-    """
     a, b = two()
     for number in range(3):
         k, m = f"k{number}", f"m{number}"

@@ -1,4 +1,4 @@
-"""A real mount with a real bucket: what comes back before it is opened, and what a look fetches."""
+"""A real mount with a real bucket: objects hydrated before an open, and fetches of a scan."""
 
 import os
 import random
@@ -69,12 +69,6 @@ def lmcache(blocks: int) -> list[str]:
 def test_the_next_blocks_of_a_prefix_come_before_they_are_opened(
     made: Make, names: list[str]
 ) -> None:
-    """
-    When two blocks of a prefix that only the bucket has were opened one after the other, the
-    next ones come before they are opened, with all files of each: 4, then up to 16. The order
-    is what their names say, or else that in which they were made. `prefetch=off` of a
-    namespace turns it off.
-    """
     kv = made("ram=32M,nvme_size=64M")
     paths = spilled(kv, names)
     assert paths[0].read_bytes() == content(0)
@@ -90,12 +84,6 @@ def test_the_next_blocks_of_a_prefix_come_before_they_are_opened(
 
 
 def test_a_tree_is_warmed(made: Make) -> None:
-    """
-    `kvfs warm PATH...` brings files, and all below directories, to the fastest tier that takes
-    them, behind every open; what is open, dirty or was used in the last two minutes does not
-    go for it. It says what came and what not, and why. Ctrl-C ends what is not begun,
-    `--no-wait` returns at once.
-    """
     kv = made("ram=32M,nvme_size=64M")
     paths = spilled(kv, [f"d/{number % 4}/{number}" for number in range(40)])
     done = subprocess.run(
@@ -151,11 +139,6 @@ def test_an_interrupt_ends_what_is_not_begun(made: Make) -> None:
 
 
 def test_the_attribute_warms(made: Make) -> None:
-    """
-    `user.kvfs.warm` of a file or a directory does the same when it is set to 1, and ends it
-    when it is set to 0. It is 1 while that is to come and not yet here. Root, whoever mounted
-    and the owner may set it.
-    """
     kv = made("ram=32M,nvme_size=64M")
     paths = spilled(kv, [f"d/{number}" for number in range(8)])
     directory = kv.path / "n" / "d"

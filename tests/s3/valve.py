@@ -1,4 +1,4 @@
-"""A TCP proxy before a store, that holds requests for ranges back until a test lets them pass."""
+"""A TCP proxy before a store, which delays requests for ranges until a test lets them pass."""
 
 import re
 import socket
@@ -13,10 +13,10 @@ _PIECE = 1 << 16
 
 
 class Valve:
-    """`asked` has the first byte of each range that was asked for, in their order.
+    """`asked` has the first byte of each requested range, in order.
 
-    `brought`: bytes that the store has answered with, headers of HTTP among them.
-    `damage`: bytes that are replaced in what the store answers, by others of the same length.
+    `brought`: bytes of the store's answers, with HTTP headers. `damage`: bytes to replace in the
+    store's answers, by others of the same length.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -33,13 +33,13 @@ class Valve:
         self._accepting.start()
 
     def let(self, passes: Callable[[int], bool]) -> None:
-        """From now on ranges that begin at such a byte pass, others wait."""
+        """From now on, let ranges pass that begin at such a byte; others wait."""
         with self._changed:
             self._passes = passes
             self._changed.notify_all()
 
     def open(self) -> None:
-        """All pass."""
+        """Let all pass."""
         self.let(lambda _: True)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One mount of each kind for all of these tests; each test has a directory of its own in it.
 
-`here` is that directory. A test that asks for it runs once for each way in which kvfs has its
-bytes read and written: by the kernel or by the daemon, from RAM or from NVMe.
+`here` is that directory. A test with `here` runs once for each way in which kvfs reads and writes
+bytes: by the kernel or by the daemon, in RAM or on NVMe.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""System calls that Python has no name for, and calls made as somebody else.
+"""System calls that Python has no name for, and calls made as another user.
 
 Contract: thin; a call that fails raises OSError with its errno, as os functions do. Not for kvfs.
 """
@@ -44,7 +44,7 @@ def renameat2(source: Path | str, target: Path | str, flags: int) -> None:
 
 
 def linkat(source: Path | str, target: Path | str, flags: int) -> None:
-    """os.link follows no symbolic link on Linux, whatever it is told."""
+    """linkat(2), because os.link never follows symbolic links on Linux."""
     _checked(libc.linkat(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flags))
 
 
@@ -53,7 +53,7 @@ def fallocate(descriptor: int, mode: int, length: int) -> None:
 
 
 def utimensat(path: Path, access: int, modification: int) -> None:
-    """With nanoseconds of 1970's first second, or one of the two special values."""
+    """utimensat(2), with nanoseconds of 1970's first second, or one of the two special values."""
     times = struct.pack("qqqq", 0, access, 0, modification)
     _checked(libc.utimensat(AT_FDCWD, os.fsencode(path), times, 0))
 
@@ -72,7 +72,7 @@ def open_by_handle(mountpoint: Path, handle: bytes, flags: int = os.O_RDONLY) ->
 
 
 def drop_caches() -> None:
-    """Make the kernel forget all names, inodes and pages that nobody uses."""
+    """Make the kernel forget all unused names, inodes and pages."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
@@ -114,7 +114,7 @@ def opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
 
 @contextmanager
 def refused(code: int) -> Iterator[None]:
-    """What is inside must fail with this errno."""
+    """Expect the block to fail with this errno."""
     found = 0
     try:
         yield
@@ -125,10 +125,10 @@ def refused(code: int) -> Iterator[None]:
 
 
 def as_nobody(directory: Path, call: Callable[[], object]) -> int:
-    """Make a call as an unprivileged user who is in `directory`; its errno, or 0.
+    """Make a call as an unprivileged user who is in `directory`; return its errno, or 0.
 
-    In a child, since a process does not get its privileges back. Paths in it are relative: nobody
-    may not come here by the long way.
+    The call is in a child, because a process does not get its privileges back. Its paths are
+    relative, because that user may not search the directories above.
     """
     child = os.fork()
     if not child:

@@ -20,11 +20,6 @@ HOUR = 3600 * 10**9
 
 
 def test_mode_and_owner(here: Path) -> None:
-    """
-    `chmod` and `chown` change mode, user and group of anything, and `st_ctime` with them. Changing
-    the owner of a file, a fifo, a socket or a device takes its set-user-ID bit away, as does
-    writing to a file without privileges.
-    """
     (here / "a").touch()
     os.symlink("a", here / "link")
     before = os.stat(here / "a").st_ctime_ns
@@ -55,10 +50,6 @@ def _written(descriptor: int) -> int:
 
 
 def test_times(here: Path) -> None:
-    """
-    `utimensat` sets either time or both to the nanosecond, or to now with `UTIME_NOW`, and leaves
-    alone what is `UTIME_OMIT`; on a descriptor as on a path, on a file, a directory or a link.
-    """
     (here / "a").touch()
     os.mkdir(here / "d")
     os.symlink("a", here / "link")
@@ -77,10 +68,6 @@ def test_times(here: Path) -> None:
 
 
 def test_time_set_while_written(here: Path) -> None:
-    """
-    A modification time that is set while the file is open for writing stays when it is closed, as
-    programs that copy times expect it; a later write sets it to the time of that write.
-    """
     with opened(here / "a", os.O_CREAT | os.O_WRONLY) as descriptor:
         os.write(descriptor, b"copied")
         os.utime(descriptor, ns=(HOUR, 2 * HOUR))
@@ -94,10 +81,6 @@ def test_time_set_while_written(here: Path) -> None:
 
 
 def test_times_follow(here: Path) -> None:
-    """
-    Writing and truncating set `st_mtime` and `st_ctime` of the file; making, renaming and removing
-    an entry set those of its directory. What a file showed at its close it shows until it changes.
-    """
     directory = here / "d"
     directory.mkdir()
 
@@ -120,10 +103,6 @@ def test_times_follow(here: Path) -> None:
 
 
 def test_access_time(here: Path) -> None:
-    """
-    `st_atime` is set when a file is opened for reading: if it is not younger than `st_mtime`, or is
-    older than a minute. Evictors that sort by it find the files in the order of their use.
-    """
     (here / "a").write_bytes(b"content")
 
     def read() -> None:
@@ -143,10 +122,6 @@ def test_access_time(here: Path) -> None:
 
 
 def test_sizes(here: Path) -> None:
-    """
-    `st_size` is what was written, while it is being written too; `st_blocks` is the room that one
-    copy takes, in units of 512 bytes. `st_blksize` is 4096.
-    """
     with opened(here / "a", os.O_CREAT | os.O_WRONLY) as descriptor:
         for size in (1, 100_000, 1 << 20):
             os.pwrite(descriptor, b"x", size - 1)
@@ -159,9 +134,6 @@ def test_sizes(here: Path) -> None:
 
 
 def test_link_counts(here: Path) -> None:
-    """
-    `st_nlink` of a directory is 2 and one more for each directory in it.
-    """
     for expected, name in enumerate(("a", "b", "c"), start=3):
         os.mkdir(here / name)
         (here / name / "file").touch()
@@ -171,10 +143,6 @@ def test_link_counts(here: Path) -> None:
 
 
 def test_set_group(here: Path) -> None:
-    """
-    What is made in a directory with the set-group-ID bit gets the directory's group, and a
-    directory made in it gets the bit as well.
-    """
     os.chown(here, -1, 4242)
     os.chmod(here, 0o2775)
     (here / "file").touch()
@@ -186,11 +154,6 @@ def test_set_group(here: Path) -> None:
 
 
 def test_permissions(here: Path) -> None:
-    """
-    The kernel checks permissions by mode, user and group, as on a local disk: reading, writing and
-    searching are EACCES without the bit, changing somebody else's mode or times is EPERM, and in a
-    sticky directory only a file's owner may unlink or rename it.
-    """
     (here / "secret").write_bytes(b"secret")
     os.chmod(here / "secret", 0o600)
     (here / "open").write_bytes(b"open")
@@ -219,11 +182,6 @@ def test_permissions(here: Path) -> None:
 
 
 def test_extended_attributes(here: Path) -> None:
-    """
-    `user.*`, `trusted.*` and `security.*` attributes can be set, read, listed and removed on files
-    and directories, and stay with the inode when it is renamed. `XATTR_CREATE` of one that is there
-    is EEXIST; `XATTR_REPLACE`, reading and removing of one that is not are ENODATA.
-    """
     (here / "a").touch()
     os.mkdir(here / "d")
     for path in (here / "a", here / "d"):
@@ -246,12 +204,6 @@ def test_extended_attributes(here: Path) -> None:
 
 
 def test_extended_attribute_limits(here: Path) -> None:
-    """
-    A value takes up to 64 KiB, the names of one inode up to 64 KiB together, its values up to 1
-    MiB; what is too much is E2BIG. There are neither access control lists nor file capabilities:
-    `system.*` and `security.capability` are EOPNOTSUPP, which `cp -a` and its like take for an
-    answer.
-    """
     (here / "a").touch()
     os.setxattr(here / "a", "user.big", b"x" * 65536)
     assert os.getxattr(here / "a", "user.big") == b"x" * 65536

@@ -12,11 +12,6 @@ G = 1 << 30
 
 
 def test_random_offsets(here: Path) -> None:
-    """
-    Reads and writes at any offset and of any length behave as on a local disk: a read is short only
-    at the end of the file, bytes never written are zeros, and what one descriptor has written every
-    other one reads at once.
-    """
     seed = random.randrange(1 << 32)
     print("seed", seed)
     dice = random.Random(seed)
@@ -43,10 +38,6 @@ def test_random_offsets(here: Path) -> None:
 
 
 def test_sparse(here: Path) -> None:
-    """
-    Files may be sparse: one of 100 GiB with a few bytes in it is made in no time, takes the room of
-    these bytes (`st_blocks` says so), and reads zeros everywhere else.
-    """
     flags = os.O_CREAT | os.O_RDWR
     with opened(here / "a", flags) as descriptor, opened(here / "a", os.O_RDONLY) as reader:
         os.ftruncate(descriptor, 100 * G)
@@ -61,10 +52,6 @@ def test_sparse(here: Path) -> None:
 
 
 def test_truncate(here: Path) -> None:
-    """
-    `truncate` and `ftruncate` shorten a file or lengthen it with zeros, whether it is open or not;
-    what was cut off does not come back when the file grows again.
-    """
     (here / "a").write_bytes(b"abcdef")
     os.truncate(here / "a", 3)
     os.truncate(here / "a", 5)
@@ -82,9 +69,6 @@ def test_truncate(here: Path) -> None:
 
 
 def test_too_large(here: Path) -> None:
-    """
-    A size beyond what a file may have is EFBIG, and the file stays as it was.
-    """
     (here / "a").write_bytes(b"abc")
     with refused(errno.EFBIG):
         os.truncate(here / "a", (1 << 63) - 1)
@@ -92,10 +76,6 @@ def test_too_large(here: Path) -> None:
 
 
 def test_map_private(here: Path) -> None:
-    """
-    A file can be mapped `MAP_PRIVATE`, also with `MAP_POPULATE`; what is changed in the mapping
-    stays there.
-    """
     data = os.urandom(M + 5)
     (here / "a").write_bytes(data)
     with opened(here / "a", os.O_RDONLY) as descriptor:
@@ -108,12 +88,6 @@ def test_map_private(here: Path) -> None:
 
 
 def test_map_shared(here: Path) -> None:
-    """
-    A file can be mapped `MAP_SHARED` for reading and writing. What is written through the mapping
-    is read by everybody, at once or after `msync`, and is in the file after the mapping is gone,
-    even if the descriptor was closed before. `st_mtime` may stay as it was: in memory the kernel
-    takes no note of such a write.
-    """
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, M)
         mapped = mmap.mmap(descriptor, M)
@@ -128,11 +102,6 @@ def test_map_shared(here: Path) -> None:
 
 
 def test_fsync(here: Path) -> None:
-    """
-    `fsync` and `fdatasync` of a file return when its bytes are on the device, if it lives on NVMe;
-    in RAM there is nothing to wait for. `fsync` of a directory succeeds: its names are in the
-    catalog's log already.
-    """
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         os.write(descriptor, b"x" * M)
         os.fsync(descriptor)
@@ -145,10 +114,6 @@ def test_fsync(here: Path) -> None:
 
 
 def test_fallocate(here: Path) -> None:
-    """
-    `fallocate` is EOPNOTSUPP in all its modes, which callers take for an answer; `posix_fallocate`
-    works, since the C library then writes the zeros itself.
-    """
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         for mode in (0, FALLOC_FL_KEEP_SIZE):
             with refused(errno.EOPNOTSUPP):
@@ -158,11 +123,6 @@ def test_fallocate(here: Path) -> None:
 
 
 def test_copies(here: Path) -> None:
-    """
-    `copy_file_range`, `sendfile` and `lseek` with `SEEK_DATA` and `SEEK_HOLE` work as far as the
-    kernel does them by itself: copies are made by reading and writing, and a file looks like one
-    piece of data.
-    """
     data = os.urandom(3 * M)
     (here / "a").write_bytes(data)
     shutil.copyfile(here / "a", here / "sent")

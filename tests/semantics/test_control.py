@@ -1,4 +1,4 @@
-"""Control files: what can be read, and that nothing else can be done to them."""
+"""Control files: programs can read them, and can do nothing else to them."""
 
 import errno
 import json
@@ -19,13 +19,6 @@ NAME = ".kvfs"
 
 
 def test_they_can_be_read(here: Path, shared: Mounted) -> None:
-    """
-    `.kvfs` at the top of the mount is a directory of kvfs's own, which its parent does not list.
-    `stats` in it is what `kvfs status --json` prints, `config` are the options of the mount, and
-    `events` is what happened lately, one line of JSON for each. Who opens one of them reads it as
-    it was at that moment, to its end, also if the daemon dies meanwhile. Only root and who mounted
-    may read them.
-    """
     top = shared.path / NAME
     (here / "a").write_bytes(b"a")
     assert NAME not in os.listdir(shared.path)
@@ -67,11 +60,6 @@ def test_they_can_be_read(here: Path, shared: Mounted) -> None:
 
 
 def test_nothing_else_can_be_done_to_them(here: Path, shared: Mounted) -> None:
-    """
-    Nothing can be made, written, changed, renamed or removed in `.kvfs`, nor can anything get that
-    name at the top of the mount: EPERM. It is no namespace, has no place in a tier or a bucket, and
-    no quota counts it. Elsewhere `.kvfs` is a name like any other.
-    """
     top, file = shared.path / NAME, here / "a"
     file.write_bytes(b"a")
     before = shared.idle()["objects"]

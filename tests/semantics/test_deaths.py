@@ -13,9 +13,7 @@ CLIENTS, KILLS = 4, 4
 
 
 def work(folder: Path, stop: threading.Event, effects: list[int]) -> None:
-    """
-    Operations that fail when they are carried out twice, or not at all.
-    """
+    """Do operations that fail when they are carried out twice, or not at all."""
     number = 0
     while not stop.is_set():
         number += 1
@@ -37,12 +35,6 @@ def work(folder: Path, stop: threading.Event, effects: list[int]) -> None:
 
 
 def test_the_daemon_dies(either: Mounted) -> None:
-    """
-    If the daemon dies at any moment, by `kill -9`, for want of memory or by a defect, another one
-    takes over. The keeper starts it, and the kernel asks it what its predecessor had not answered.
-    Nobody gets an error: operations wait for a moment, and each has its one effect and its one
-    answer.
-    """
     stop, effects = threading.Event(), list[int]()
     clients = []
     for number in range(CLIENTS):
@@ -61,11 +53,6 @@ def test_the_daemon_dies(either: Mounted) -> None:
 
 
 def test_open_files(either: Mounted) -> None:
-    """
-    Files that were open when the daemon died stay open. They are read on and written on, under
-    passthrough without waiting, and are sealed when they are closed; one that has no name any more
-    keeps its content until its last descriptor is closed.
-    """
     (either.path / "a").write_bytes(b"a" * M)
     reader = os.open(either.path / "a", os.O_RDONLY)
     writer = os.open(either.path / "b", os.O_CREAT | os.O_WRONLY)
@@ -90,11 +77,6 @@ def test_open_files(either: Mounted) -> None:
 
 
 def test_replaced(mount: Mount) -> None:
-    """
-    A daemon that has said nothing for `watchdog` seconds is replaced in the same way, and so is one
-    that makes way for another version, by `kvfs upgrade`. If the new one does not serve, the former
-    one is back, and nothing has changed.
-    """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G,watchdog=1")
     (kv.path / "a").write_bytes(b"a")
     kv.expect_log("has said nothing for")
@@ -126,10 +108,6 @@ def test_replaced(mount: Mount) -> None:
 
 
 def test_nvme_lost(kv: Mounted) -> None:
-    """
-    The NVMe directory holds the catalog, so all names are lost with it, those of objects in RAM
-    too. A mount on an empty directory begins anew, and serves nothing of what was before.
-    """
     (kv.path / "a").write_bytes(b"a" * M)
     kv.kill()  # what RAM held is in memory still
     shutil.rmtree(kv.path.parent / "nvme")

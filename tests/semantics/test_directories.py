@@ -15,10 +15,6 @@ pytestmark = pytest.mark.parametrize("shared", ["kernel", "daemon"], indirect=Tr
 
 
 def test_listing(here: Path) -> None:
-    """
-    A directory lists `.`, `..` and each entry once, with inode number and type, in the order in
-    which the names were made.
-    """
     (here / "file").touch()
     os.mkdir(here / "dir")
     os.symlink("x", here / "link")
@@ -40,11 +36,6 @@ def test_listing(here: Path) -> None:
 
 
 def test_listing_while_changing(here: Path) -> None:
-    """
-    While a directory is being read, names may come and go: each name that is there all the time is
-    listed exactly once, whatever file it stands for; one that comes or goes meanwhile is listed
-    once or not at all. Nothing is skipped because something before it was unlinked.
-    """
     seed = random.randrange(1 << 32)
     print("seed", seed)
     dice = random.Random(seed)
@@ -70,11 +61,6 @@ def test_listing_while_changing(here: Path) -> None:
 
 
 def test_telldir(here: Path) -> None:
-    """
-    A place in a directory, as `telldir` gives it, stays good for `seekdir` for ever: after seeking
-    there the reader gets what comes behind it, though the entries around it were unlinked and
-    others were made.
-    """
     names = [f"{number:04}" for number in range(MANY)]
     for name in names:
         (here / name).touch()
@@ -96,9 +82,6 @@ def test_telldir(here: Path) -> None:
 
 
 def test_remove_while_listing(here: Path) -> None:
-    """
-    A program that unlinks each entry as it lists it leaves an empty directory behind.
-    """
     for number in range(MANY):
         (here / str(number)).touch()
     with os.scandir(here) as entries:
@@ -108,10 +91,6 @@ def test_remove_while_listing(here: Path) -> None:
 
 
 def test_dots(here: Path) -> None:
-    """
-    `.` and `..` are there in every directory, name it and its parent, and can be neither made,
-    removed nor renamed.
-    """
     os.makedirs(here / "a" / "b")
     assert os.stat(here / "a" / ".").st_ino == os.stat(here / "a").st_ino
     assert os.stat(here / "a" / "b" / "..").st_ino == os.stat(here / "a").st_ino
@@ -127,10 +106,6 @@ def test_dots(here: Path) -> None:
 
 
 def test_names(here: Path) -> None:
-    """
-    A name is 1 to 255 bytes of any content but `/` and NUL; it need not be text, and is given back
-    byte for byte. A longer one is ENAMETOOLONG, in whatever operation.
-    """
     every = bytes(byte for byte in range(1, 256) if byte != ord("/"))
     names = [bytes([byte]) for byte in every if byte != ord(".")]
     names += [every, every[::-1], b"n" * 255, b"\xff" * 255, b" ", b"\n", b"...", b"-rf", b"\xc3"]
@@ -161,10 +136,6 @@ def test_names(here: Path) -> None:
 
 
 def test_mkdir_races(here: Path) -> None:
-    """
-    `mkdir` of a name that is taken is EEXIST, below one that is missing ENOENT, below a file
-    ENOTDIR. Programs that make the same chain of directories at the same time all get it.
-    """
     (here / "file").touch()
     os.mkdir(here / "d")
     for path, code in (

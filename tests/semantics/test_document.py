@@ -1,36 +1,27 @@
-"""SEMANTICS.md and these tests say the same: each paragraph has its test, and the reverse.
+"""Each paragraph of SEMANTICS.md names the tests that show it, and each test here is named.
 
-What a disk must fail for is shown in tests/faults, what needs a bucket in tests/s3; tests without a
-docstring may be there as well.
+A paragraph ends with comments like `<!-- semantics/test_life.py::test_sealed -->`. Wording is free.
+Tests below tests/faults are for promises that need a failing disk, those below tests/s3 for
+promises that need a bucket.
 """
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 from kvfs.core.ledger.ledger import COUNTERS
 
 HERE = Path(__file__).parent
-FAULTS = HERE.parent / "faults"
-BUCKET = [
-    HERE.parent / "s3" / f"test_{name}.py"
-    for name in (
-        *("mounted", "outage", "lies", "refusals", "door", "gc", "fsck", "warm", "two_nodes"),
-        "stream",
-        "scan",
-    )
-]
-DOCUMENT = HERE.parent.parent / "SEMANTICS.md"
+TESTS = HERE.parent
+DOCUMENT = TESTS.parent / "SEMANTICS.md"
 # Sections that explain and promise nothing. So does what stands before the first section.
 REFERENCE = {"Tenets", "What is not promised", "Limits", "What `kvfs status` counts"}
+NAMED = re.compile(r"^<!-- ([a-z0-9]+/test_\w+\.py::test_\w+) -->$", flags=re.MULTILINE)
 
 
-def _blocks(text: str) -> list[str]:
-    """
-    The paragraphs of a text, each in one line: no headings and no tables.
-    """
-    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
+def _paragraphs(text: str) -> list[str]:
+    """Paragraphs, without headings and tables."""
+    blocks = (block.strip() for block in re.split(r"\n\s*\n", text))
     return [block for block in blocks if block and block[0] not in "#|"]
 
 
@@ -39,37 +30,37 @@ def _sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def _tests() -> dict[str, list[str]]:
-    """
-    The paragraphs of each test's docstring.
-    """
-    found = {}
-    for path in sorted([*HERE.glob("test_*.py"), *FAULTS.glob("test_*disks.py"), *BUCKET]):
-        if path != Path(__file__):
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                    found[f"{path.name}::{node.name}"] = _blocks(ast.get_docstring(node) or "")
-    return found
+def _tests(path: Path) -> set[str]:
+    return {
+        f"{path.parent.name}/{path.name}::{node.name}"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
-def test_each_paragraph_has_its_test() -> None:
-    shown = {block for blocks in _tests().values() for block in blocks}
-    promised = {
-        block
+def test_each_paragraph_names_its_test() -> None:
+    without = [
+        f"{title}: {paragraph}"
         for title, text in _sections().items()
         if title not in REFERENCE
-        for block in _blocks(text)
-    }
-    assert promised - shown == set(), "no test has this docstring"
+        for paragraph in _paragraphs(text)
+        if not NAMED.search(paragraph)
+    ]
+    assert not without, f"{DOCUMENT.name} names no test of\n" + "\n".join(without)
 
 
-def test_each_test_has_its_paragraph() -> None:
-    promised = Counter(_blocks(DOCUMENT.read_text()))
-    for test, blocks in _tests().items():
-        here = (HERE / test.partition("::")[0]).exists()
-        assert blocks or not here, f"{test} does not say what"
-        for block in blocks:
-            assert promised[block] == 1, f"{test}: not once in {DOCUMENT.name}: {block}"
+def test_each_name_is_a_test() -> None:
+    named = set(NAMED.findall(DOCUMENT.read_text()))
+    paths = {name.partition("::")[0] for name in named}
+    there = set().union(*(_tests(TESTS / path) for path in paths))
+    assert named <= there, f"{DOCUMENT.name} names {sorted(named - there)}"
+
+
+def test_each_test_is_named() -> None:
+    named = set(NAMED.findall(DOCUMENT.read_text()))
+    files = [path for path in HERE.glob("test_*.py") if path != Path(__file__)]
+    there = set().union(*map(_tests, files))
+    assert there <= named, f"{DOCUMENT.name} does not name {sorted(there - named)}"
 
 
 def test_sections_that_promise_nothing_are_there() -> None:

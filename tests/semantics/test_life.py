@@ -24,11 +24,6 @@ def write_back(kv: Mounted) -> None:
 
 
 def test_staging(either: Mounted) -> None:
-    """
-    An object is *staging* as long as anybody has it open for writing. Everybody on this mount sees
-    it, with the bytes and the size it has at that moment; it has one copy, in the tier where there
-    was room when it was created, and is neither moved nor dropped.
-    """
     before = either.status()["counters"]
     with opened(either.path / "a", os.O_CREAT | os.O_WRONLY) as descriptor:
         os.write(descriptor, b"half")
@@ -42,11 +37,6 @@ def test_staging(either: Mounted) -> None:
 
 
 def test_sealed(either: Mounted) -> None:
-    """
-    It is *sealed* when the last writer's `close` returns: size, times and content are now what they
-    are, and the catalog has them. What follows happens behind it: its digest is computed, and it is
-    copied to NVMe before RAM gets short.
-    """
     (either.path / "a").write_bytes(b"x" * M)
     assert either.counter("sealed") == 1
     status = either.idle()
@@ -56,11 +46,6 @@ def test_sealed(either: Mounted) -> None:
 
 
 def test_resident(either: Mounted) -> None:
-    """
-    A sealed object is *resident* in RAM, on NVMe or in both, as one file in each. Where it is
-    cannot be seen from its name, inode number, times or bytes; opens are answered from RAM if it is
-    there, and the `hits` of each tier count them.
-    """
     path = either.path / "b.kv"
     (either.path / "a.kv").write_bytes(b"teaches the size")
     path.write_bytes(b"x" * M)
@@ -79,11 +64,6 @@ def test_resident(either: Mounted) -> None:
 
 
 def test_demoted(mount: Mount) -> None:
-    """
-    When RAM is needed, objects that are on NVMe as well leave RAM, in the order that their
-    namespace gives them, and are read from NVMe from then on. An object that is opened there
-    `promote_after` times is copied back to RAM. None of this is seen by programs but in time.
-    """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G,promote_after=2")
     names = [f"{number}.kv" for number in range(40)]
     for number, name in enumerate(names, start=1):
@@ -103,10 +83,6 @@ def test_demoted(mount: Mount) -> None:
 
 
 def test_open_object_stays(mount: Mount) -> None:
-    """
-    An object that is open stays on the copy it was opened on, and later opens share that copy,
-    until the last descriptor is closed; a move takes effect after that.
-    """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G")
     (kv.path / "a.kv").write_bytes(b"teaches the size")
     (kv.path / "b.kv").write_bytes(b"b" * M)
@@ -124,10 +100,6 @@ def test_open_object_stays(mount: Mount) -> None:
 
 
 def test_rewritten(either: Mounted) -> None:
-    """
-    An object that is opened for writing again is staging again: it keeps its inode and the copy
-    that is written to, the other copies are thrown away, and no reader ever gets one of those.
-    """
     for name in ("a.kv", "b.kv"):
         (either.path / name).write_bytes(b"old" * M)
     write_back(either)
@@ -145,11 +117,6 @@ def test_rewritten(either: Mounted) -> None:
 
 
 def test_dropped(mount: Mount) -> None:
-    """
-    A *dropped* object is gone from every tier, with all its names. That is a miss: ENOENT, at
-    `stat` and at `open`, never an error in the middle of a read and never a wrong byte. Writing the
-    name again makes a new object.
-    """
     kv = mount("ram=16M")
     os.mkdir(kv.path / "d")
     (kv.path / "d" / "a.kv").write_bytes(b"a" * M)
@@ -169,11 +136,6 @@ def test_dropped(mount: Mount) -> None:
 
 
 def test_damaged(either: Mounted) -> None:
-    """
-    A copy whose size is not what was sealed, or that was written to behind kvfs's back and does not
-    have its digest, is never served: it is put into the tier's `quarantine` directory, and the open
-    takes another copy or is a miss.
-    """
     (either.path / "a.kv").write_bytes(b"teaches the size")
     (either.path / "b.kv").write_bytes(b"right" * M)
     write_back(either)
@@ -196,13 +158,6 @@ def test_damaged(either: Mounted) -> None:
 
 
 def test_damaged_and_open(either: Mounted) -> None:
-    """
-    A copy may be found not to have its digest while programs have it open: by a copy of it to
-    another tier, its upload, or `kvfs fsck --repair --hashes`. It goes into `quarantine` at once,
-    and programs that have it open read on. Nobody else opens it: an open is a miss, and EBUSY for
-    writing, until they have closed it. Then another copy is opened. If there is none, its names go
-    at once.
-    """
     first, second = (either.path / name for name in ("a.kv", "b.kv"))
     for path in (first, second):
         path.write_bytes(b"right" * M)
@@ -233,7 +188,7 @@ def test_damaged_and_open(either: Mounted) -> None:
 
 
 def change(kv: Mounted, name: str) -> None:
-    """A byte of its file on NVMe, with nothing that tells of it."""
+    """Change a byte of a file on NVMe, without a trace in size or time."""
     inode = os.stat(kv.path / name).st_ino
     nvme = Path(kv.status()["tiers"]["nvme"]["path"])
     (copy,) = nvme.glob(f"objects/*/{inode:x}.*")
@@ -246,13 +201,6 @@ def change(kv: Mounted, name: str) -> None:
 
 
 def test_rots(either: Mounted) -> None:
-    """
-    What a disk changes in a copy on NVMe, with nothing to tell of it, the digest tells. The first
-    open after a mount compares it before it is answered, and so does an open when `verify_after`
-    (a day) has gone by since that copy was last written or compared. Such an open takes as long as
-    a read of the file. Between two comparisons nothing finds such a change. With `verify_after=0`
-    no open compares.
-    """
     either.expect_log("is quarantined: its bytes do not match their digest")
     for name in ("a.kv", "b.kv", "c.kv"):
         (either.path / name).write_bytes(b"right" * M)
@@ -277,13 +225,6 @@ def test_rots(either: Mounted) -> None:
 
 
 def test_not_compared(kv: Mounted) -> None:
-    """
-    Nor does an open compare what programs have open already, a copy in RAM, or a file that has no
-    digest yet. One on NVMe gets it after its close, or at the next mount if the daemon dies before
-    that. A compressed copy is compared each time that it is decompressed. A copy of which `kvfs
-    fsck --hashes` reports wrong bytes is compared at its next open, whatever `verify_after` says.
-    That holds for the next daemon and the next mount, too.
-    """
     holes = kv.path / "holes.kv"
     with open(holes, "wb") as file:
         file.truncate(64 * M)
@@ -316,10 +257,6 @@ def test_not_compared(kv: Mounted) -> None:
 
 
 def test_unmounted(kv: Mounted) -> None:
-    """
-    An unmount writes back what only RAM holds before it ends. The next mount has the same names,
-    inode numbers, attributes, links and bytes.
-    """
     root = kv.path
     os.makedirs(root / "d" / "e")
     for number in range(5):
@@ -351,10 +288,6 @@ def test_unmounted(kv: Mounted) -> None:
 
 
 def test_numbers(kv: Mounted) -> None:
-    """
-    An inode number is used once. Neither unlinking nor mounting again, nor the death of the daemon,
-    makes kvfs give it out a second time, as long as its NVMe directory stays.
-    """
     seen = []
     kv.expect_log("did not end properly")
     for restart in (kv.umount, kv.kill):
@@ -370,12 +303,6 @@ def test_numbers(kv: Mounted) -> None:
 
 
 def test_holes(either: Mounted) -> None:
-    """
-    Holes take no time: a file of 4 TiB with a few bytes in it is copied, hashed and checked in the
-    time of these bytes, and its copies have the holes, too. A file larger than any that the file
-    system under NVMe can have (16 TiB on ext4) stays in RAM. No unmount waits for it; it is gone
-    afterwards, and the log says so.
-    """
     either.expect_log("whose files cannot have its 9223372036854771712 bytes; it is lost when")
     (either.path / "small").write_bytes(b"teaches the size")
     for name, size in (("holes", 4 << 40), ("large", (1 << 63) - 4096)):
@@ -398,12 +325,6 @@ def test_holes(either: Mounted) -> None:
 
 
 def test_unmounted_now(kv: Mounted) -> None:
-    """
-    `kvfs umount --now` does not write back: names whose bytes only RAM held are gone afterwards, as
-    after a power loss, and nothing else is. It ends within 5 s, whatever movers do: they are
-    killed. A daemon that waits for a disk for longer is killed, too, and then all is as after the
-    death of keeper and daemon.
-    """
     (kv.path / "a.kv").write_bytes(b"kept" * M)
     write_back(kv)
     (kv.path / "b.kv").write_bytes(b"small, and only in RAM")
@@ -414,11 +335,6 @@ def test_unmounted_now(kv: Mounted) -> None:
 
 
 def test_all_dies(either: Mounted) -> None:
-    """
-    If keeper and daemon die both, the mount ends with them: ENOTCONN, until it is unmounted. All
-    that was sealed is there after the next mount, also what only RAM held: the RAM tier outlives
-    both. What was staging is gone with its name.
-    """
     for number in range(3):
         (either.path / f"{number}.kv").write_bytes(bytes([number]) * M)
     descriptor = os.open(either.path / "begun.kv", os.O_CREAT | os.O_WRONLY)
@@ -435,11 +351,6 @@ def test_all_dies(either: Mounted) -> None:
 
 
 def test_the_log_is_damaged(kv: Mounted) -> None:
-    """
-    Damage of the catalog's log loses no name. Where bytes of it are flipped, cut off or deleted
-    while no daemon runs, the next mount takes the missing changes from the catalog's journal, and
-    the log says how many they are. `kvfs fsck --repair` does the same without a mount.
-    """
     nvme = Path(kv.status()["tiers"]["nvme"]["path"])
     for number in range(30):
         (kv.path / f"{number}.tmp").write_bytes(bytes([number]) * 5000)
@@ -469,10 +380,6 @@ def test_the_log_is_damaged(kv: Mounted) -> None:
 
 
 def test_log_and_journal_are_damaged(kv: Mounted) -> None:
-    """
-    Where the journal lacks them as well, the mount says so, serves the names that are left and
-    removes no file that has none. `kvfs fsck --repair` puts those files into quarantine.
-    """
     nvme = Path(kv.status()["tiers"]["nvme"]["path"])
     for number in range(30):
         (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 5000)
@@ -500,10 +407,6 @@ def test_log_and_journal_are_damaged(kv: Mounted) -> None:
 
 
 def test_a_table_is_damaged(kv: Mounted) -> None:
-    """
-    A table of the catalog that is found damaged at the mount is a refusal: one line names the file
-    and the place. Nothing is mounted, and nothing is deleted.
-    """
     nvme = Path(kv.status()["tiers"]["nvme"]["path"])
     for number in range(30):
         (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 5000)
@@ -533,16 +436,11 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def count(tier: Path | str) -> int:
-    """Its backing files."""
+    """The number of a tier's backing files."""
     return sum(path.is_file() for path in Path(tier, "objects").rglob("*.*"))
 
 
 def test_power_fails(kv: Mounted) -> None:
-    """
-    After a power loss or a reboot RAM is empty, and names whose bytes were only there are gone.
-    What was on NVMe with a digest is read through once before it is served; what does not have its
-    digest, or never got one, is a miss.
-    """
     (kv.path / "a.kv").write_bytes(b"teaches the size")
     (kv.path / "kept.kv").write_bytes(b"kept" * M)
     (kv.path / "torn.kv").write_bytes(b"torn" * M)
@@ -570,10 +468,6 @@ def test_power_fails(kv: Mounted) -> None:
 
 
 def test_ram_only(mount: Mount) -> None:
-    """
-    Without `nvme` there is nowhere to write back to: kvfs is empty after each mount. It outlives
-    the death of its daemons all the same.
-    """
     kv = mount("ram=64M")
     (kv.path / "a").write_bytes(b"a" * M)
     kv.expect_log("did not end properly")
@@ -585,20 +479,6 @@ def test_ram_only(mount: Mount) -> None:
 
 
 def test_scrubbed(kv: Mounted) -> None:
-    """
-    A scrubber reads every sealed copy that has a digest once in each period of `scrub`, which is 7
-    days: copies in RAM, on NVMe, and compressed ones there. A copy with other bytes than its digest
-    says goes into the tier's `quarantine` directory, and no later open is served from it.
-
-    Rot that begins after a pass has read a copy may be read until the next pass reads that copy, or
-    until a move of the copy finds it. Two passes read the same copy at most two periods apart. It
-    takes longer while a tier is not healthy, while nothing is mounted, and where a pass has more to
-    read than its share of a core allows. `kvfs status` says how far a pass is.
-
-    The scrubber does not read a copy without a digest: a file that only RAM holds gets its digest
-    when it is first copied. It does not read the bucket: an object from there is verified when it
-    comes.
-    """
     assert kv.status()["options"]["scrub"] == "7d"
     (kv.path / "a.kv").write_bytes(b"teaches the size")
     (kv.path / "b.kv").write_bytes(b"right" * M)
@@ -613,7 +493,7 @@ def test_scrubbed(kv: Mounted) -> None:
         return found
 
     def a_pass() -> dict[str, Any]:
-        """One that begins after now, or several."""
+        """The result of a pass that begins after now, or of several."""
         now = time.time()
         request(kv.path, "set", scrub="1s")
         wait_for(lambda: (scrub()["last"] or {"began": 0})["began"] > now, "a pass ends")

@@ -8,10 +8,6 @@ PROC = Path("/proc/self/fd")
 
 
 def test_hard_links(here: Path) -> None:
-    """
-    A file may have several names, in any directories of one namespace. They are equal: each shows
-    the same inode, content and `st_nlink`, and the file stays until the last of them is unlinked.
-    """
     os.mkdir(here / "d")
     (here / "a").write_bytes(b"one")
     os.link(here / "a", here / "d" / "b")
@@ -28,9 +24,6 @@ def test_hard_links(here: Path) -> None:
 
 
 def test_most_links(here: Path) -> None:
-    """
-    A file has at most 1000 names; one more is EMLINK, and room for one when one is unlinked.
-    """
     (here / "0").touch()
     for number in range(1, 1000):
         os.link(here / "0", here / str(number))
@@ -43,10 +36,6 @@ def test_most_links(here: Path) -> None:
 
 
 def test_refused_links(here: Path) -> None:
-    """
-    A directory has one name only (EPERM), a new name must be free (EEXIST), and a file that lost
-    its last name cannot be given one again (ENOENT).
-    """
     os.mkdir(here / "d")
     (here / "a").touch()
     with refused(errno.EPERM):
@@ -61,10 +50,6 @@ def test_refused_links(here: Path) -> None:
 
 
 def test_symbolic_links(here: Path) -> None:
-    """
-    A symbolic link holds up to 4095 bytes of any content, which need not lead anywhere; its size is
-    their number. Linux takes no longer target: ENAMETOOLONG.
-    """
     for number, target in enumerate((b"../x", b"\xff\n", b"t" * 4095)):
         link = os.fsencode(here / str(number))
         os.symlink(target, link)

@@ -62,7 +62,7 @@ def write(directory: Path, names: list[str], size: int = M) -> None:
 
 
 def left(directory: Path, names: list[str]) -> list[str]:
-    """Those that are there, from their first byte to their last."""
+    """Those of the names that are there, complete."""
     found = []
     for name in names:
         try:
@@ -87,11 +87,6 @@ def gone(mounted: Mounted) -> None:
 
 
 def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
-    """
-    A top-level directory that was given a setting is a *namespace*: objects below it, however deep,
-    are accounted to it, and live by its settings. All that is elsewhere is in the mount's own
-    namespace, whose directory is the mount point and whose name is `.`.
-    """
     (here / "a" / "b").mkdir(parents=True)
     write(here, numbered(0, 2))
     assert show(shared, here.name)["own"] is False
@@ -108,12 +103,6 @@ def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
 
 
 def test_how_one_is_made(mount: Mount, tmp_path: Path) -> None:
-    """
-    A directory becomes a namespace when it is made, if the mount's file of templates has a pattern
-    for its name; by `kvfs ns create` and `kvfs ns set`; or by its first attribute `user.kvfs.NAME`.
-    What is in it already is accounted to it soon. Settings stay over unmounts, and go with the
-    directory.
-    """
     templates = tmp_path / "templates.toml"
     templates.write_text('[namespace."vllm-*"]\nquota_hard = "64M"\nttl = "2d"\n')
     kv = mount(f"{SMALL},namespaces={templates}")
@@ -139,15 +128,6 @@ def test_how_one_is_made(mount: Mount, tmp_path: Path) -> None:
 
 
 def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
-    """
-    Each setting is an attribute `user.kvfs.NAME` of the namespace's directory. It can be read
-    whether it was set or not; `listxattr` has those that are not at their default, and removing one
-    brings the default back. A value that is not allowed, or contradicts another one, is EINVAL, and
-    the log says why; so is every such attribute of anything but the mount point and top-level
-    directories, but for `pin` of a file. Nothing has changed then. Root and who mounted may set and
-    remove them, as they may use `kvfs ns`, and whoever may read the directory can read them. For
-    everybody else that is EPERM, also in a directory of his own, or EACCES where he may not write.
-    """
     assert told(here, "eviction") == "adaptive"
     assert os.listxattr(here) == []
     tell(here, ttl="90m", quota_hard="2G")
@@ -182,12 +162,6 @@ def test_settings_as_attributes(here: Path, shared: Mounted) -> None:
 
 
 def test_hard_quota(here: Path, shared: Mounted) -> None:
-    """
-    `quota_hard` is the most bytes that a namespace's objects take, each counted once however many
-    copies there are, and `quota_objects` the most objects. For a new one older ones go, of this
-    namespace and of no other. What is being written counts with what it has by then: older ones go
-    while it grows, and when none is left what grows most is cut off, as said under *Space*.
-    """
     tell(here, quota_hard="9M", quota_objects="6", eviction="fifo")
     other = namespace(shared, "beside-hard-quota")
     write(other, numbered(0, 3))
@@ -215,12 +189,6 @@ def test_hard_quota(here: Path, shared: Mounted) -> None:
 
 
 def test_quota_exceeded(here: Path, shared: Mounted) -> None:
-    """
-    When a hard quota is used up and nothing of the namespace may go, creating a file there is
-    EDQUOT, and so is renaming a file or a directory to there from another namespace, also one that
-    is larger than the quota; it stays where it was. Unlinking makes room at once. Directories and
-    links take none.
-    """
     tell(here, quota_hard="4M", eviction="never")
     write(here, numbered(0, 4))
     for _ in range(2):
@@ -251,10 +219,6 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
 
 @pytest.mark.parametrize("tier", ONE_TIER)
 def test_who_gives(mount: Mount, tier: str) -> None:
-    """
-    When a tier is full the namespace gives that is beyond its `quota_soft`; if several are, or none
-    is, the one that has most bytes for its `weight`.
-    """
     kv = mount(tier)
     soft, heavy, light = (
         namespace(kv, "soft", quota_soft="4M", weight="1000"),
@@ -282,11 +246,6 @@ def test_who_gives(mount: Mount, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", ONE_TIER)
 def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
-    """
-    What is being written counts for that, so that nobody's growing files take anything from who has
-    less. When the one that gives has nothing more to give that is sealed, what it writes is cut
-    off.
-    """
     kv = mount(tier)
     kv.expect_log("is cut off")
     small, large = namespace(kv, "small"), namespace(kv, "large")
@@ -312,16 +271,10 @@ def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
 
 
 def test_who_goes_first(here: Path, shared: Mounted) -> None:
-    """
-    Which of its objects a namespace gives first is what its `eviction` says. `lru`: what was used
-    longest ago; `fifo`: what was written longest ago; `lfu`: what was used least often. `arc`,
-    `s3fifo` and `sieve` weigh both. `adaptive` follows the one that would have hit most of what was
-    asked for lately. `ttl` and `never` give nothing. What other tiers hold as well is given first.
-    """
     write(here, ["a.kv"])
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
-    for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0)):
-        tell(here, eviction=policy, quota_objects="4")
+    for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0), ("ttl", 0)):
+        tell(here, eviction=policy, quota_objects="4", ttl="1d")
         for name in numbered(0, 4):
             write(here, [name])
             shared.check_gauges()  # closes may overtake each other
@@ -334,11 +287,6 @@ def test_who_goes_first(here: Path, shared: Mounted) -> None:
 
 
 def test_prefixes_go_from_their_end(here: Path, shared: Mounted) -> None:
-    """
-    Where names say which block of a prompt comes before which, as kvfs's own prefix paths do, the
-    end of a prompt goes before its beginning, whatever the policy: a block without those before it
-    would be of no use.
-    """
     write(here, ["a.kv"])
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
     for policy in ("lru", "fifo", "adaptive"):
@@ -357,10 +305,6 @@ def test_prefixes_go_from_their_end(here: Path, shared: Mounted) -> None:
 
 
 def test_groups(here: Path) -> None:
-    """
-    Files that names show to be one block are a *group*, in the layouts that kvfs knows: the ranks
-    of a model, its layers, data and what describes it. They go together.
-    """
     tell(here, quota_hard="8M")
     blocks = [
         [f"meta-SEP-llama@2@{rank}@{number:x}@bfloat16.data" for rank in range(2)]
@@ -374,11 +318,6 @@ def test_groups(here: Path) -> None:
 
 
 def test_ttl(here: Path, shared: Mounted) -> None:
-    """
-    With `ttl` an object is a miss when its `st_mtime`, or with `ttl_from=use` its `st_atime`, is
-    that old: an open finds it no more, and within a minute its name and its space are gone as well.
-    Whoever has it open reads to its end, and as long as he does others may still open it.
-    """
     tell(here, ttl="1h")
     write(here, ["young.kv", "old.kv", "open.kv"])
     shared.idle()  # who has written them may still be closing them
@@ -401,12 +340,6 @@ def test_ttl(here: Path, shared: Mounted) -> None:
 
 
 def test_files_that_are_pinned(here: Path, shared: Mounted) -> None:
-    """
-    A single file is pinned by its attribute `user.kvfs.pin`, `on` or `off`, or by `kvfs pin`: it
-    may be moved to NVMe, and is never dropped to make room, nor because others of its group are. It
-    stays pinned when it is renamed or written again; what is renamed over it is not. Only root and
-    who mounted may do that.
-    """
     block = [f"meta-SEP-llama@2@{rank}@5eed@bfloat16.data" for rank in range(2)]
     write(here, ["a.kv", *block])
     shared.idle()
@@ -435,12 +368,6 @@ def test_files_that_are_pinned(here: Path, shared: Mounted) -> None:
 
 
 def test_what_is_never_dropped(mount: Mount) -> None:
-    """
-    Objects of a namespace with `eviction=never` are never dropped, only moved to NVMe, and those of
-    one with `pin=on` stay in RAM besides, if they are there. In every namespace whose `eviction`
-    was not chosen this holds for files that by their names are LMCache's `local_disk`'s or another
-    program's that keeps an index of them in its memory. Only who unlinks them makes them go.
-    """
     kv = mount(SMALL)
     write(kv.path, ["a.kv", "a.pt"])  # how large they are is known from now on
     never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first
@@ -470,10 +397,6 @@ def test_what_is_never_dropped(mount: Mount) -> None:
 
 @pytest.mark.parametrize("tier", ONE_TIER)
 def test_full_of_what_stays(mount: Mount, tier: str) -> None:
-    """
-    What is never dropped leaves less room to the others. When nothing else is left to drop, a
-    writer of any namespace gets ENOSPC, until some of it is unlinked.
-    """
     kv = mount(tier)
     write(kv.path, ["a.kv"])
     kv.allow_log("is cut off")
@@ -496,13 +419,6 @@ def test_full_of_what_stays(mount: Mount, tier: str) -> None:
 
 
 def test_media(mount: Mount) -> None:
-    """
-    `media` says in which tiers a namespace's objects may be: with `nvme` they never take RAM, with
-    `ram` they never take NVMe; these go when RAM is full, and with an unmount. A change is for what
-    is written or copied from then on: what is in a tier already stays there until its room is
-    needed. A tier that the mount does not have is refused. If a later mount has none of them,
-    creating a file there is ENOSPC, and the log, `kvfs status` and `kvfs ns show` say why.
-    """
     kv = mount(SMALL)
     cold, hot = namespace(kv, "cold", media="nvme"), namespace(kv, "hot", media="ram")
     write(cold, numbered(0, 8))
@@ -533,14 +449,6 @@ def test_media(mount: Mount) -> None:
 
 
 def test_compressed_on_nvme(mount: Mount) -> None:
-    """
-    With `compression=nvme` an object of 1 MiB or more is compressed when it is copied from RAM to
-    NVMe, without loss, where that makes it at least 1.1 times smaller. Such a copy is never read as
-    it is: an open that finds no other one waits until it is decompressed into RAM and its digest
-    was compared, and then reads from there, or from NVMe, where it becomes plain again, if RAM does
-    not take it. Sizes and quotas are as without. A change of the setting is for what is copied
-    later.
-    """
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     directory = namespace(kv, "n", compression="nvme", write="through")
     (directory / "first").write_bytes(b"x")  # begins on NVMe, and tells that the next ones may not
@@ -581,10 +489,6 @@ def test_compressed_on_nvme(mount: Mount) -> None:
 
 
 def test_write_through(mount: Mount) -> None:
-    """
-    With `write=through` an object is copied to NVMe as soon as it is closed, not when RAM gets
-    short.
-    """
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     write(kv.path, ["a.kv"])
     back, through = namespace(kv, "back"), namespace(kv, "through", write="through")
@@ -597,13 +501,6 @@ def test_write_through(mount: Mount) -> None:
 
 
 def test_version(here: Path, shared: Mounted) -> None:
-    """
-    A greater `version` makes all that a namespace has vanish at once, however much: each name below
-    it is ENOENT, and nothing can be made below it (ENOENT or ESTALE for who has his working
-    directory there). The directory is there, empty, another inode with the same settings,
-    attributes and owner. What is open is read to its end, and space follows in the background. No
-    version comes back: a smaller one is EINVAL.
-    """
     tell(here, weight="5")
     os.setxattr(here, "user.mine", b"as ever")
     here.chmod(0o750)
@@ -639,10 +536,6 @@ def test_version(here: Path, shared: Mounted) -> None:
 
 
 def test_drop(here: Path, shared: Mounted) -> None:
-    """
-    `kvfs ns drop` takes a namespace's directory away with all that is in it, in the same way; its
-    name can be used anew at once. Of the mount itself it is refused.
-    """
     space = namespace(shared, f"{here.name}-of", weight="5")
     (space / "deep").mkdir()
     write(space / "deep", numbered(0, 40), 64 << 10)
@@ -662,14 +555,6 @@ def test_drop(here: Path, shared: Mounted) -> None:
 
 
 def test_publish_at_close(here: Path) -> None:
-    """
-    With `publish=close` a new file has no name before its writer has closed it: nobody else finds
-    or lists it, and to rename it is ENOENT. Each who makes the name meanwhile has a file of his
-    own, with `O_EXCL` as well. The first that is closed gets the name; who is later is told
-    nothing, and his bytes go. An empty file gets it a moment after its last descriptor is closed.
-    A file that has its name already is written as ever. What an NFS server makes has its name at
-    once.
-    """
     tell(here, publish="close")
     flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY
     with opened(here / "k", flags) as slow:
@@ -694,10 +579,6 @@ def test_publish_at_close(here: Path) -> None:
 
 
 def test_owner_and_mode(here: Path) -> None:
-    """
-    `uid`, `gid` and `mode` are those of every new file there, whoever makes it and whatever it asks
-    for; directories belong to who makes them. They can be changed afterwards.
-    """
     tell(here, uid=str(NOBODY), gid="7", mode="0644")
     os.close(os.open(here / "private", os.O_CREAT | os.O_WRONLY, 0o600))
     found = (here / "private").stat()
@@ -712,14 +593,6 @@ def test_owner_and_mode(here: Path) -> None:
 
 
 def test_moving_between(here: Path, shared: Mounted) -> None:
-    """
-    A file that is renamed into another namespace is accounted to it from then on, and older ones
-    there go for it if its quota is full; a directory with all that is below it soon after. All
-    names of a file are in one namespace: a link in another one, or moving one name of several
-    there, is EXDEV, and so is moving a namespace's directory away from the top, where it may be
-    renamed, and moving a directory with more than 10,000 names below it into a hard quota. `mv`
-    copies then.
-    """
     tell(here, weight="5")
     other = namespace(shared, f"{here.name}-other")
     (here / "deep" / "er").mkdir(parents=True)
@@ -752,7 +625,7 @@ def test_moving_between(here: Path, shared: Mounted) -> None:
 
 
 class Opener:
-    """Reads or writes a file in another thread, and has to wait for its open or its close."""
+    """A thread that reads or writes a file, and has to wait for its open or its close."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.done = False
@@ -767,7 +640,7 @@ class Opener:
 
     @property
     def _opens(self) -> bool:
-        """Whether it waits in openat(2) or close(2)."""
+        """Whether the thread waits in openat(2) or close(2)."""
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()[0]
         return call in OPEN_OR_CLOSE
 
@@ -777,13 +650,6 @@ class Opener:
 
 
 def test_limits(here: Path, shared: Mounted) -> None:
-    """
-    `read_iops` and `write_iops` limit how many files are opened in a second, `read_bytes` and
-    `write_bytes` the sizes, less their holes, of what is opened to read and of what was written. An
-    object is charged whole, and there its reader or writer waits: at the open of what is read, at
-    the close of what was written, never in the middle of a file. Other namespaces do not wait, and
-    a changed limit holds for who waits already.
-    """
     write(here, numbered(0, 40))
     tell(here, weight="5")
     counted(shared, here.name, 40)
@@ -812,11 +678,6 @@ def test_limits(here: Path, shared: Mounted) -> None:
 
 
 def test_bandwidth(here: Path, shared: Mounted) -> None:
-    """
-    With the mount option `bandwidth` all namespaces together open and write no more than so many
-    bytes a second. Who waits is let in by the weight of its namespace; one with `priority=bulk`
-    gives way to those that are `normal`, for as long as they want all of it.
-    """
     tell(here, weight="5")
     bulk = namespace(shared, f"{here.name}-bulk", priority="bulk")
     write(here, numbered(0, 3))

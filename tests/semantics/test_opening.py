@@ -14,10 +14,6 @@ M = 1 << 20
 
 
 def test_create(here: Path) -> None:
-    """
-    `open` with `O_CREAT` makes a file that everybody on this mount sees at once, under its final
-    name, with size 0, the mode asked for less the umask, and the creator's user and group.
-    """
     umask = os.umask(0o027)
     try:
         with opened(here / "a", os.O_CREAT | os.O_WRONLY, 0o666):
@@ -30,11 +26,6 @@ def test_create(here: Path) -> None:
 
 
 def test_exclusive(here: Path) -> None:
-    """
-    With `O_EXCL` the name must be free, or the open fails with EEXIST, also for a symbolic link
-    that points nowhere. Of many processes that create one name with `O_EXCL` at the same time,
-    exactly one succeeds.
-    """
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     os.symlink("nowhere", here / "link")
     with refused(errno.EEXIST):
@@ -55,10 +46,6 @@ def _try_open(path: str, flags: int) -> int:
 
 
 def test_absent(here: Path) -> None:
-    """
-    A name that is not there is ENOENT, however often it is asked for, and it is there for everybody
-    as soon as somebody has made it: absence is never cached.
-    """
     for _ in range(3):
         assert not os.access(here / "later", os.F_OK)
         with refused(errno.ENOENT):
@@ -69,9 +56,6 @@ def test_absent(here: Path) -> None:
 
 
 def test_truncating_open(here: Path) -> None:
-    """
-    `O_TRUNC` empties a file, and whoever has it open sees it emptied: it stays the same inode.
-    """
     (here / "a").write_bytes(b"x" * M)
     before = os.stat(here / "a").st_ino
     with opened(here / "a", os.O_RDONLY) as reader:
@@ -87,10 +71,6 @@ def test_truncating_open(here: Path) -> None:
 
 
 def test_append(here: Path) -> None:
-    """
-    Every write to a file opened with `O_APPEND` goes to its end. Two processes that append records
-    to one file lose none and tear none.
-    """
     (here / "log").write_bytes(b"head\n")
     records = 300
     with ProcessPoolExecutor(2) as pool:
@@ -112,10 +92,6 @@ def _append(path: str, mark: str, records: int) -> None:
 
 
 def test_direct_aligned(here: Path) -> None:
-    """
-    `O_DIRECT` is accepted everywhere. Reads and writes whose memory, offset and length are
-    multiples of 4096 work wherever the file is, also when the flag is set after the open.
-    """
     memory = mmap.mmap(-1, 8 * M)
     memory.write(os.urandom(8 * M))
     for name in ("first", "second"):  # the second one knows its size beforehand, and may be in RAM
@@ -132,11 +108,6 @@ def test_direct_aligned(here: Path) -> None:
 
 
 def test_direct_odd(here: Path, shared: Mounted) -> None:
-    """
-    With `O_DIRECT`, odd memory, offsets and lengths work in RAM, and wherever the daemon serves the
-    bytes. On NVMe the kernel asks the file system there, and most of them want multiples of the
-    device's block size: EINVAL, and nothing is written.
-    """
     (here / "a.odd").write_bytes(b"kvfs learns the size of such files, and puts them into RAM")
     status = shared.status()
     strict = status["passthrough"]["on"] and "ram" not in status["tiers"]
@@ -153,10 +124,6 @@ def test_direct_odd(here: Path, shared: Mounted) -> None:
 
 @pytest.mark.parametrize("size", [8 * M, 32 * M + 28])
 def test_large_write(here: Path, size: int) -> None:
-    """
-    One `write` of many MiB takes all that it is given, and one `read` gives it back, in whatever
-    pieces the kernel moves it.
-    """
     data = os.urandom(size)
     with opened(here / "a", os.O_CREAT | os.O_WRONLY | os.O_TRUNC) as descriptor:
         assert os.write(descriptor, data) == size
@@ -165,11 +132,6 @@ def test_large_write(here: Path, size: int) -> None:
 
 
 def test_refusals(here: Path) -> None:
-    """
-    An open that cannot be meant fails as on any Linux file system: `O_NOFOLLOW` of a symbolic link
-    is ELOOP, `O_DIRECTORY` of a file ENOTDIR, a directory opened for writing EISDIR, a name below a
-    file ENOTDIR. `O_TMPFILE` is EOPNOTSUPP. Refused opens leave nothing behind.
-    """
     (here / "file").touch()
     os.symlink("file", here / "link")
     for name, flags, code in (

@@ -10,10 +10,6 @@ M = 1 << 20
 
 
 def test_open_again(here: Path, shared: Mounted) -> None:
-    """
-    Any number of descriptors may be open on one file, with any flags, in any processes. They share
-    one copy of the bytes, and are opened and closed in any order.
-    """
     seed = random.randrange(1 << 32)
     print("seed", seed)
     dice = random.Random(seed)
@@ -37,10 +33,6 @@ def test_open_again(here: Path, shared: Mounted) -> None:
 
 
 def test_writer_joins(here: Path) -> None:
-    """
-    A file that is open for reading can be opened for writing. Its readers keep their descriptors
-    and mappings, and see what is written and the new size at once; so do those who open it later.
-    """
     (here / "a").write_bytes(b"0" * M)
     with opened(here / "a", os.O_RDONLY) as reader, mmap.mmap(reader, M, prot=1) as mapped:
         for round_, flags in enumerate((os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND)):
@@ -60,10 +52,6 @@ def test_writer_joins(here: Path) -> None:
 
 
 def test_truncate_while_read(here: Path) -> None:
-    """
-    A file may be truncated while it is being read: its readers see the new size at once, and read
-    nothing behind it.
-    """
     (here / "a").write_bytes(b"x" * M)
     with opened(here / "a", os.O_RDONLY) as reader:
         assert len(os.pread(reader, M, 0)) == M
@@ -75,11 +63,6 @@ def test_truncate_while_read(here: Path) -> None:
 
 
 def test_mapping_left(here: Path) -> None:
-    """
-    A mapping outlives the descriptor it was made with. While only the mapping is left the file can
-    be opened for reading and for writing as ever, and mapping and descriptors show the same bytes;
-    if it was unlinked, the mapping keeps its bytes.
-    """
     (here / "a").write_bytes(b"one" * M)
     with opened(here / "a", os.O_RDONLY) as descriptor:
         mapped = mmap.mmap(descriptor, 3 * M, prot=mmap.PROT_READ)
@@ -97,10 +80,6 @@ def test_mapping_left(here: Path) -> None:
 
 
 def test_duplicates(here: Path, shared: Mounted) -> None:
-    """
-    A descriptor that was duplicated, or inherited by a child, ends with the last of its duplicates:
-    closing one of them ends no writing.
-    """
     first = os.open(here / "a", os.O_CREAT | os.O_WRONLY)
     second = os.dup(first)
     os.write(first, b"first ")
@@ -121,10 +100,6 @@ def test_duplicates(here: Path, shared: Mounted) -> None:
 
 
 def test_who_serves(here: Path, shared: Mounted) -> None:
-    """
-    Where passthrough is on the kernel reads and writes the tier's file by itself, else the daemon
-    does; what programs see is the same. `opens_passthrough` and `opens_served` count either.
-    """
     on = shared.status()["passthrough"]["on"]
     assert on == ("passthrough=off" not in shared.options)
     before = shared.status()["counters"]

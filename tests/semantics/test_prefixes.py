@@ -59,7 +59,7 @@ def left(space: Path) -> set[str]:
 
 
 def listed(directory: int) -> list[str] | int:
-    """What is in it, or the errno."""
+    """The names in a directory, or the errno."""
     try:
         return os.listdir(directory)
     except OSError as error:
@@ -85,13 +85,6 @@ def blocks(space: Path) -> dict[str, str]:
 
 
 def test_directories_come_with_blocks(space: Path) -> None:
-    """
-    In a namespace with `prefix=on` a path is a prefix: `PARENT/KEY`, or `PARENT/KEY.SHARD`, keys as
-    32 lower-case hexadecimal digits. The name of a block's file brings the directory `KEY` beside
-    `PARENT`, in the same step, whether the file was created, closed (with `publish=close`), renamed
-    or linked to it; mode and owner are those of `PARENT`. What stands before first blocks, a root,
-    is made by mkdir; a block cannot be made before the one that it follows: ENOENT.
-    """
     os.chmod(space / ROOT.hex(), 0o2700)
     created, renamed, linked = chain(3)
     (space / prefix.path(ROOT, created)).write_bytes(b"x")
@@ -114,13 +107,6 @@ def test_directories_come_with_blocks(space: Path) -> None:
 
 
 def test_directories_go_with_blocks(space: Path) -> None:
-    """
-    With the last file of a block its directory goes and all that follows it, whether it was
-    unlinked, renamed, evicted, expired or lost: at once where nothing is in it, soon after
-    elsewhere. Who has such a directory open finds nothing in it, or ESTALE; files are read to their
-    end. If the block is there again before that, what follows it stays. A directory that mkdir
-    made, and that no block is named as, stays until rmdir, which removes any that is empty.
-    """
     keys = chain(5)
     other = chain(2, keys[1], salt=1)
     write(space, keys)
@@ -142,11 +128,6 @@ def test_directories_go_with_blocks(space: Path) -> None:
 
 
 def test_blocks_that_are_followed_stay(shared: Mounted) -> None:
-    """
-    Room is made by dropping blocks that nothing follows, whatever the policy. One in whose
-    directory anything is or is being made stays, unless a bucket has it: so a prompt that is larger
-    than its quota keeps its beginning, and what does not fit is EDQUOT.
-    """
     for policy in ("adaptive", "lru", "fifo", "s3fifo"):
         space = namespace(shared, quota_objects="8", eviction=policy)
         keys = chain(12)
@@ -163,14 +144,6 @@ def test_blocks_that_are_followed_stay(shared: Mounted) -> None:
 
 
 def test_blocks_are_lent(shared: Mounted) -> None:
-    """
-    Blocks that are in RAM are lent by it many at a time, to who may read them: `kvfs/leasing.py`
-    has the format. A descriptor that was lent is as good as that of an open file, and cannot be
-    written by anybody. Its lease ends when it is given back, or with the descriptor of `.match`
-    by which it was asked for; until then nothing takes the block's memory away. `opens_lent`
-    counts them. What is not in RAM is opened by name, and so is all of a mount on which an open
-    may have to wait for its turn; one without a RAM tier says EOPNOTSUPP.
-    """
     in_ram = "ram" in shared.status()["tiers"]
     space, keys = namespace(shared, media="ram" if in_ram else "all"), chain(3)
     write(space, keys)
@@ -204,14 +177,6 @@ def test_blocks_are_lent(shared: Mounted) -> None:
 
 
 def test_blocks_are_made(shared: Mounted) -> None:
-    """
-    It makes blocks in RAM in the same way, for who may make them by name, each after the one
-    before it. Such a file has its name and is being written, by a descriptor of the tier's; its
-    writer says when it is done. What has the size then that was asked for is sealed; what has not,
-    or whose lease ends before that, goes, and what grows beyond that size goes at once. Whoever
-    still has it open to write, or mapped, writes it until that is gone. What is there already, has
-    no room in RAM at once or is of a mount with a bucket is made by name.
-    """
     status = shared.status()["tiers"]
     space, keys = namespace(shared), chain(3)
     paths = [space / prefix.path(above, key) for above, key in pairwise([ROOT, *keys])]
@@ -249,13 +214,6 @@ def test_blocks_are_made(shared: Mounted) -> None:
 
 
 def test_match(space: Path) -> None:
-    """
-    `.match` in the directory of such a namespace, which is not listed, answers how many blocks of a
-    prompt are cached without a gap, in one pwrite(2) of the question and one pread(2), for whoever
-    may search the directory; `kvfs/matching.py` has the format. What is still being written
-    does not count, what is closed does. Each descriptor has a question of its own; one that is none
-    is EINVAL at the write. Nothing can be made, renamed or removed there: EPERM.
-    """
     keys = chain(9)
     write(space, keys[:6])
     assert ".match" not in os.listdir(space)
@@ -309,10 +267,6 @@ def test_match(space: Path) -> None:
 
 
 def test_told_in_time(shared: Mounted, space: Path) -> None:
-    """
-    Paths are prefixes from a namespace's first one on: the setting of one that has entries cannot
-    be changed, which is EINVAL, but together with its version.
-    """
     shared.allow_log("user.kvfs.prefix is refused: setting prefix")
     with refused(errno.EINVAL):
         os.setxattr(space, "user.kvfs.prefix", b"off")

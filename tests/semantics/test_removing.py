@@ -9,10 +9,6 @@ M = 1 << 20
 
 
 def test_unlink(here: Path) -> None:
-    """
-    `unlink` takes a name away at once, for everybody. Of a name that is not there it is ENOENT, of
-    a directory EISDIR.
-    """
     (here / "a").touch()
     os.unlink(here / "a")
     assert not os.path.lexists(here / "a")
@@ -23,11 +19,6 @@ def test_unlink(here: Path) -> None:
 
 
 def test_unlink_while_open(here: Path, shared: Mounted) -> None:
-    """
-    A file that is unlinked while it is open can be read, written, truncated and mapped as before,
-    with `st_nlink` 0, until its last descriptor is closed; then its space comes back, in whichever
-    tier it was.
-    """
     before = _used(shared.idle())
     with opened(here / "a", os.O_CREAT | os.O_RDWR) as descriptor:
         os.ftruncate(descriptor, 4 * M)
@@ -43,10 +34,6 @@ def test_unlink_while_open(here: Path, shared: Mounted) -> None:
 
 
 def test_unlink_while_read(here: Path, shared: Mounted) -> None:
-    """
-    A reader of a file that is unlinked reads to its end. When the name is made again it stands for
-    another inode, and the reader keeps the old one.
-    """
     before = _used(shared.idle())
     (here / "a").write_bytes(b"old" * M)
     with opened(here / "a", os.O_RDONLY) as old:
@@ -64,11 +51,6 @@ def _used(status: dict[str, dict[str, dict[str, int]]]) -> int:
 
 
 def test_rmdir(here: Path) -> None:
-    """
-    `rmdir` removes an empty directory. With entries it is ENOTEMPTY, of a file ENOTDIR. A directory
-    that is removed while somebody is in it is empty for them, keeps its attributes, and nothing can
-    be made in it (ENOENT).
-    """
     os.makedirs(here / "d" / "e")
     (here / "file").touch()
     with refused(errno.ENOTEMPTY):

@@ -15,10 +15,6 @@ from tests.semantics.syscalls import (
 
 
 def test_over_file(here: Path) -> None:
-    """
-    `rename` over a file replaces it in one step: at any moment the name stands for the old file or
-    for the new one, and whoever opens it reads one of the two from beginning to end.
-    """
     size = 100_000
     (here / "a").write_bytes(b"0" * size)
     done = threading.Event()
@@ -43,10 +39,6 @@ def test_over_file(here: Path) -> None:
 
 
 def test_over_open_file(here: Path) -> None:
-    """
-    Who has a file open keeps it when another one is renamed over it, and can go on reading and
-    writing it; it has no name any more, and its space comes back at the last close.
-    """
     (here / "a").write_bytes(b"old")
     (here / "b").write_bytes(b"new")
     with opened(here / "a", os.O_RDWR) as old, opened(here / "b", os.O_RDWR) as new:
@@ -61,9 +53,6 @@ def test_over_open_file(here: Path) -> None:
 
 
 def test_while_writing(here: Path) -> None:
-    """
-    A file can be renamed while it is written; the writer goes on under the new name.
-    """
     with opened(here / "a.tmp", os.O_CREAT | os.O_WRONLY) as descriptor:
         os.write(descriptor, b"begun ")
         os.rename(here / "a.tmp", here / "a")
@@ -74,10 +63,6 @@ def test_while_writing(here: Path) -> None:
 
 
 def test_full_directory(here: Path) -> None:
-    """
-    A directory is renamed with all that is in it, also to another parent, whatever of it is open;
-    its `..` and the link counts of both parents follow.
-    """
     os.makedirs(here / "from" / "x.tmp" / "deep")
     os.mkdir(here / "to")
     (here / "from" / "x.tmp" / "f").write_bytes(b"content")
@@ -90,10 +75,6 @@ def test_full_directory(here: Path) -> None:
 
 
 def test_over_directory(here: Path) -> None:
-    """
-    A directory may replace an empty directory. Replacing one that has entries is ENOTEMPTY, a file
-    by a directory ENOTDIR, a directory by a file EISDIR; then nothing has changed.
-    """
     for name in ("a", "empty", "full/x", "file"):
         os.makedirs(here / name) if name != "file" else (here / name).touch()
     before = os.stat(here / "a").st_ino
@@ -109,10 +90,6 @@ def test_over_directory(here: Path) -> None:
 
 
 def test_into_itself(here: Path) -> None:
-    """
-    A directory cannot be moved into itself or below itself, nor exchanged with what is below it:
-    EINVAL.
-    """
     os.makedirs(here / "a" / "b" / "c")
     with refused(errno.EINVAL):
         os.rename(here / "a", here / "a" / "x")
@@ -124,10 +101,6 @@ def test_into_itself(here: Path) -> None:
 
 
 def test_noreplace(here: Path) -> None:
-    """
-    `renameat2` with `RENAME_NOREPLACE` fails with EEXIST if the new name is taken, and is a plain
-    rename otherwise.
-    """
     (here / "a").write_bytes(b"a")
     (here / "b").write_bytes(b"b")
     with refused(errno.EEXIST):
@@ -138,10 +111,6 @@ def test_noreplace(here: Path) -> None:
 
 
 def test_exchange(here: Path) -> None:
-    """
-    With `RENAME_EXCHANGE` two names change places in one step, be they files, directories or one of
-    each; both must be there, else ENOENT. No other flag is known: EINVAL.
-    """
     (here / "file").write_bytes(b"content")
     os.makedirs(here / "dir" / "sub")
     renameat2(here / "file", here / "dir", RENAME_EXCHANGE)
@@ -158,10 +127,6 @@ def test_exchange(here: Path) -> None:
 
 
 def test_same_file(here: Path) -> None:
-    """
-    Renaming one name of a file over another name of the same file does nothing, as POSIX wants it:
-    both names stay.
-    """
     (here / "a").touch()
     os.link(here / "a", here / "b")
     os.rename(here / "a", here / "b")
@@ -169,9 +134,6 @@ def test_same_file(here: Path) -> None:
 
 
 def test_missing_source(here: Path) -> None:
-    """
-    Renaming a name that is not there is ENOENT, and leaves what has the new name alone.
-    """
     (here / "b").write_bytes(b"b")
     with refused(errno.ENOENT):
         os.rename(here / "a", here / "b")

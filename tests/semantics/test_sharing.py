@@ -21,11 +21,6 @@ from tests.semantics.syscalls import (
 
 
 def test_locks(here: Path) -> None:
-    """
-    `flock`, `lockf` and open-file-description locks work between all processes of this machine, on
-    every file, also on one that is open for reading only where the call allows that. They are gone
-    with their holder and are unknown to other machines.
-    """
     (here / "a").touch()
     os.chmod(here / "a", 0o666)
 
@@ -49,11 +44,6 @@ def test_locks(here: Path) -> None:
 
 
 def test_special_files(here: Path) -> None:
-    """
-    Fifos and sockets can be made and used; only their names are on kvfs. Device nodes can be made,
-    but not opened (EACCES), and set-user-ID bits have no effect: kvfs is mounted `nodev,nosuid`.
-    `mknod` of a regular file makes an empty one.
-    """
     os.mkfifo(here / "fifo", 0o600)
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit((here / "fifo").read_bytes)
@@ -79,10 +69,6 @@ def test_special_files(here: Path) -> None:
 
 
 def test_handles(here: Path, shared: Mounted) -> None:
-    """
-    A file handle, as NFS servers keep it (`name_to_handle_at`), opens its file or directory again
-    after the kernel has forgotten it, and after it was renamed.
-    """
     os.mkdir(here / "d")
     (here / "d" / "a").write_bytes(b"content")
     handles = [name_to_handle(here / "d" / "a"), name_to_handle(here / "d")]
@@ -104,10 +90,6 @@ def test_handles(here: Path, shared: Mounted) -> None:
 
 
 def test_stale_handles(here: Path, shared: Mounted) -> None:
-    """
-    When the last name of a file is gone, and the last that had it open, its handle is ESTALE,
-    though a file of the same name is made again: inode numbers are never given out twice.
-    """
     (here / "a").write_bytes(b"old")
     handle, old = name_to_handle(here / "a"), os.stat(here / "a").st_ino
     os.unlink(here / "a")
@@ -131,10 +113,6 @@ def test_stale_handles(here: Path, shared: Mounted) -> None:
 
 
 def test_access_for_others(here: Path, mount: Mount) -> None:
-    """
-    With `allow_other` every user of the machine may use the mount, as far as modes allow; without
-    it only the one who mounted it may.
-    """
     os.chmod(here, 0o777)
     assert as_nobody(here, lambda: os.close(os.open("a", os.O_CREAT | os.O_WRONLY))) == 0
     assert os.stat(here / "a").st_uid == NOBODY

@@ -17,11 +17,6 @@ MODES = ["passthrough=auto", "passthrough=off"]
 
 
 def test_statfs(here: Path, shared: Mounted) -> None:
-    """
-    `statfs` tells the size that the tiers were given, together, in blocks of 4096 bytes (`f_bsize`
-    and `f_frsize`), however full they are. Free is all that no writer has set aside: what is sealed
-    may be dropped for a writer, so it counts as room. Names may have 255 bytes.
-    """
     shared.idle()
     capacity = sum(tier["capacity_bytes"] for tier in shared.status()["tiers"].values())
     (here / "a").write_bytes(b"x" * M)
@@ -39,12 +34,6 @@ def test_statfs(here: Path, shared: Mounted) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_never_full(mount: Mount, mode: str) -> None:
-    """
-    A writer never gets ENOSPC while sealed objects may be dropped for it: more can be written than
-    all tiers hold. What may go, and what goes first, is said below, under *Namespaces and
-    capacity*; its names are ENOENT at once, in listings too, and what is still there is there from
-    its first byte to its last.
-    """
     kv = mount(f"{SMALL},{mode}")
     names = [f"{number:03}.kv" for number in range(150)]
     for number, name in enumerate(names):
@@ -63,9 +52,6 @@ def test_never_full(mount: Mount, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_in_use(mount: Mount, mode: str) -> None:
-    """
-    Nothing that anybody has open, or mapped to write, is dropped, however long ago it was opened.
-    """
     kv = mount(f"{SMALL},{mode}")
     (kv.path / "old.kv").write_bytes(b"old" * M)
     with opened(kv.path / "old.kv", os.O_RDONLY) as reader:
@@ -78,10 +64,6 @@ def test_in_use(mount: Mount, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_full(mount: Mount, mode: str) -> None:
-    """
-    What is larger than all that kvfs may use is ENOSPC, for the writer of that file only; the mount
-    stays up, and when the file is unlinked its room is free again.
-    """
     kv = mount(f"ram=16M,{mode}")
     kv.allow_log("'large' in directory [0-9]+, is cut off")
     (kv.path / "before").write_bytes(b"x" * M)
@@ -96,7 +78,7 @@ def test_full(mount: Mount, mode: str) -> None:
 
 
 def held(kv: Mounted) -> int:
-    """Bytes of all backing files, of those without a name as well."""
+    """Bytes of all backing files, also of those without a name."""
     found = 0
     for tier in local(kv.status()).values():
         for file in Path(tier["path"], "objects").rglob("*.*"):
@@ -107,14 +89,6 @@ def held(kv: Mounted) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_cut_off(mount: Mount, mode: str) -> None:
-    """
-    Where the daemon serves the bytes, that is at the write. Else the kernel writes, which does not
-    ask kvfs. A file that turns out larger than its tier, or for which nothing more may be dropped,
-    is then *cut off* while it is written: its name, and what it has, go at once, and so does what
-    is added to it. Nobody can open it any more, the log names it, and its close is ENOSPC. What
-    grows beyond the hard quota of its namespace is cut off in the same way, and its close is
-    EDQUOT.
-    """
     kv = mount(f"{SMALL},{mode}")
     space = kv.path / "space"
     space.mkdir()
@@ -164,14 +138,6 @@ def _within(kv: Mounted, limit: int) -> bool:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_bounds(mount: Mount, mode: str) -> None:
-    """
-    By open files a tier exceeds its size, and a namespace its hard quota, by no more than is
-    written between two looks of the daemon, which come every 2 ms and are late when the machine is
-    busy, or in one write(2) of each writer, if that is more. Linux takes 2 GiB in one. Nobody looks
-    while another daemon takes over, nor while one hangs: `watchdog` seconds at most. RAM has half
-    as much again as its size at most, and no more than 512 MiB beyond it. Where the daemon serves
-    the bytes nothing is exceeded.
-    """
     kv = mount(f"{SMALL},{mode}")
     kv.allow_log("is cut off")
     kv.allow_log("nothing is demoted: the NVMe tier has no room")
@@ -203,12 +169,6 @@ def test_bounds(mount: Mount, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_mapped(mount: Mount, mode: str) -> None:
-    """
-    A mapping that outlives its descriptor keeps the bytes of a file that is unlinked, dropped or
-    rewritten. They count for the tier and for the hard quota of the namespace until the mapping is
-    gone, or a second longer. A daemon that takes over does not know of such files; of those on NVMe
-    it sees what its file system has left.
-    """
     kv = mount(f"{SMALL},{mode}")
     kv.allow_log("is (cut off|lost with its close)")
     space = kv.path / "space"
@@ -236,12 +196,6 @@ def _takes(path: Path) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("suffix", ["kv", "bin"])
 def test_nothing_goes_early(mount: Mount, suffix: str, mode: str) -> None:
-    """
-    Nothing is dropped before bytes come: a file that is open takes what an empty one takes,
-    whatever size is expected of it. Only what keeps its names makes room before: copies in RAM of
-    what NVMe has, and what a bucket has. A new file is refused, though, if it and the open ones are
-    expected to need more than the hard quota, and nothing of the namespace may go.
-    """
     kv = mount(f"{SMALL},{mode}")
     for number in range(80):
         (kv.path / f"{number}.kv").write_bytes(b"x" * M)

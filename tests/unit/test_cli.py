@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +20,11 @@ from kvfs.cli import mount as mount_command
 from kvfs.cli import options as set_command
 from kvfs.cli import status as status_command
 from kvfs.cli import umount as umount_command
+from kvfs.cli.mount import GROUPS
+from kvfs.config import Config
 from kvfs.errors import ControlError
 from kvfs.mounts import MNT_DETACH, mount, umount
+from kvfs.parsing import rows
 
 ROOT = Path(__file__).parents[2]
 Requests = list[tuple[str, dict[str, object]]]
@@ -201,10 +205,20 @@ def test_asking_for_status_imports_no_file_system() -> None:
 
 def test_help_lists_every_command_and_every_option() -> None:
     assert all(f"\n  {name}" in kvfs("--help").stdout for name in ("mount", "umount", "doctor"))
-    shown = kvfs("mount", "--help").stdout
-    assert "entry_timeout" in shown
-    assert "[opens; default: 2; kvfs set]" in shown
     assert kvfs("--version").stdout.startswith("kvfs, version ")
+    assert "...\n" not in kvfs("--help").stdout.partition("Commands:")[2], (
+        "a first line does not fit"
+    )
+    shown = kvfs("mount", "--help").stdout
+    assert "promote_after=  [opens; default: 2; kvfs set]" in shown
+    assert "passthrough=  [auto|on|off; default: auto]" in shown
+    first = re.findall(r"^    (\w+)=", shown, re.MULTILINE)[:5]
+    assert first == ["ram", "nvme", "nvme_size", "s3", "allow_other"]
+
+
+def test_each_mount_option_is_in_one_group() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(row.name for row in rows(Config))
 
 
 # mount

@@ -31,6 +31,7 @@ class WriteBack:
         self.transfers = transfers
         self.trouble = transfers.trouble
         self._until = 0.0
+        self._dropped_before: int | None = None  # objects, when it began
 
     @property
     def wanted(self) -> bool:
@@ -58,6 +59,8 @@ class WriteBack:
             written = self.transfers.written
             inodes = [ledger.table.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
+        if count and not self.wanted:
+            self._dropped_before = ledger.counters["dropped_evicted"]
         self._until = trio.current_time() + PATIENCE if count else 0.0
         if count:
             ledger.work.wake()
@@ -67,6 +70,13 @@ class WriteBack:
     def too_large(self) -> int:
         """Objects that only RAM has, and that are lost with it: NVMe has no file of their size."""
         return sum(len(space.too_large) for space in demotable(self.ledger))
+
+    @property
+    def displaced(self) -> int:
+        """Objects that were dropped since it began: NVMe lacks room for all that RAM holds."""
+        if self._dropped_before is None:
+            return 0
+        return self.ledger.counters["dropped_evicted"] - self._dropped_before
 
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""
@@ -80,6 +90,8 @@ class WriteBack:
                 break
             await trio.sleep(0.02)
         self._until = 0.0
+        if lost := self.displaced:
+            log.info("%d objects were dropped to save what RAM held: NVMe is full", lost)
 
 
 def _only_in_ram(space: Namespace) -> Iterator[int]:

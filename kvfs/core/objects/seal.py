@@ -81,7 +81,10 @@ class Sealing:
         if (error := self._too_large(held)) is not None:
             log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
             raise error
-        if held.taken > held.staged and not held.just_closed:
+        staged = (
+            self.ledger.table.staging.get(held.inode.ino) is held
+        )  # a takeover seals others, too
+        if staged and held.taken > held.staged and not held.just_closed:
             self.bounds.look_at_end(held)
         if held.publish is not None and held.inode.size:
             self.publishing.publish(held)

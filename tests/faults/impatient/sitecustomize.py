@@ -1,6 +1,7 @@
-"""On PYTHONPATH of a daemon under test: what takes it 10 s by default takes a second.
+"""On PYTHONPATH of a daemon under test: waits of 10 s by default take a second.
 
-A test of an hour would be none; an option that nobody else needs would be one more to explain.
+Tests with the real waits would take too long; an option that only tests need would be one more to
+explain.
 """
 
 from kvfs.daemon import bucket

@@ -1,6 +1,6 @@
 """On PYTHONPATH of a daemon under test: a close of a file on NVMe takes a second.
 
-So does the look at what seems mapped, which would mend what these tests are to see.
+The check for mappings is slow too, because it would repair the state that these tests look for.
 """
 
 import os
