@@ -26,7 +26,7 @@ from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.errors import ConfigError, KvfsError, TierError
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import OutageError
 from kvfs.s3.place import Place
@@ -127,7 +127,7 @@ async def _run(
             await trio.sleep(TELL_PERIOD)
 
     workers = min(WORKERS, os.cpu_count() or 1)
-    async with Movers.open(workers, Counter[str]()) as movers:
+    async with MoverPool.open(workers, Counter[str]()) as movers:
         remote = None if bucket is None else Remote(movers, bucket)
         survey = Survey(
             *(ledger, movers, set(), found), repair=repair, hashes=hashes, live=False, remote=remote

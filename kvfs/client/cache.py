@@ -17,7 +17,7 @@ import torch
 from kvfs.client import arguments, files, memory
 from kvfs.client.arguments import Blocks
 from kvfs.client.leased import LeasedReader, LeasedWriter
-from kvfs.client.leases import Leases
+from kvfs.client.leases import LeaseClient
 from kvfs.client.match import Bisection, Found, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
 from kvfs.client.save import paths_of, save_chain
@@ -84,7 +84,7 @@ class PrefixCache:
         self._closed_prefixes = open_namespace(self.path, spec, create=create)
         self._question = Question(self.path)
         self._bisection = Bisection(self.path, spec.stored_bytes)
-        self._leases = Leases(self.path)
+        self._leases = LeaseClient(self.path)
         self._threads = Threads(threads)
         self._transfers: dict[torch.device, Transfer] = {}
         self._process: int | None = os.getpid()

@@ -19,7 +19,7 @@ import torch
 
 from kvfs import leasing, prefix
 from kvfs.client import files
-from kvfs.client.leases import Leases, Lent
+from kvfs.client.leases import LeaseClient, Lent
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads
 
@@ -51,7 +51,7 @@ class _Leased:
         keys: Sequence[bytes],
         shard: str,
         size: int,
-        leases: Leases,
+        leases: LeaseClient,
     ) -> None:
         self._above = [parent, *keys]
         self._directory = directory

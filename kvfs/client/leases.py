@@ -59,7 +59,7 @@ class _Done(NamedTuple):
 _Work = SimpleQueue["_Question | _Done | _Ended | SimpleQueue[None] | None"]
 
 
-class Leases:
+class LeaseClient:
     """The leases of one directory. Any number of threads."""
 
     def __init__(self, directory: str) -> None:

@@ -15,38 +15,38 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.hydration import Hydration
 from kvfs.core.bucket.download.prefetch import Prefetch
-from kvfs.core.bucket.listing.adoption import Adoption
+from kvfs.core.bucket.listing.bucket_listing import BucketListing
+from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.contests import Contests
-from kvfs.core.bucket.listing.discovery import Discovery
 from kvfs.core.bucket.listing.importing import Importing
-from kvfs.core.bucket.listing.presence import Presence
-from kvfs.core.bucket.node import Announcement, Availability
+from kvfs.core.bucket.listing.remote_entries import RemoteEntries
+from kvfs.core.bucket.node import Availability, NodeRecord
 from kvfs.core.bucket.upload.backlog import Backlog
-from kvfs.core.bucket.upload.spill import Spill
+from kvfs.core.bucket.upload.uploader import Uploader
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.watch import Watch
 from kvfs.core.check import Background
 from kvfs.core.jobs.evict import Evict
 from kvfs.core.jobs.scrub import Scrub
-from kvfs.core.jobs.sweeps import Sweeps
+from kvfs.core.jobs.tree_jobs import TreeJobs
 from kvfs.core.jobs.warm import Warm
 from kvfs.core.ledger.census import Census
 from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.moves.breaker import CircuitBreaker
 from kvfs.core.moves.demotion import Demotion
 from kvfs.core.moves.movement import Movement, Requests
 from kvfs.core.moves.promotion import Promotion
-from kvfs.core.moves.settlement import Settlement
 from kvfs.core.moves.transfers import Transfers
 from kvfs.core.moves.trash import TrashBin
-from kvfs.core.moves.trouble import Trouble
 from kvfs.core.moves.unpacking import Unpacking
+from kvfs.core.moves.verification import Verification
 from kvfs.core.moves.write_back import WriteBack
 from kvfs.core.names.tree import Tree
 from kvfs.errors import KvfsError
 from kvfs.fairness.admission import Admission
 from kvfs.live import LiveConfig
-from kvfs.movement.movers import Movers, SourceChangedError
+from kvfs.movement.movers import MoverPool, SourceChangedError
 from kvfs.movement.remote import Remote
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ class Dispatcher:
         ledger: Ledger,
         room: Room,
         quota: Quota,
-        movers: Movers,
+        movers: MoverPool,
         live: LiveConfig,
         *,
-        urgent: Movers | None = None,
+        urgent: MoverPool | None = None,
         remote: Remote | None = None,
         tree: Tree | None = None,
         notes: str = "",
@@ -83,50 +83,50 @@ class Dispatcher:
         self._slots = 2 * movers.workers
         self._tasks: list[Callable[[], Awaitable[None]]] = []  # that run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
-        self.trouble = Trouble(ledger.tiers.nvme, ledger.counters)
+        self.breaker = CircuitBreaker(ledger.tiers.nvme, ledger.counters)
         self.requests = Requests(ledger.work.wake)
-        transfers = Transfers(ledger, movers, self.trouble)
+        transfers = Transfers(ledger, movers, self.breaker)
         self.write_back = WriteBack(transfers)
         self.demotion = Demotion(transfers, room, self.admission, self.write_back, self._jobs)
         self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)
         self.promotion = Promotion(transfers, room, self.requests, self.unpacking)
-        self.settlement = Settlement(transfers, self.admission, self.requests)
+        self.verification = Verification(transfers, self.admission, self.requests)
         self.transfers = transfers
         self.hydration: Hydration | None = None
         self.prefetch: Prefetch | None = None
-        self.spill: Spill | None = None
+        self.uploader: Uploader | None = None
         self.availability: Availability | None = None
-        self.presence: Presence | None = None
+        self.bucket_listing: BucketListing | None = None
         self.contests: Contests | None = None
         self.importing: Importing | None = None
-        self.announcement: Announcement | None = None
+        self.node_record: NodeRecord | None = None
         if remote is not None and tree is not None:
-            discovery = Discovery(Adoption(tree, remote.bucket), remote)
-            self.presence = Presence(discovery)
-            self.contests = Contests(discovery)
-            self.importing = Importing(self.presence)
-            self.hydration = Hydration(transfers, room, remote, self._jobs, discovery)
-            self.spill = Spill(
+            bucket_lookup = BucketLookup(RemoteEntries(tree, remote.bucket), remote)
+            self.bucket_listing = BucketListing(bucket_lookup)
+            self.contests = Contests(bucket_lookup)
+            self.importing = Importing(self.bucket_listing)
+            self.hydration = Hydration(transfers, room, remote, self._jobs, bucket_lookup)
+            self.uploader = Uploader(
                 *(transfers, quota, remote, self._jobs),
                 notes=notes,
-                complete=discovery.complete,
+                complete=bucket_lookup.fetch_metadata,
                 reading=self.hydration.downloads.reading,
             )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
-            self.availability = Availability(remote, self.spill, identity)
-            self.announcement = Announcement(ledger.dirty, remote, identity, mountpoint)
-            self._tasks += [self.spill.run, self.availability.watch, remote.warm]
-            self._tasks += [Backlog(transfers).run, discovery.warm_up, self.contests.run]
-            self._tasks.append(self.announcement.watch)
+            self.availability = Availability(remote, self.uploader, identity)
+            self.node_record = NodeRecord(ledger.dirty, remote, identity, mountpoint)
+            self._tasks += [self.uploader.run, self.availability.watch, remote.warm]
+            self._tasks += [Backlog(transfers).run, bucket_lookup.warm_up, self.contests.run]
+            self._tasks.append(self.node_record.watch)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
-        self.sweeps = Sweeps(ledger.table)
+        self.tree_jobs = TreeJobs(ledger.table)
         self.scrub = Scrub(transfers, movers, 0)
         self.trash = TrashBin(ledger, self._jobs)
-        self.census = Census(ledger, self._jobs, self.settlement.met)
+        self.census = Census(ledger, self._jobs, self.verification.met)
         self.watch = Watch(ledger, room, quota, lambda: self.admission.spent)
         self.checks = Background(ledger, movers, self._jobs, remote)
-        self._tasks += [self.census.run, self.checks.run, self.warm.run, self.sweeps.run]
+        self._tasks += [self.census.run, self.checks.run, self.warm.run, self.tree_jobs.run]
         self._tasks += [self.scrub.run, *self.watch.tasks]
         live.observe("promote_after", partial(setattr, self.promotion, "after"))
         live.observe("reclaimable", partial(setattr, self.demotion, "reclaimable"))
@@ -142,7 +142,7 @@ class Dispatcher:
     def evict(self, inos: Sequence[int], *, to: str, drop: bool, dry: bool) -> int:
         """The number of a sweep that has them leave their tiers. Raises ConfigError."""
         visitor = Evict(self.transfers, self.room, self._jobs, to=to, drop=drop, dry=dry)
-        return self.sweeps.start(inos, visitor)
+        return self.tree_jobs.start(inos, visitor)
 
     def opened(self, inode: Inode) -> None:
         """An object was opened for reading."""
@@ -187,11 +187,11 @@ class Dispatcher:
                     self._jobs.update(inos)
                     self._running += 1
                     nursery.start_soon(self._job, movement, inos)
-            if not ledger.trash.files or self.trouble.down:
+            if not ledger.trash.files or self.breaker.down:
                 await ledger.work.event.wait()
 
     def _next_job(self) -> tuple[Movement, list[int]] | None:
-        if self.trouble.down:
+        if self.breaker.down:
             return None
         if inos := self.demotion.next():
             return self.demotion, inos
@@ -203,13 +203,13 @@ class Dispatcher:
     async def _job(self, movement: Movement, inos: list[int]) -> None:
         about: list[tuple[int, int]] = []
         try:
-            found = [inode for ino in inos if (inode := self.transfers.fit(ino))]
+            found = [inode for ino in inos if (inode := self.transfers.still_current(ino))]
             about = [(inode.ino, inode.version) for inode in found]
             if found:
                 await movement.move(found)
         except (OSError, SourceChangedError, KvfsError) as error:
             if self._concerns(about):
-                self.trouble.failed(movement.name, inos[0], error)
+                self.breaker.failed(movement.name, inos[0], error)
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
@@ -218,6 +218,8 @@ class Dispatcher:
     def _concerns(self, about: list[tuple[int, int]]) -> bool:
         """Whether a job's failure matters: not if all its objects have changed meanwhile."""
         try:
-            return not about or any(self.transfers.fit(ino, version) for ino, version in about)
+            return not about or any(
+                self.transfers.still_current(ino, version) for ino, version in about
+            )
         except KvfsError:
             return True  # the catalog itself is in trouble

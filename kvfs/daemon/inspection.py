@@ -234,7 +234,7 @@ def _next(
         return "nothing is here of it" if inode.in_bucket else "it is lost"
     ends = ""
     if space.settings.ttl:
-        ends = f"its ttl, in {max(0.0, space.life(inode, float('inf'))):.0f} s"
+        ends = f"its ttl, in {max(0.0, space.ttl_remaining(inode, float('inf'))):.0f} s"
     if not any(order["goes"] for order in orders):
         return ends or f"only an unlink: {stays[0]}"
     first = orders[0]

@@ -38,7 +38,7 @@ from kvfs.fairness.fair_queue import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.live import LiveConfig
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
@@ -126,10 +126,10 @@ class Mount:
         self.identity = bucket.identity(config)
         async with AsyncExitStack() as stack:
             movers = await stack.enter_async_context(
-                Movers.open(config.movers, self.ledger.counters)
+                MoverPool.open(config.movers, self.ledger.counters)
             )
             urgent = await stack.enter_async_context(
-                Movers.open(config.movers, self.ledger.counters, niceness=0)
+                MoverPool.open(config.movers, self.ledger.counters, niceness=0)
             )
             remote = None
             if self.bucket is not None:
@@ -156,9 +156,9 @@ class Mount:
                 self.ledger,
                 Placement(self.room, quota),
                 BackingFiles(self.ledger.records, self.ledger.counters, self.backings),
-                self.dispatcher.settlement,
+                self.dispatcher.verification,
                 promote=self.dispatcher.opened,
-                settle=self.dispatcher.settlement.written,
+                settle=self.dispatcher.verification.written,
                 fetcher=self.dispatcher.hydration,
                 unpacker=self.dispatcher.unpacking,
             )
@@ -179,7 +179,7 @@ class Mount:
                 self.lifecycle,
                 self.backings,
                 slots=SLOTS,
-                presence=self.dispatcher.presence,
+                bucket_listing=self.dispatcher.bucket_listing,
                 virtual=virtual_files.VirtualFiles(control, self.matches),
             )
             self.live.observe("entry_timeout", partial(setattr, self.operations, "timeout"))
@@ -311,8 +311,8 @@ class Mount:
         with trio.CancelScope() as self._saving:
             if not self.discards:
                 await self.dispatcher.write_back.drain()
-                if self.dispatcher.spill is not None:
-                    await self.dispatcher.spill.drain()
+                if self.dispatcher.uploader is not None:
+                    await self.dispatcher.uploader.drain()
 
     def _end_now(self) -> None:
         """End without waiting for a mover or a disk: the keeper kills this process soon.

@@ -14,7 +14,7 @@ from kvfs.control.server import Handler
 from kvfs.core.admin import administration
 from kvfs.core.admin.visitors import Pins, Usage
 from kvfs.core.bucket.node import describe
-from kvfs.core.jobs.sweeps import Sweeps
+from kvfs.core.jobs.tree_jobs import TreeJobs
 from kvfs.core.jobs.warm import Warm
 from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
@@ -68,12 +68,14 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
     async def write_back() -> dict[str, Any]:
         size, objects = mount.dispatcher.write_back.start()
         stuck = f"NVMe takes none ({why})" if (why := mount.dispatcher.write_back.stuck) else ""
-        spill = mount.dispatcher.spill
-        if spill is not None and (more := spill.stranded())[1]:
-            spill.dirty.hurry(PATIENCE)
+        uploader = mount.dispatcher.uploader
+        if uploader is not None and (more := uploader.stranded())[1]:
+            uploader.dirty.hurry(PATIENCE)
             size, objects = size + max(1, more[0]), objects + more[1]
-            if spill.bucket.health.down:
-                stuck = stuck or f"{spill.bucket.place} takes none ({spill.bucket.health.why})"
+            if uploader.bucket.health.down:
+                stuck = (
+                    stuck or f"{uploader.bucket.place} takes none ({uploader.bucket.health.why})"
+                )
         return {
             "bytes_left": size,
             "objects_left": objects,
@@ -84,21 +86,23 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def flush() -> dict[str, Any]:
         """Upload all dirty objects without their delay, and return the amount still to go."""
-        spill = bucketed(mount.dispatcher.spill)
-        spill.dirty.hurry(PATIENCE)
+        uploader = bucketed(mount.dispatcher.uploader)
+        uploader.dirty.hurry(PATIENCE)
         contests = mount.dispatcher.contests
         if contests is not None:
             contests.hurry()
-        health = spill.bucket.health
+        health = uploader.bucket.health
         # An object found to be in conflict no more is uploaded as well.
         asking = contests is not None and contests.hurrying and not health.down
         return {
-            "bytes_left": spill.dirty.bytes,
-            "objects_left": len(spill.dirty),
-            "done": sum(spill.bucket.counters[name] for name in ("uploads", "copies", "conflicts")),
-            "loaded": spill.dirty.loaded and not asking,
+            "bytes_left": uploader.dirty.bytes,
+            "objects_left": len(uploader.dirty),
+            "done": sum(
+                uploader.bucket.counters[name] for name in ("uploads", "copies", "conflicts")
+            ),
+            "loaded": uploader.dirty.loaded and not asking,
             "down": health.why or "it does not answer" if health.down else "",
-            "place": str(spill.bucket.place),
+            "place": str(uploader.bucket.place),
         }
 
     async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
@@ -112,7 +116,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         """Bring files, and all below directories, to their fastest tier."""
         return {"job": mount.dispatcher.warm.start(inos)}
 
-    def looked_at(jobs: Warm | Sweeps, what: str) -> Handler:
+    def looked_at(jobs: Warm | TreeJobs, what: str) -> Handler:
         """Return a handler for a job's progress. A daemon that took over does not know the job."""
 
         async def look(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002
@@ -138,11 +142,11 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
 
     async def pin(inos: list[int], on: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
         """Pin files, and all that are below directories now, or end that."""
-        return {"job": mount.dispatcher.sweeps.start(inos, Pins(mount.ledger, on=on))}
+        return {"job": mount.dispatcher.tree_jobs.start(inos, Pins(mount.ledger, on=on))}
 
     async def usage(inos: list[int]) -> dict[str, Any]:
         """Count the bytes of files, and of all below directories."""
-        return {"job": mount.dispatcher.sweeps.start(inos, Usage(mount.ledger))}
+        return {"job": mount.dispatcher.tree_jobs.start(inos, Usage(mount.ledger))}
 
     async def bucket_claims(after: int) -> dict[str, Any]:
         """Return this node's objects in the bucket after `after`; repeat until that is 0."""
@@ -179,7 +183,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         "evict": evict,
         "pin": pin,
         "usage": usage,
-        "swept": looked_at(mount.dispatcher.sweeps, "job"),
+        "swept": looked_at(mount.dispatcher.tree_jobs, "job"),
         "objects": mount.ranking.objects,
         "bucket_claims": bucket_claims,
         "discard_ram": discard_ram,

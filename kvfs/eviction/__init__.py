@@ -7,8 +7,8 @@ follows the best of several.
 from collections.abc import Callable
 
 from kvfs.errors import ConfigError
-from kvfs.eviction.adaptive import Adaptive, Choice, Following
-from kvfs.eviction.ghosts import Accesses, WouldBe
+from kvfs.eviction.adaptive import Adaptive, PolicySelector, SwitchingPolicy
+from kvfs.eviction.ghosts import Accesses, WhatIf
 from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
@@ -18,11 +18,11 @@ __all__ = [
     "NAMES",
     "Accesses",
     "Adaptive",
-    "Choice",
-    "Following",
     "LeafFirst",
     "Policy",
-    "WouldBe",
+    "PolicySelector",
+    "SwitchingPolicy",
+    "WhatIf",
     "make",
 ]
 

@@ -1,18 +1,18 @@
 """The order that follows the best of several policies at the moment.
 
-When a `Choice` has another winner, the winner's order takes over as `Succession` says. The order
-does not change again until the old order is empty.
+When a `PolicySelector` has another winner, the winner's order takes over as `Handover` says. The
+order does not change again until the old order is empty.
 
 Contract: `kvfs.eviction.policy`, leaf-first. A file system has one cache in several orders, by tier
-and by the allowed moves of an object. Each order is `Following`, and the owner shows all accesses
-to the choice. `Adaptive` is for a cache that is one order: it shows its accesses to a choice of its
-own. There an `add` is an access too, one that missed.
+and by the allowed moves of an object. Each order is a `SwitchingPolicy`, and the owner shows all
+accesses to the selector. `Adaptive` is for a cache that is one order: it shows its accesses to a
+selector of its own. There an `add` is an access too, one that missed.
 """
 
 from collections.abc import Iterator
 from itertools import chain
 
-from kvfs.eviction.ghosts import KINDS, Ghost, Observer
+from kvfs.eviction.ghosts import KINDS, GhostCache, Observer
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
 
@@ -23,7 +23,7 @@ _LEAD = 0.01
 _DEVIATIONS = 2
 
 
-class Choice(Observer[str]):
+class PolicySelector(Observer[str]):
     """The best policy for one cache at the moment: `winner`, a name in KINDS.
 
     Ghost caches of leaf-first LRU, S3-FIFO, ARC and BIP see a sample of all accesses. With
@@ -45,13 +45,13 @@ class Choice(Observer[str]):
         self.winner = next(iter(KINDS))
         self._apart = dict.fromkeys(KINDS, 0.0)  # accesses that only it or only the winner hit
 
-    def _make(self) -> dict[str, Ghost]:
-        return {kind: Ghost(kind, self._entries(kind)) for kind in KINDS}
+    def _make(self) -> dict[str, GhostCache]:
+        return {kind: GhostCache(kind, self._entries(kind)) for kind in KINDS}
 
     def _entries(self, which: str) -> int:  # noqa: ARG002 (all are as large)
         return max(1, self._capacity >> self.sample.shift)
 
-    def _missed(self, missed: list[Ghost]) -> None:
+    def _missed(self, missed: list[GhostCache]) -> None:
         """Count the ghosts whose result differed from the winner's."""
         if len(missed) == len(self.ghosts):
             return
@@ -73,7 +73,7 @@ class Choice(Observer[str]):
             self._apart[kind] *= self._keep
 
 
-class Succession:
+class Handover:
     """One policy takes over from another, in O(1): entries present then go first, in the old order.
 
     An entry that is used meanwhile moves to the new policy. The owner uses `new` alone as soon as
@@ -128,15 +128,15 @@ class Succession:
         return chain(self.past, self.new)
 
 
-class Following(LeafFirst):
+class SwitchingPolicy(LeafFirst):
     """One order that follows the winner of `choice`, which sees the accesses by itself."""
 
     __slots__ = ("_kind", "_past", "choice")
 
-    def __init__(self, choice: Choice, capacity: int) -> None:
+    def __init__(self, choice: PolicySelector, capacity: int) -> None:
         self.choice = choice
         self._kind = choice.winner
-        self._past: Succession | None = None
+        self._past: Handover | None = None
         super().__init__(KINDS[self._kind](capacity))
 
     def add(self, key: int, value: int = 0, parent: int = 0) -> None:
@@ -156,17 +156,17 @@ class Following(LeafFirst):
     def _follow(self) -> None:
         if self._past is None:
             self._kind = self.choice.winner
-            self.inner = self._past = Succession(KINDS[self._kind](self.capacity), self.inner)
+            self.inner = self._past = Handover(KINDS[self._kind](self.capacity), self.inner)
 
 
-class Adaptive(Following):
+class Adaptive(SwitchingPolicy):
     """One cache in one order, with a choice of its own."""
 
     __slots__ = ()
 
     def __init__(self, capacity: int, *, entries: int = ENTRIES) -> None:
         """Make the order; its ghosts have at most `entries` each."""
-        super().__init__(Choice(capacity, entries=entries), capacity)
+        super().__init__(PolicySelector(capacity, entries=entries), capacity)
 
     @property
     def capacity(self) -> int:

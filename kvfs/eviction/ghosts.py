@@ -8,7 +8,7 @@ ancestor in the sample. A walk of about 2**shift parents finds it, for one acces
 An `Observer` has several ghosts that see the same accesses, and counts the misses of each. It
 counts misses in the sample and accesses everywhere (SHARDS-adj of that paper). Otherwise a block
 that all prompts begin with would decide the ratio by its presence in the sample. Counts decay, in
-steps. `WouldBe` shows its counts to people; `kvfs.eviction.adaptive` chooses by them.
+steps. `WhatIf` shows its counts to people; `kvfs.eviction.adaptive` chooses by them.
 """
 
 from abc import ABC, abstractmethod
@@ -78,7 +78,7 @@ class Sample:
         return 0
 
 
-class Ghost:
+class GhostCache:
     """One policy, leaf-first, on the keys of a sample; it keeps no values."""
 
     __slots__ = ("kind", "misses", "policy", "touch")
@@ -125,17 +125,17 @@ class Observer(ABC, Generic[Which]):
         self._keep = 1 - 1 / (window * _STEPS)
         self._fewest = fewest
         self._due = 0
-        self.ghosts: Mapping[Which, Ghost] = self._make()
+        self.ghosts: Mapping[Which, GhostCache] = self._make()
 
     @abstractmethod
-    def _make(self) -> dict[Which, Ghost]:
+    def _make(self) -> dict[Which, GhostCache]:
         """Return the ghosts, empty."""
 
     @abstractmethod
     def _entries(self, which: Which) -> int:
         """Return the entries of a ghost, in the sample."""
 
-    def _missed(self, missed: list[Ghost]) -> None:
+    def _missed(self, missed: list[GhostCache]) -> None:
         """Handle an access that some ghosts would have missed."""
 
     def _step(self) -> None:
@@ -188,7 +188,7 @@ class Observer(ABC, Generic[Which]):
                 ghost.misses *= self._keep
 
 
-class WouldBe(Observer[float]):
+class WhatIf(Observer[float]):
     """The hit ratios that a larger or a smaller cache would have.
 
     `answers` gives the share of accesses (0 to 1) that would have been hits, for each multiple of
@@ -207,8 +207,8 @@ class WouldBe(Observer[float]):
         self._kind = kind
         super().__init__(capacity, entries, _WINDOW)
 
-    def _make(self) -> dict[float, Ghost]:
-        return {times: Ghost(self._kind, self._entries(times)) for times in TIMES}
+    def _make(self) -> dict[float, GhostCache]:
+        return {times: GhostCache(self._kind, self._entries(times)) for times in TIMES}
 
     def _entries(self, which: float) -> int:
         return max(1, int(self._capacity * which) >> self.sample.shift)

@@ -26,9 +26,9 @@ from pathlib import Path
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
 from kvfs import kept, leasing, matching
-from kvfs.core.lending.leases import NOBODY, Leases, Who
 from kvfs.core.lending.matching import Matching
-from kvfs.core.lending.saves import Saves
+from kvfs.core.lending.read_leases import NOBODY, ReadLeases, Who
+from kvfs.core.lending.write_leases import WriteLeases
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.open_order import caller
 from kvfs.core.objects.objects import Objects
@@ -99,8 +99,8 @@ class MatchFiles(Kind):
         self.tree = tree
         self.kernel = kernel
         self.matching = Matching(tree)
-        self.leases = Leases(objects, partial(count_opens, tree, kernel))
-        self.saves = Saves(tree, objects, self.leases.numbers, kernel.changed)
+        self.leases = ReadLeases(objects, partial(count_opens, tree, kernel))
+        self.saves = WriteLeases(tree, objects, self.leases.numbers, kernel.changed)
         self.handles = Portions(f"descriptors of {matching.NAME}", HANDLES_MAX)
         self.pending = Portions("bytes of questions that are not whole", PENDING_MAX)
         self._said: dict[type[KvfsError], float] = {}

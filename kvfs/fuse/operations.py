@@ -27,8 +27,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from kvfs.catalog import Inode
 from kvfs.core.admin.lifecycle import PREFIX, WARM, Lifecycle
-from kvfs.core.bucket.listing.adoption import is_bare
-from kvfs.core.bucket.listing.presence import Presence
+from kvfs.core.bucket.listing.bucket_listing import BucketListing
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
@@ -161,7 +161,7 @@ class Operations(pyfuse3.Operations):
         *,
         slots: int,
         timeout: float = 0.0,
-        presence: Presence | None = None,
+        bucket_listing: BucketListing | None = None,
         virtual: VirtualFiles | None = None,
     ) -> None:
         """presence: of names in a bucket, None without one. virtual: files beside the tree."""
@@ -180,8 +180,8 @@ class Operations(pyfuse3.Operations):
         self.waits = Waits()
         # Answers that were errors, by operation and class of error.
         self.errors: Counter[tuple[str, str]] = Counter()
-        self.presence = presence
-        self.discovery = None if presence is None else presence.discovery
+        self.bucket_listing = bucket_listing
+        self.bucket_lookup = None if bucket_listing is None else bucket_listing.bucket_lookup
 
     async def end_takeover(self) -> None:
         """When the kernel has sent all requests again, release handles that no request claimed."""
@@ -214,9 +214,9 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = inode.ctime_ns
         # Set-id bits go when the file is written: nobody may act on an older mode.
         lasting = not (inode.is_file and inode.mode & (stat.S_ISUID | stat.S_ISGID))
-        timeout = max(0.0, self.ledger.namespaces.of(inode).life(inode, self.timeout))
-        if self.discovery is not None:
-            timeout = self.discovery.life(inode, timeout, listed=listed)
+        timeout = max(0.0, self.ledger.namespaces.of(inode).ttl_remaining(inode, self.timeout))
+        if self.bucket_lookup is not None:
+            timeout = self.bucket_lookup.ttl_remaining(inode, timeout, listed=listed)
         entry.entry_timeout = timeout if lasting and not hidden else 0
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
@@ -227,15 +227,15 @@ class Operations(pyfuse3.Operations):
             entry = self.virtual.lookup(parent_inode, name, ctx)
             if entry is not None:
                 return entry
-        discovery = self.discovery
-        if discovery is not None:
+        bucket_lookup = self.bucket_lookup
+        if bucket_lookup is not None:
             try:
                 found = self.tree.lookup(parent_inode, name)
-                if not discovery.doubts(found):
+                if not bucket_lookup.doubts(found):
                     return self._attributes(found)
-                await discovery.confirm(found, ctx.pid)
+                await bucket_lookup.confirm(found, ctx.pid)
             except NotFoundError:
-                await discovery.find(parent_inode, name)
+                await bucket_lookup.find(parent_inode, name)
         try:
             return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
@@ -246,15 +246,15 @@ class Operations(pyfuse3.Operations):
 
     async def _complete(self, ino: int) -> None:
         """Fetch an inode's full attributes before a program sees them, if it is only a stub."""
-        if self.discovery is not None:
-            await self.discovery.complete(ino)
+        if self.bucket_lookup is not None:
+            await self.bucket_lookup.fetch_metadata(ino)
 
     @answering
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         if inode >= FIRST_VIRTUAL:
             return self.virtual.of(inode).getattr(inode)
         found = self.tree.inode(inode)
-        if is_bare(found):
+        if is_stub(found):
             await self._complete(inode)
             found = self.tree.inode(inode)
         return self._attributes(found)
@@ -271,7 +271,7 @@ class Operations(pyfuse3.Operations):
         self.virtual.refuse(inode)
         await self._complete(inode)
         found = self.tree.inode(inode)
-        if is_bare(found):
+        if is_stub(found):
             raise NotFoundError(f"inode {inode}: the bucket has not said yet what it is")
         if fields.update_size:
             if not found.is_file:
@@ -311,8 +311,8 @@ class Operations(pyfuse3.Operations):
         if inode >= FIRST_VIRTUAL:
             return inode
         found = self.tree.directory(inode).ino
-        if self.presence is not None:
-            await self.presence.show(inode)
+        if self.bucket_listing is not None:
+            await self.bucket_listing.show(inode)
         return found
 
     @answering
@@ -396,8 +396,8 @@ class Operations(pyfuse3.Operations):
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         self.virtual.refuse(parent_inode, name)
         found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
-        if self.presence is not None and found.is_dir:  # what others have in it stays
-            await self.presence.show(found.ino)
+        if self.bucket_listing is not None and found.is_dir:  # what others have in it stays
+            await self.bucket_listing.show(found.ino)
         for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
             entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
             if entries or ended:
@@ -431,10 +431,10 @@ class Operations(pyfuse3.Operations):
 
         Raises OtherNamespaceError.
         """
-        if self.presence is None:
+        if self.bucket_listing is None:
             return
         found = self.tree.lookup(parent, name)
-        if found.is_dir and not await self.presence.show_below(found.ino):
+        if found.is_dir and not await self.bucket_listing.show_below(found.ino):
             raise OtherNamespaceError(
                 f"directory {found.ino} has more below it in the bucket than can be listed while "
                 "the kernel holds it: it is to be copied"
@@ -479,8 +479,8 @@ class Operations(pyfuse3.Operations):
     async def _open(self, inode: int, flags: int, request: int, ctx: RequestContext) -> FileInfo:
         began = time.perf_counter()
         caller.set(ctx.pid)
-        if self.discovery is not None:
-            self.discovery.openers.opened(ctx.pid, inode)
+        if self.bucket_lookup is not None:
+            self.bucket_lookup.open_predictor.opened(ctx.pid, inode)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         truncate = bool(flags & os.O_TRUNC)
         if self.ledger.namespaces.limited and not writable:

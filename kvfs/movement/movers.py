@@ -47,8 +47,8 @@ class MoverOverdueError(TierError):
     """A job took too long: the disk does not answer."""
 
 
-class Movers:
-    """The workers. Use inside `Movers.open(...)`."""
+class MoverPool:
+    """The workers. Use inside `MoverPool.open(...)`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Movers:
         *,
         niceness: int = NICENESS,
         preloaded: Sequence[str] = (),
-    ) -> AsyncIterator["Movers"]:
+    ) -> AsyncIterator["MoverPool"]:
         """Start the workers. They are forks of one process, which loads the modules `preloaded`."""
         kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
         if preloaded:
@@ -308,7 +308,7 @@ __all__ = [
     "Moved",
     "MoverFailedError",
     "MoverOverdueError",
-    "Movers",
+    "MoverPool",
     "Repacked",
     "SourceChangedError",
     "patience_for",

@@ -1,6 +1,6 @@
 """The bucket, as the daemon uses it: calls that worker processes make.
 
-Contract: as `Movers`, in lanes of their own. Local jobs never wait for a store that does not
+Contract: as `MoverPool`, in lanes of their own. Local jobs never wait for a store that does not
 answer. Calls that a program waits for do not wait behind uploads, and get more of a CPU. Small
 waiting calls share a worker, which makes them at once: they end together. A failure is a
 StoreError, an OSError of the local file, or a TierError of the movers. Not for deciding what to
@@ -18,7 +18,7 @@ import trio
 
 from kvfs.errors import TierError
 from kvfs.movement import downloading, stores
-from kvfs.movement.movers import Moved, Movers, patience_for
+from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms, Transfers
 from kvfs.tiers import Bucket
@@ -46,12 +46,12 @@ class Remote:
     ) -> AsyncIterator["Remote"]:
         """Workers are forks of a process that has boto3 loaded: it takes 0.4 s, and 30 MB."""
         async with (
-            Movers.open(workers, counters, preloaded=PRELOADED, niceness=NICENESS) as movers,
-            Movers.open(workers, counters, preloaded=PRELOADED, niceness=0) as urgent,
+            MoverPool.open(workers, counters, preloaded=PRELOADED, niceness=NICENESS) as movers,
+            MoverPool.open(workers, counters, preloaded=PRELOADED, niceness=0) as urgent,
         ):
             yield cls(movers, bucket, urgent)
 
-    def __init__(self, movers: Movers, bucket: Bucket, urgent: Movers | None = None) -> None:
+    def __init__(self, movers: MoverPool, bucket: Bucket, urgent: MoverPool | None = None) -> None:
         """urgent: workers for calls that a program waits for."""
         self.movers = movers
         self.urgent = urgent or movers
@@ -140,7 +140,7 @@ class _Call:
 class _Lane:
     """Calls in turn on workers of their own; small ones share the next free worker."""
 
-    def __init__(self, movers: Movers, workers: int) -> None:
+    def __init__(self, movers: MoverPool, workers: int) -> None:
         self.movers = movers
         self.tokens = trio.CapacityLimiter(workers)
         self._turns = trio.CapacityLimiter(workers)

@@ -18,7 +18,7 @@ import torch
 from kvfs import prefix
 from kvfs.client import PrefixCache, Spec, memory
 from kvfs.client.leased import LeasedWriter
-from kvfs.client.leases import Leases
+from kvfs.client.leases import LeaseClient
 from kvfs.client.save import InPlace, _Chain, save_chain
 from kvfs.client.stats import Stats
 from kvfs.client.threads import Threads, _Turn
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 def made_in(folder: Path) -> LeasedWriter:
     """Ask the mount to make the files; without a mount they are made by name."""
-    leases = Leases(str(folder))
+    leases = LeaseClient(str(folder))
     return LeasedWriter(str(folder), SPEC.root, KEYS, "", SPEC.stored_bytes, leases)
 
 

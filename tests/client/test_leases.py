@@ -15,7 +15,7 @@ import torch
 
 from kvfs import leasing, prefix
 from kvfs.client import PrefixCache, files
-from kvfs.client.leases import Leases, Lent
+from kvfs.client.leases import LeaseClient, Lent
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
@@ -162,7 +162,7 @@ def test_what_is_given_back_late_ends_too(kv: Mounted, cache: PrefixCache) -> No
     wait_for(lambda: not _has_open(cache), "the descriptor is closed")
 
 
-def asked(leases: Leases, request: leasing.Request) -> Lent:
+def asked(leases: LeaseClient, request: leasing.Request) -> Lent:
     found: SimpleQueue[Lent] = SimpleQueue()
     leases.ask(request, found.put)
     return found.get()
@@ -259,7 +259,7 @@ with PrefixCache({cache.path!r}, SPEC, threads=1) as cache:
 
 
 def test_elsewhere_nothing_is_asked(tmp_path: Path) -> None:
-    leases = Leases(str(tmp_path))
+    leases = LeaseClient(str(tmp_path))
     for _ in range(2):
         assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
     assert leases.offered is False
@@ -277,7 +277,7 @@ def test_a_mount_that_is_read_only_is_asked_once(mount: Mount) -> None:
     with PrefixCache(kv.path / "llama", SPEC, create=True) as cache:
         assert cache.save(TOKENS, GIVEN) == 10
     kv.remount(f"{kv.options},ro")
-    leases = Leases(str(kv.path / "llama"))
+    leases = LeaseClient(str(kv.path / "llama"))
     assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
     assert leases.offered is False
     leases.close()

@@ -29,7 +29,7 @@ _PRINTED = {
 _OF_THE_BUCKET = {"OutageError", "RefusedError"}
 # Here any domain error is read by who asked for it with a command.
 _BEHIND_COMMANDS = {
-    "kvfs/core/jobs/sweeps.py",
+    "kvfs/core/jobs/tree_jobs.py",
     "kvfs/core/jobs/warm.py",
     "kvfs/core/admin/lifecycle.py",
     "kvfs/daemon/inspection.py",
@@ -100,7 +100,7 @@ def _told(node: ast.AST, path: str, above: Mapping[str, set[str]]) -> Iterator[a
         yield from _logged(node.args[last == "log" :])
     elif name == "click.echo" and "err=True" in map(ast.unparse, node.keywords):
         yield node.args[0]
-    elif last == "pause" or _is_shown(last, path, above):  # `Trouble.pause` logs
+    elif last == "pause" or _is_shown(last, path, above):  # `CircuitBreaker.pause` logs
         yield from node.args[:1]
     yield from (word.value for word in node.keywords if word.arg == "error")  # to the keeper
 

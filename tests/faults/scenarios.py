@@ -635,7 +635,7 @@ deletion.LOOK = 0.01  # s that a batch is tried again after, which the catalog h
 
 async def work_off(made: World) -> None:
     """Do all work that waits for the bucket, once."""
-    dispatcher = made.dispatcher.spill
+    dispatcher = made.dispatcher.uploader
     assert dispatcher is not None
     await dispatcher.dirty.load()
     for ino in list(dispatcher.dirty):

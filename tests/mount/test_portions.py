@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import matching
-from kvfs.core.lending.leases import LEASES_MAX
+from kvfs.core.lending.read_leases import LEASES_MAX
 from kvfs.leasing import BLOCKS_MAX
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for

@@ -160,8 +160,8 @@ def test_users_of_what_is_here_do_not_notice_an_outage(
         own.kill("rgw")
     answers: list[tuple[float, bytes | None]] = []
     with again_and_again(read) as reads, again_and_again(write) as writes:
-        openers = [opens(away / name, answers) for name in contents]
-        for opener in openers:
+        open_predictor = [opens(away / name, answers) for name in contents]
+        for opener in open_predictor:
             opener.join(60)
         assert len(answers) == len(contents)
         wait_for(lambda: s3_of(kv)["state"] == "down", "it is found out")

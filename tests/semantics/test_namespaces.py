@@ -692,10 +692,10 @@ def test_bandwidth(here: Path, shared: Mounted) -> None:
     request(shared.path, "set", bandwidth=FOR_EVER)
     try:
         (here / "0000.kv").read_bytes()  # on credit
-        openers = [Opener(partial(read, space)) for space in (bulk, here)]
-        assert not any(opener.done for opener in openers)
+        open_predictor = [Opener(partial(read, space)) for space in (bulk, here)]
+        assert not any(opener.done for opener in open_predictor)
         request(shared.path, "set", bandwidth="2M")  # half a second for each
-        for opener in openers:
+        for opener in open_predictor:
             opener.end()
         assert order == [here.name, bulk.name]
 

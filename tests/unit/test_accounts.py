@@ -619,7 +619,7 @@ class SpaceWalk:
     async def job(self) -> None:
         world = self.world
         world.dispatcher.admission.budget = self.random.choice((0, 0, 1))
-        world.dispatcher.trouble._quiet_until = 0.0
+        world.dispatcher.breaker._quiet_until = 0.0
         kind = self.random.choice((world.demote, world.promote, world.settle))
         which = "ram_only" if kind == world.demote else "on_nvme"
         inos = [ino for ino in world.listed(which) if not world.dispatcher.transfers.written(ino)]

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from kvfs.core.bucket import node
-from kvfs.core.bucket.node import Announcement
+from kvfs.core.bucket.node import NodeRecord
 from kvfs.s3.errors import OutageError
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.nodes import Node, Nodes
@@ -39,8 +39,8 @@ def made(tmp_path: Path, faulty: FaultyStore) -> Iterator[World]:
         trio.run(found.check_at_rest)
 
 
-def announcement(made: World) -> Announcement:
-    found = made.dispatcher.announcement
+def node_record(made: World) -> NodeRecord:
+    found = made.dispatcher.node_record
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def record(store: MemoryStore) -> Node:
 
 def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
     async def case() -> None:
-        told = announcement(made)
+        told = node_record(made)
         await told.look()
         assert record(store).has == frozenset()
         made.namespace("x")
@@ -83,7 +83,7 @@ def test_it_is_written_when_something_changes_and_once_a_day(
 ) -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(announcement(made).watch)
+            nursery.start_soon(node_record(made).watch)
             await trio.sleep(3600)
             assert faulty.calls["put"] == 1
             made.namespace("x")
@@ -103,15 +103,15 @@ def test_a_restart_keeps_what_its_record_says_until_all_is_walked(
 ) -> None:
     async def case() -> None:
         made.namespace("x")
-        await announcement(made).look()
+        await node_record(made).look()
         made.drop("x")
         made.restart()
         await made.census()
         await made.ledger.dirty.load()
-        await announcement(made).look()
+        await node_record(made).look()
         assert record(store).has == {X1}
         await made.walk()
-        await announcement(made).look()
+        await node_record(made).look()
         assert record(store).has == frozenset()
 
     trio.run(case)
@@ -121,7 +121,7 @@ def test_what_is_renamed_and_not_yet_copied_keeps_its_namespace_in_the_record(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
-        told = announcement(made)
+        told = node_record(made)
         for name in ("x", "y"):
             made.namespace(name)
         await made.make_file(b"x/a", A)
@@ -149,7 +149,7 @@ def test_a_store_that_fails_is_asked_again(
 ) -> None:
     async def case() -> None:
         faulty.faults.append(Fault("put", error=OutageError("away")))
-        told = announcement(made)
+        told = node_record(made)
         await told.look()
         await told.look()
         assert told.published is None

@@ -74,7 +74,7 @@ class Transport:
         store.faults = []
 
     async def delete(self) -> None:
-        dispatcher = self.world.dispatcher.spill
+        dispatcher = self.world.dispatcher.uploader
         assert dispatcher is not None
         if dispatcher.dirty.superseded.deletes:
             await dispatcher.deletion.delete_some()

@@ -10,8 +10,8 @@ import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core.bucket.listing import contests as timing
+from kvfs.core.bucket.listing.bucket_lookup import AT_ONCE
 from kvfs.core.bucket.listing.contests import Contests
-from kvfs.core.bucket.listing.discovery import AT_ONCE
 from kvfs.core.bucket.upload.backlog import Backlog
 from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
 from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError

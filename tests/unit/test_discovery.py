@@ -17,11 +17,11 @@ import trio.testing
 
 from kvfs import matching, prefix
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.listing import discovery as timing
-from kvfs.core.bucket.listing import openers
-from kvfs.core.bucket.listing.adoption import is_bare
-from kvfs.core.bucket.listing.discovery import Discovery
+from kvfs.core.bucket.listing import bucket_lookup as timing
+from kvfs.core.bucket.listing import open_predictor
+from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.importing import Importing
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.lending.matching import Matching
 from kvfs.errors import CatalogError, ControlError, NotFoundError, StaleError
 from kvfs.s3.errors import (
@@ -96,7 +96,7 @@ class Node:
             *(made.tree, made.objects, made.lifecycle, cast("operations.Kernel", Requests())),
             slots=10,
             timeout=3600.0,
-            presence=made.dispatcher.presence,
+            bucket_listing=made.dispatcher.bucket_listing,
         )
 
     @property
@@ -105,9 +105,9 @@ class Node:
         return self.made.bucket
 
     @property
-    def discovery(self) -> Discovery:
-        assert self.made.dispatcher.presence is not None
-        return self.made.dispatcher.presence.discovery
+    def bucket_lookup(self) -> BucketLookup:
+        assert self.made.dispatcher.bucket_listing is not None
+        return self.made.dispatcher.bucket_listing.bucket_lookup
 
     @property
     def importing(self) -> Importing:
@@ -164,7 +164,7 @@ class Node:
         found = await self.find(path)
         if found is None:
             return None
-        await self.discovery.complete(found.ino)
+        await self.bucket_lookup.fetch_metadata(found.ino)
         try:
             return await self.made.read(found.ino)
         except NotFoundError:
@@ -189,7 +189,7 @@ class Node:
 
     async def behind(self) -> None:
         """Until nothing is asked any more."""
-        while self.discovery._looks:
+        while self.bucket_lookup._looks:
             await trio.lowlevel.checkpoint()
 
 
@@ -450,15 +450,15 @@ def test_who_opens_what_it_looks_up_asks_with_the_open(run: Callable[[Case], Non
         other.calls.clear()
         first = await other.there(b"a")
         assert other.calls == {"head": 1}, "nothing says yet that it will be opened"
-        other.discovery.openers.opened(7, first.ino)
+        other.bucket_lookup.open_predictor.opened(7, first.ino)
         second = await other.there(b"b")
-        other.discovery.openers.opened(7, second.ino)
-        await later(openers.PAUSE)
+        other.bucket_lookup.open_predictor.opened(7, second.ino)
+        await later(open_predictor.PAUSE)
         assert other.calls == {}, "its open asks"
         await other.there(b"c")
         await later(0.0)  # its pause has begun
         assert other.calls == {}
-        await later(openers.PAUSE)
+        await later(open_predictor.PAUSE)
         await other.behind()
         assert other.calls == {"head": 1}, "no open has come, so it is asked behind"
         await one.unlink(b"d")
@@ -485,12 +485,12 @@ def test_a_catalog_that_fails_meanwhile_ends_nothing(
         other.caller = cast("pyfuse3.RequestContext", caller)
         await later(timing.VALID)
         await other.there(b"a")
-        other.discovery.openers.opened(7, first.ino)
+        other.bucket_lookup.open_predictor.opened(7, first.ino)
         await other.there(b"b")
         await later(0.0)  # its pause has begun
         with monkeypatch.context() as patch:
             patch.setattr(other.made.ledger.dirty, "stored", fail)
-            await later(openers.PAUSE)
+            await later(open_predictor.PAUSE)
         assert "is not held against the bucket: no disk" in caplog.text
 
     run(case)
@@ -729,13 +729,13 @@ def test_a_directory_is_listed_when_it_is_read(run: Callable[[Case], None]) -> N
         assert other.calls == {}, "a listing is good for a while"
         parent = (await other.there(b"d")).ino
         bare = other.made.find(b"7", parent)
-        assert is_bare(bare)
+        assert is_stub(bare)
         assert bare.size == len(A)
-        assert other.discovery.life(bare, 3600.0) == 0
+        assert other.bucket_lookup.ttl_remaining(bare, 3600.0) == 0
         attributes = await other.operations.getattr(bare.ino, other.caller)
         before = one.made.at(b"d/7")
         assert attributes.st_mtime_ns == before.mtime_ns
-        assert not is_bare(other.made.find(b"7", parent))
+        assert not is_stub(other.made.find(b"7", parent))
         assert await other.read(b"d/7") == A
         assert await other.read(b"d/below/x") == B
         for name in names[:10]:
@@ -771,7 +771,7 @@ def test_a_listing_is_held_against_what_is_here(
         assert await other.names() == ([b"y"] if how == "deleted" else [b"x", b"y"])
         assert other.calls["head"] == 1, "what is as it was is not asked for"
         assert other.made.at(b"y").ino == before[b"y"]
-        assert other.discovery.confirmed.age(before[b"y"]) < 1
+        assert other.bucket_lookup.confirmed.age(before[b"y"]) < 1
         if how == "replaced":
             assert other.made.at(b"x").ino != before[b"x"]
             assert await other.read(b"x") == B
@@ -842,7 +842,7 @@ def test_nobody_reads_what_is_bare(run: Callable[[Case], None]) -> None:
         with pytest.raises(NotFoundError):
             await other.made.read(bare.ino)
         other.faults(Fault("head", 0, OutageError("out")))
-        assert await other.discovery.complete(bare.ino) is None
+        assert await other.bucket_lookup.fetch_metadata(bare.ino) is None
         assert other.made.find(b"x").ino == bare.ino, "the name stays"
         other.faults()
         await later(timing.QUIET)
@@ -1020,7 +1020,7 @@ def test_an_import_brings_all_names_with_their_facts(
         }
         other.calls  # noqa: B018 (what was asked so far)
         for path in (b"x", b"n/d/y", long):
-            assert not is_bare(other.made.at(path))
+            assert not is_stub(other.made.at(path))
         assert await imported(other) == (0, 3, refused)
         assert await other.read(long) == A
         other.made.check()
@@ -1185,25 +1185,27 @@ def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
 ) -> None:
     async def case(one: Node, other: Node) -> None:
         inode = await one.store(b"x", A)
-        assert one.discovery.life(inode, 3600.0) == RECHECK
+        assert one.bucket_lookup.ttl_remaining(inode, 3600.0) == RECHECK
         one.made.ledger.removals.evict(inode)
-        assert one.discovery.life(inode, 3600.0) == timing.VALID
-        assert one.discovery.life(inode, 0.5) == 0.5
+        assert one.bucket_lookup.ttl_remaining(inode, 3600.0) == timing.VALID
+        assert one.bucket_lookup.ttl_remaining(inode, 0.5) == 0.5
         directory = other.made.mkdir(b"d")
         assert stat.S_ISDIR(directory.mode)
-        assert one.discovery.life(directory, 3600.0) == 3600.0
+        assert one.bucket_lookup.ttl_remaining(directory, 3600.0) == 3600.0
         found = await other.there(b"x")
-        assert other.discovery.life(found, 3600.0, listed=True) == timing.VALID
+        assert other.bucket_lookup.ttl_remaining(found, 3600.0, listed=True) == timing.VALID
         await later(timing.VALID)
-        assert other.discovery.life(found, 3600.0, listed=True) == 0, "nobody has looked at it"
+        assert other.bucket_lookup.ttl_remaining(found, 3600.0, listed=True) == 0, (
+            "nobody has looked at it"
+        )
         assert await other.read(b"x") is not None
         await later(RECHECK / 2)
         found = other.made.at(b"x")
-        left = other.discovery.life(found, 3600.0, listed=True)
+        left = other.bucket_lookup.ttl_remaining(found, 3600.0, listed=True)
         assert 0 < left < RECHECK / 2 + timing.VALID
-        assert other.discovery.life(found, 3600.0) == RECHECK
+        assert other.bucket_lookup.ttl_remaining(found, 3600.0) == RECHECK
         one.bucket.shared = False
-        assert one.discovery.life(inode, 3600.0) == 3600.0
+        assert one.bucket_lookup.ttl_remaining(inode, 3600.0) == 3600.0
 
     run(case)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.eviction import LeafFirst, Policy, WouldBe, make
-from kvfs.eviction.adaptive import Adaptive, Succession
+from kvfs.eviction import LeafFirst, Policy, WhatIf, make
+from kvfs.eviction.adaptive import Adaptive, Handover
 from kvfs.eviction.ghosts import FEWEST, TIMES, Sample
 
 Requests = list[list[int]]
@@ -74,7 +74,7 @@ def test_documents_in_turn_make_bimodal_the_winner() -> None:
     assert policy.choice.winner == "bimodal"
     assert policy.choice.hit_ratios()["bimodal"] > 0.6
     assert policy._past is None, "nothing of the old order is left"
-    assert not isinstance(policy.inner, Succession)
+    assert not isinstance(policy.inner, Handover)
     assert policy.choice.hit_ratios()["lru"] == 0
 
 
@@ -148,7 +148,7 @@ def ratio(policy: Policy, trace: list[int]) -> float:
 def test_would_be_answers_are_those_of_caches_of_that_size(entries: int, within: float) -> None:
     """From all keys, and from a sample of 1 in 16; the trace is the same all over."""
     trace = zipf(4000, 30_000, 5)
-    would_be = WouldBe(1000, entries=entries)
+    would_be = WhatIf(1000, entries=entries)
     assert would_be.answers() == {}
     for key in trace:
         would_be.see(key, 0, lambda _: 0)
@@ -168,7 +168,7 @@ def test_a_block_that_all_prompts_begin_with_does_not_decide(sampled: bool) -> N
     sample = Sample(1000, 64)
     hot = next(key for key in range(10**6, 10**7) if (key in sample) is sampled)
     trace = [key if place % 10 else hot for place, key in enumerate(zipf(4000, 30_000, 10))]
-    would_be = WouldBe(1000, entries=64)
+    would_be = WhatIf(1000, entries=64)
     for key in trace:
         would_be.see(key, 0, lambda _: 0)
     for times, answer in would_be.answers().items():
@@ -179,7 +179,7 @@ def test_a_block_that_all_prompts_begin_with_does_not_decide(sampled: bool) -> N
 
 def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
     trace = zipf(400, 4000, 6)
-    would_be = WouldBe(100, "s3fifo")
+    would_be = WhatIf(100, "s3fifo")
     for key in trace:
         would_be.see(key, 0, lambda _: 0)
     before = would_be.answers()
@@ -197,7 +197,7 @@ def test_would_be_answers_go_on_with_another_policy_and_size() -> None:
 @pytest.mark.parametrize("stored", [300, 3000, 20_000])
 def test_a_sample_of_a_few_accesses_says_nothing(stored: int) -> None:
     """Of each of these a sample of 1 in 256 has less than a hundred."""
-    would_be = WouldBe(130_797)
+    would_be = WhatIf(130_797)
     assert would_be.sample.shift == 8
     for key in range(stored):
         would_be.see(key, 0, lambda _: 0)
@@ -206,7 +206,7 @@ def test_a_sample_of_a_few_accesses_says_nothing(stored: int) -> None:
 
 @pytest.mark.parametrize("first", [1, 1 << 20, 1 << 40])
 def test_what_is_never_read_has_no_hits_as_soon_as_a_sample_says_so(first: int) -> None:
-    would_be = WouldBe(130_797)
+    would_be = WhatIf(130_797)
     keys = count(first)
     while not (answers := would_be.answers()):
         would_be.see(next(keys), 0, lambda _: 0)
@@ -215,14 +215,14 @@ def test_what_is_never_read_has_no_hits_as_soon_as_a_sample_says_so(first: int) 
 
 
 def test_of_all_keys_a_few_accesses_are_told() -> None:
-    would_be = WouldBe(100)
+    would_be = WhatIf(100)
     for key in (1, 2, 1, 3):
         would_be.see(key, 0, lambda _: 0)
     assert would_be.answers() == dict.fromkeys(TIMES, 0.25)
 
 
 def test_another_sample_keeps_what_was_counted() -> None:
-    policy, would_be = Adaptive(1000, entries=64), WouldBe(1000, entries=64)
+    policy, would_be = Adaptive(1000, entries=64), WhatIf(1000, entries=64)
     keys = zipf(3000, 20_000, 11)
     hits(policy, [[key] for key in keys])
     for key in keys:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvfs.errors import ConfigError
 from kvfs.eviction import NAMES, Policy, make
-from kvfs.eviction.adaptive import Succession
+from kvfs.eviction.adaptive import Handover
 from kvfs.eviction.histories import S3Fifo
 from tests.unit import eviction_reference as reference
 
@@ -135,7 +135,7 @@ def succession(capacity: int) -> Policy:
     past = make("arc", capacity)
     for key in range(1, 6):
         past.add(key, key * 10)
-    return Succession(make("s3fifo", capacity), past)
+    return Handover(make("s3fifo", capacity), past)
 
 
 MAKERS: dict[str, Callable[[int], Policy]] = {

@@ -19,10 +19,10 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.capacity import watch
 from kvfs.core.dispatcher import Dispatcher
 from kvfs.core.ledger import census
-from kvfs.core.moves import trouble
+from kvfs.core.moves import breaker
 from kvfs.core.moves.movement import Movement
 from kvfs.errors import CatalogError, NotFoundError
-from kvfs.movement.movers import LostError, Movers
+from kvfs.movement.movers import LostError, MoverPool
 from tests.unit.world import MIB, World, digest, world
 
 BYTES = random.Random(1).randbytes(300_000)
@@ -112,11 +112,11 @@ def test_a_digest_stays_of_its_kind_whatever_holes_there_are(
         assert inode is not None
         assert (inode.on_nvme, inode.sparse) == (True, not known)
         assert (inode.digest == whole) == known
-        assert await made.dispatcher.settlement.matches(made.disk, inode)
+        assert await made.dispatcher.verification.matches(made.disk, inode)
         backing = Path(made.disk.path(inode.ino, inode.version))
         with backing.open("r+b") as file:
             file.write(b"x")
-        assert not await made.dispatcher.settlement.matches(made.disk, inode)
+        assert not await made.dispatcher.verification.matches(made.disk, inode)
 
     run(case, tmp_path)
 
@@ -133,7 +133,7 @@ def test_what_nvme_has_no_file_of_is_not_tried_again_and_again(tmp_path: Path) -
             failpoints.arm("")
         assert made.dispatcher.write_back.start()[1] == made.dispatcher.write_back.too_large == 1
         assert large.ino not in made.dispatcher.demotion.next()
-        assert (made.dispatcher.trouble.failures, made.ledger.counters["job_failures"]) == (0, 0)
+        assert (made.dispatcher.breaker.failures, made.ledger.counters["job_failures"]) == (0, 0)
         assert made.disk.health.state == "healthy"
         await made.check_at_rest()
         await rewrite(made, made.find(b"a"))
@@ -277,7 +277,7 @@ def test_a_failure_leaves_everything_and_pauses_demotions(
         made.dispatcher.write_back._until = math.inf
         assert made.dispatcher._next_job() is None, "not at once"
         made.movers.before = _nothing
-        await trio.sleep(trouble.PAUSE)
+        await trio.sleep(breaker.PAUSE)
         assert made.dispatcher._next_job() is not None
         await made.check_at_rest()
         assert "demote of inode" in caplog.text
@@ -572,7 +572,7 @@ def test_what_a_failed_sync_may_have_lost_goes(
         raise LostError(errno.EIO, "Input/output error")
 
     async def case(made: World) -> None:
-        monkeypatch.setattr(made.dispatcher.settlement.movers, "read_through", lost)
+        monkeypatch.setattr(made.dispatcher.verification.movers, "read_through", lost)
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
         assert held.tier is made.disk
@@ -598,7 +598,7 @@ def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -
     async def case(made: World) -> None:
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)
-        await made.dispatcher.settlement.lose(held.inode.ino, held.inode.version)
+        await made.dispatcher.verification.lose(held.inode.ino, held.inode.version)
         await trio.sleep(3 * watch.SPACE_PERIOD)
         await made.close(held, writable=True)
         await trio.sleep(3 * watch.SPACE_PERIOD)
@@ -631,12 +631,12 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
     """With worker processes in place of this one."""
 
     async def case(made: World) -> None:
-        async with Movers.open(2, made.ledger.counters) as movers:
+        async with MoverPool.open(2, made.ledger.counters) as movers:
             made.dispatcher = Dispatcher(*(made.ledger, made.room, made.quota, movers, made.live))
             made.dispatcher.promotion.after = 1
             made.objects.promote = made.dispatcher.promotion.opened
-            made.objects.sealing.settle = made.dispatcher.settlement.written
-            made.objects.copies.verifier = made.dispatcher.settlement
+            made.objects.sealing.settle = made.dispatcher.verification.written
+            made.objects.copies.verifier = made.dispatcher.verification
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.dispatcher.run)
                 ram = await made.store(b"ram", BYTES, made.fast)

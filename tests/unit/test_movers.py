@@ -20,7 +20,7 @@ from kvfs.movement.movers import (
     ATTEMPTS,
     MoverFailedError,
     MoverOverdueError,
-    Movers,
+    MoverPool,
     SourceChangedError,
 )
 from tests.harness import wait_for
@@ -41,11 +41,11 @@ def refusing(source: str, size: int, *, sync: bool, sparse: bool = False) -> Mov
     raise SourceChangedError(f"{source} {size} {sync}")
 
 
-def run(case: Callable[[Movers], Awaitable[None]], workers: int = 1) -> Counter[str]:
+def run(case: Callable[[MoverPool], Awaitable[None]], workers: int = 1) -> Counter[str]:
     counters = Counter[str]()
 
     async def opened() -> None:
-        async with Movers.open(workers, counters) as movers:
+        async with MoverPool.open(workers, counters) as movers:
             await case(movers)
             assert movers.running == 0
 
@@ -59,7 +59,7 @@ def test_workers_that_do_not_end_in_time_are_no_failure(
     monkeypatch.setattr(movers_module, "GRACE", 0.0)
     (tmp_path / "a").write_bytes(b"content")
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         await movers.read_through(str(tmp_path / "a"), 7, sync=False)
 
     run(case)
@@ -69,7 +69,7 @@ def test_jobs_run_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
     digest = xxhash.xxh3_128(b"content").digest()
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         source, target = str(tmp_path / "a"), str(tmp_path / "b")
         moved = await movers.copy(source, target, 7, sync=True, cold=True)
         assert moved.digest == digest
@@ -89,7 +89,7 @@ def test_the_death_of_a_worker_fails_no_job(
 ) -> None:
     (tmp_path / "lives").write_bytes(bytes(deaths))
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         moved = await movers.run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
         assert moved.blocks == 7
 
@@ -101,7 +101,7 @@ def test_a_job_that_kills_every_worker_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "lives").write_bytes(bytes(2 * ATTEMPTS))
     (tmp_path / "a").write_bytes(b"content")
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         with pytest.raises(MoverFailedError, match=f"dying {tmp_path}/lives: {ATTEMPTS} movers"):
             await movers.run(dying, str(tmp_path / "lives"), 7, options={"sync": True})
         assert movers.running == 0
@@ -118,7 +118,7 @@ def test_a_job_without_an_answer_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "b.part").touch()
     os.mkfifo(tmp_path / "silent")  # opening it waits for somebody to write
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         with pytest.raises(MoverOverdueError, match="no answer after"):
             await movers.run(
                 copying.copy,
@@ -139,7 +139,7 @@ def test_a_job_without_an_answer_is_given_up(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_job_come_back_as_they_are(tmp_path: Path) -> None:
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         with pytest.raises(FileNotFoundError):
             await movers.read_through(str(tmp_path / "none"), 1, sync=False)
         with pytest.raises(SourceChangedError, match="some 5 True"):
@@ -151,7 +151,7 @@ def test_errors_of_a_job_come_back_as_they_are(tmp_path: Path) -> None:
 def test_no_more_jobs_run_than_there_are_workers(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
 
-    async def case(movers: Movers) -> None:
+    async def case(movers: MoverPool) -> None:
         async def one() -> None:
             await movers.read_through(str(tmp_path / "a"), 7, sync=False)
 

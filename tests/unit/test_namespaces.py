@@ -931,16 +931,16 @@ def test_the_kernel_may_not_know_a_name_for_longer_than_it_lives(tmp_path: Path)
     async def case(made: World) -> None:
         space = made.namespace("a", ttl="100")
         (inode,) = await fill(made, 1)
-        assert space.life(inode, 5.0) == 5.0
-        assert 90 < space.life(inode, 3600.0) <= 100
+        assert space.ttl_remaining(inode, 5.0) == 5.0
+        assert 90 < space.ttl_remaining(inode, 3600.0) <= 100
         inode = aged(made, inode, 99)
-        assert 0 < space.life(inode, 3600.0) <= 1
-        assert space.life(made.at(b"a"), 3600.0) == 3600.0
+        assert 0 < space.ttl_remaining(inode, 3600.0) <= 1
+        assert space.ttl_remaining(made.at(b"a"), 3600.0) == 3600.0
         held = await made.create(b"y", BYTES, space.ino)
-        assert space.life(held.inode, 3600.0) == 100, "while it is written, too"
+        assert space.ttl_remaining(held.inode, 3600.0) == 100, "while it is written, too"
         await made.close(held, writable=True)
         made.tell("a", ttl="0")
-        assert space.life(inode, 3600.0) == 3600.0
+        assert space.ttl_remaining(inode, 3600.0) == 3600.0
 
     run(case, tmp_path)
 

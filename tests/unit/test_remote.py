@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from kvfs.errors import TierError
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import GROUP, Remote
 from kvfs.movement.stores import Job
 from kvfs.s3.errors import NoObjectError
@@ -20,7 +20,7 @@ from kvfs.tiers import Bucket
 MIB = 1 << 20
 
 
-class Workers(Movers):
+class Workers(MoverPool):
     """They wait for `go`, then answer with each job's arguments; `groups` are what they got."""
 
     def __init__(self, workers: int) -> None:

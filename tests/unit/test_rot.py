@@ -275,7 +275,9 @@ def test_what_the_bucket_has_comes_anew_when_the_rotten_copy_is_closed(stored: W
         stored.dispatcher.transfers.rotten(reader.inode, stored.disk)
         with pytest.raises(NotFoundError):
             await stored.objects.open(inode.ino, writable=False)
-        assert stored.dispatcher.transfers.fit(inode.ino) is None, "nor while that is open"
+        assert stored.dispatcher.transfers.still_current(inode.ino) is None, (
+            "nor while that is open"
+        )
         assert os.pread(reader.fd, len(wrong), 0) == wrong
         await stored.dispatcher.trash.empty()
         await stored.close(reader, writable=False)
@@ -692,7 +694,7 @@ async def settle_what_was_met(made: World) -> int:
     count = 0
     while asked := made.dispatcher.requests.take(()):
         movement, ino = asked
-        assert movement is made.dispatcher.settlement
+        assert movement is made.dispatcher.verification
         await made.settle(ino)
         count += 1
     return count
@@ -811,7 +813,7 @@ def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it
                     await made.promote(inode.ino)
                 else:
                     with pytest.raises(CatalogError):
-                        await made.dispatcher.settlement.lose(inode.ino, inode.version)
+                        await made.dispatcher.verification.lose(inode.ino, inode.version)
             for _ in range(3):
                 with pytest.raises(NotFoundError):
                     await made.read(inode.ino)
@@ -988,8 +990,8 @@ def test_warming_makes_no_copy_of_a_torn_file(made: World) -> None:
 def test_a_torn_file_does_not_go_up(stored: World) -> None:
     async def case() -> None:
         inode = await _torn(stored)
-        assert stored.dispatcher.spill is not None
-        await stored.dispatcher.spill.dirty.load()
+        assert stored.dispatcher.uploader is not None
+        await stored.dispatcher.uploader.dirty.load()
         await stored.upload(inode.ino)
         assert stored.bucket is not None
         assert stored.bucket.counters["uploads"] == 0

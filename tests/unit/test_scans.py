@@ -384,7 +384,7 @@ async def _replaced(made: World) -> None:
 
 async def _renamed_and_unlinked(made: World) -> None:
     await _renamed(made)
-    spill = made.dispatcher.spill
+    spill = made.dispatcher.uploader
     assert spill is not None
     for ino in spill.dirty:
         await made.upload(ino)
@@ -402,7 +402,7 @@ def test_what_happens_to_its_name_is_no_matter(
     async def case() -> None:
         held = await scanned(made)
         await happening(made)
-        spill = made.dispatcher.spill
+        spill = made.dispatcher.uploader
         assert spill is not None
         await spill.deletion.delete_some()
         assert "p/@0/a" in store.objects, "somebody may read on"
@@ -427,7 +427,7 @@ def test_what_takes_its_key_in_the_bucket_is_not_read_for_it(
     async def case() -> None:
         held = await scanned(made)
         await _replaced(made)
-        spill = made.dispatcher.spill
+        spill = made.dispatcher.uploader
         assert spill is not None
         for ino in spill.dirty:
             await made.upload(ino)

@@ -739,7 +739,7 @@ def test_what_fails_stays_dirty_and_goes_up_later(
 
 def test_a_store_that_fails_is_asked_ever_less_often(made: World) -> None:
     async def case() -> None:
-        spill = made.dispatcher.spill
+        spill = made.dispatcher.uploader
         assert spill is not None
         pauses = [spill.backoff.failed("upload", OutageError("out")) for _ in range(10)]
         assert all(0.5 * least <= pause <= least for pause, least in zip(pauses, (1, 2, 4, 8)))  # noqa: B905
@@ -779,11 +779,11 @@ def test_an_upload_in_parts_that_is_cut_short_is_aborted_at_the_next_start(
 ) -> None:
     async def case() -> None:
         assert made.bucket is not None
-        assert made.dispatcher.spill is not None
+        assert made.dispatcher.uploader is not None
         upload_id = store.begin("p/@0/a", {})
         note = made.tmp / "uploads" / f"{xxh3_64_hexdigest(b'p/@0/a')}.json"
         note.write_text(json.dumps({"key": "p/@0/a", "upload_id": upload_id}))
-        await made.dispatcher.spill._sweep()
+        await made.dispatcher.uploader._sweep()
         assert not store.unfinished
         assert not list((made.tmp / "uploads").glob("*.json"))
 
@@ -796,7 +796,7 @@ def test_a_damaged_note_of_an_upload_aborts_nothing_and_stays(
     """A note is about the key that its name says, so that it cannot end another node's upload."""
 
     async def case() -> None:
-        assert made.dispatcher.spill is not None
+        assert made.dispatcher.uploader is not None
         upload_id = store.begin("p/@0/a", {})
         notes = made.tmp / "uploads"
         told = json.dumps({"key": "p/@0/a", "upload_id": upload_id})
@@ -809,7 +809,7 @@ def test_a_damaged_note_of_an_upload_aborts_nothing_and_stays(
         (notes / "deep.json").write_text("[" * 100_000)
         os.mkfifo(notes / "pipe.json")
         before = sorted(notes.iterdir())
-        await made.dispatcher.spill._sweep()
+        await made.dispatcher.uploader._sweep()
         assert [*store.unfinished] == [upload_id]
         assert sorted(notes.iterdir()) == before
 
@@ -909,7 +909,7 @@ def test_what_is_dirty_is_no_victim(made: World) -> None:
 def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> None:
     async def case() -> None:
         assert made.bucket is not None
-        assert made.dispatcher.spill is not None
+        assert made.dispatcher.uploader is not None
         made.bucket.wait = 0.05
         made.bucket.most = 1 << 40 if full == "tiers" else 1
         made.namespace("n", media="ram+s3")
@@ -927,7 +927,7 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
         assert counters(made)["waits"]
         made.bucket.wait = 30
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.dispatcher.spill.run)
+            nursery.start_soon(made.dispatcher.uploader.run)
             await made.make_file(b"n/more", B)
             nursery.cancel_scope.cancel()
         assert counters(made)["uploads"]
@@ -937,10 +937,10 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
 
 def test_a_quota_waits_for_uploads_of_what_is_to_go(made: World, store: MemoryStore) -> None:
     async def case() -> None:
-        assert made.dispatcher.spill is not None
+        assert made.dispatcher.uploader is not None
         space = made.namespace("n", quota_objects="2", eviction="lru")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.dispatcher.spill.run)
+            nursery.start_soon(made.dispatcher.uploader.run)
             for number in range(8):
                 await made.make_file(b"n/%d" % number, A)
             nursery.cancel_scope.cancel()

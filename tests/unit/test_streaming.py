@@ -554,7 +554,7 @@ def test_what_happens_to_its_name_meanwhile_is_no_matter(
         gate.let(lambda start: start < LEAST)
         held = await made.objects.open(inode.ino, writable=False)
         await happening(made, inode)
-        spill = made.dispatcher.spill
+        spill = made.dispatcher.uploader
         assert spill is not None
         await spill.deletion.delete_some()  # not yet: it is read
         gate.let(lambda _: True)

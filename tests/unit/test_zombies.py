@@ -12,7 +12,7 @@ import trio
 from kvfs.keeper import process as process_module
 from kvfs.keeper.process import Process
 from kvfs.movement import movers as movers_module
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from tests.harness import wait_for
 
 
@@ -33,7 +33,7 @@ def test_a_mover_that_ended_for_want_of_work_is_waited_for(
     async def case() -> None:
         resource_tracker.ensure_running()  # multiprocessing's own, which stays
         others = children()
-        async with Movers.open(1, Counter[str]()) as movers:
+        async with MoverPool.open(1, Counter[str]()) as movers:
             source, copy = str(tmp_path / "a"), str(tmp_path / "b")
             await movers.copy(source, copy, 5, sync=False, cold=False)
             assert children() - others, "a worker has done it"

@@ -35,7 +35,7 @@ from kvfs.daemon.storage import begin_session, bind
 from kvfs.layouts import prefix
 from kvfs.live import LiveConfig
 from kvfs.movement import copying, packing
-from kvfs.movement.movers import Moved, Movers, Repacked, SourceChangedError
+from kvfs.movement.movers import Moved, MoverPool, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3.place import Place
 from kvfs.s3.store import Store
@@ -54,7 +54,7 @@ async def nothing() -> None:
     """What happens while a mover works, unless a test says otherwise."""
 
 
-class Inline(Movers):
+class Inline(MoverPool):
     """Movers that copy in this process; `before` and `after` a job something else may happen.
 
     Nothing is synced: no test pulls the plug.
@@ -154,7 +154,7 @@ class Inline(Movers):
 class InlineRemote(Remote):
     """Calls the store in this process; `before` and `after` a call something else may happen."""
 
-    def __init__(self, movers: Movers, bucket: Bucket, store: Store) -> None:
+    def __init__(self, movers: MoverPool, bucket: Bucket, store: Store) -> None:
         super().__init__(movers, bucket)
         self.downloads = 4  # few, so that some have to wait
         self.store = store
@@ -290,9 +290,9 @@ class World:
             self.ledger,
             self.placement,
             self.files,
-            self.dispatcher.settlement,
+            self.dispatcher.verification,
             promote=self.dispatcher.opened,
-            settle=self.dispatcher.settlement.written,
+            settle=self.dispatcher.verification.written,
             fetcher=self.dispatcher.hydration,
             unpacker=self.dispatcher.unpacking,
         )
@@ -453,22 +453,22 @@ class World:
         await self.job(ino, self.dispatcher.promotion)
 
     async def settle(self, ino: int) -> None:
-        await self.job(ino, self.dispatcher.settlement)
+        await self.job(ino, self.dispatcher.verification)
 
     async def upload(self, ino: int) -> None:
         """As the dispatcher of uploads does it, whether it is due or not."""
         dispatcher = self.dispatcher
-        assert dispatcher.spill is not None
+        assert dispatcher.uploader is not None
         await dispatcher.trash.empty()
-        assert ino in dispatcher.spill.dirty
-        dispatcher.spill.dirty._due.pop(ino, None)
+        assert ino in dispatcher.uploader.dirty
+        dispatcher.uploader.dirty._due.pop(ino, None)
         dispatcher._jobs.add(ino)
-        dispatcher.spill.running += 1
-        await dispatcher.spill.job(ino)
+        dispatcher.uploader.running += 1
+        await dispatcher.uploader.job(ino)
 
     async def upload_all(self) -> None:
         """Until nothing is dirty, and nothing is to be deleted."""
-        spill = self.dispatcher.spill
+        spill = self.dispatcher.uploader
         assert spill is not None
         await spill.dirty.load()
         while len(spill.dirty):

@@ -3,7 +3,7 @@
 Contract: both `watch` run as long as the mount. What `Availability` finds is the bucket's health,
 and who waits for that is woken. A bucket that answers, but takes nothing, as one that is full, does
 not become well by that. One that could not be asked at the mount is asked what it honours first.
-`Announcement` writes this node's record at the start, when a namespace comes, goes or changes its
+`NodeRecord` writes this node's record at the start, when a namespace comes, goes or changes its
 version, and once a day, which says that the node lives. What was there before stays in it as long
 as an object may yet be at such a key: until all that was dropped or moved is walked, and copied in
 the bucket. A store that fails is asked again later.
@@ -22,7 +22,7 @@ import trio
 
 from kvfs import runtime
 from kvfs.catalog import ROOT_INO, Catalog, audit, keys
-from kvfs.core.bucket.upload.spill import Spill
+from kvfs.core.bucket.upload.uploader import Uploader
 from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import ConfigError, TierError
@@ -38,10 +38,10 @@ GLANCE = 0.5  # s between two looks whether somebody met a failure
 class Availability:
     """`identity` of the kvfs that claims the prefix."""
 
-    def __init__(self, remote: Remote, spill: Spill, identity: str) -> None:
+    def __init__(self, remote: Remote, uploader: Uploader, identity: str) -> None:
         self.remote = remote
         self.bucket = remote.bucket
-        self.spill = spill
+        self.uploader = uploader
         self.identity = identity
 
     async def watch(self) -> None:
@@ -62,13 +62,13 @@ class Availability:
             failure = ""
         except (ConfigError, TierError) as error:  # of which StoreErrors are some
             failure = str(error)
-        if failure or health.down or not self.spill.failing:
+        if failure or health.down or not self.uploader.failing:
             health.probed(time.monotonic(), failure)
         if was == "down" and not health.down:
-            self.spill.backoff.reset()
+            self.uploader.backoff.reset()
         if health.state != was:
-            self.spill.dirty.wake()
-            self.spill.ledger.work.wake()
+            self.uploader.dirty.wake()
+            self.uploader.ledger.work.wake()
 
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ REFRESH = 86400.0  # s between two records, if nothing changes
 LOOK = 10.0  # s between two looks at what nothing tells of, and after a failure
 
 
-class Announcement:
+class NodeRecord:
     """`identity` of this node; `mountpoint` for people."""
 
     def __init__(self, dirty: Dirty, remote: Remote, identity: str, mountpoint: str) -> None:

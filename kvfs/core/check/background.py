@@ -17,7 +17,7 @@ from kvfs.core.check.survey import Finding, Survey
 from kvfs.core.jobs.job import Job, Jobs
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import ConfigError, ControlError, KvfsError
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Background:
     """Run `run()` as long as the mount lives."""
 
     def __init__(
-        self, ledger: Ledger, movers: Movers, jobs: set[int], remote: Remote | None = None
+        self, ledger: Ledger, movers: MoverPool, jobs: set[int], remote: Remote | None = None
     ) -> None:
         self._ledger = ledger
         self._movers = movers

@@ -18,7 +18,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import Batch, Inode, Stored, audit, keys
-from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.check.survey import Survey
 from kvfs.errors import TierError
 from kvfs.movement import looking
@@ -151,7 +151,7 @@ class Listed:
     def _current(self, ino: int) -> tuple[Inode, Stored] | None:
         """What is to be in the bucket, and where, at this moment."""
         inode = self.survey.sealed(ino)
-        if inode is None or is_bare(inode):  # then what a listing told is all that is known of it
+        if inode is None or is_stub(inode):  # then what a listing told is all that is known of it
             return None
         value = self.catalog.record(keys.STORED, keys.number_key(ino))
         stored = None if value is None else audit.stored(value)

@@ -17,7 +17,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit, keys
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.movement.movers import Movers
+from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.tiers import Job
 
@@ -47,7 +47,7 @@ class Survey:
     def __init__(
         self,
         ledger: Ledger,
-        movers: Movers,
+        movers: MoverPool,
         jobs: set[int],
         tell: Callable[[Finding], Awaitable[None]],
         *,

@@ -18,7 +18,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.jobs.job import Reasons
-from kvfs.core.jobs.sweeps import Errand
+from kvfs.core.jobs.tree_jobs import Deferred
 from kvfs.core.moves.transfers import PERIOD, Transfers
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import SourceChangedError
@@ -93,7 +93,7 @@ class Evict:
         self.counts["refused"] += 1
         self.why.note(why)
 
-    def visit(self, inode: Inode) -> Errand | None:
+    def visit(self, inode: Inode) -> Deferred | None:
         """Raises CatalogError."""
         ledger = self.ledger
         leaves = ledger.tiers.holders(inode)
@@ -141,7 +141,7 @@ class Evict:
         else:
             self._refuse("it is only here, and s3 is not to have it: --drop loses it")
 
-    def _leave_ram(self, inode: Inode) -> Errand | None:
+    def _leave_ram(self, inode: Inode) -> Deferred | None:
         ledger, nvme, ram = self.ledger, self.ledger.tiers.nvme, self.ledger.tiers.ram
         bucket = ledger.tiers.bucket
         if nvme.health.down:
@@ -177,7 +177,7 @@ class Evict:
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
         while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; nothing tells of its end)
             await trio.sleep(PERIOD)
-        inode = self.transfers.fit(ino)
+        inode = self.transfers.still_current(ino)
         if inode is not None and not inode.on_nvme and ram in self.ledger.tiers.holders(inode):
             with self.room.victims.keeping_names():  # no other object is lost for it
                 room = self.room.reserve(nvme, nvme.cost(inode.blocks), "spare")
@@ -197,7 +197,7 @@ class Evict:
         self._leave_copied(ino)
 
     def _leave_copied(self, ino: int) -> None:
-        ram, inode = self.ledger.tiers.ram, self.transfers.fit(ino)
+        ram, inode = self.ledger.tiers.ram, self.transfers.still_current(ino)
         if self._is_gone(ino):
             self.counts["already"] += 1
         elif inode is None or ram not in self.ledger.tiers.holders(inode):

@@ -3,7 +3,7 @@
 Contract: `begin` gives a job its number; `look` tells its progress and, once `over` is true, its
 result; `cancel` ends what is not begun, while what was begun goes on. Jobs are in memory: they end
 with the daemon, and those that are over are remembered for who looks later, `kept` of them.
-Not for what is done to a file: the kinds of jobs say that (`sweeps`, `warm`).
+Not for what is done to a file: the kinds of jobs say that (`tree_jobs`, `warm`).
 """
 
 from collections import Counter, OrderedDict

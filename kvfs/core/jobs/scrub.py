@@ -1,10 +1,10 @@
 """The scrubber: it reads every sealed copy that has a digest, once a period, to find silent rot.
 
 Contract: a pass goes through the catalog by inode number and spreads its reads over `period`
-seconds. A mover reads the bytes; the loop never does. `Transfers.fit` says afterwards whether a
-copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a tier of this
-machine is not healthy. It goes on after a restart: facts of the catalog say where it was. They go
-along with other changes, and get a commit of their own every NOTE_PERIOD.
+seconds. A mover reads the bytes; the loop never does. `Transfers.still_current` says afterwards
+whether a copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a tier
+of this machine is not healthy. It goes on after a restart: facts of the catalog say where it was.
+They go along with other changes, and get a commit of their own every NOTE_PERIOD.
 
 Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets
 as much more as it is shorter, SHARE_MOST at most. A pass that has too much to read for that takes
@@ -30,7 +30,7 @@ from kvfs.catalog import Inode, PackedCopy
 from kvfs.core.moves.transfers import Transfers
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import verifying
-from kvfs.movement.movers import Movers, patience_for
+from kvfs.movement.movers import MoverPool, patience_for
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Scrub:
     def __init__(
         self,
         transfers: Transfers,
-        movers: Movers,
+        movers: MoverPool,
         period: int,
         *,
         clock: Callable[[], float] = time.time,
@@ -284,7 +284,7 @@ class Scrub:
         """The copies of an inode, with the contents that each may have."""
         if not read.is_file or not read.sealed or not self.ledger.tiers.holders(read):
             return []
-        inode = self.transfers.fit(read.ino)
+        inode = self.transfers.still_current(read.ino)
         found = []
         for tier in () if inode is None else self.ledger.tiers.holders(inode):
             assert inode is not None
@@ -318,7 +318,7 @@ class Scrub:
                 patience=patience_for(size),
             )
         except TierError as error:  # the movers died over it, or the disk does not answer
-            self.transfers.trouble.failed("scrub", copies[0][0].ino, error)
+            self.transfers.breaker.failed("scrub", copies[0][0].ino, error)
             for copy, _ in copies:
                 self._count(current, copy, "unread")
             return
@@ -340,7 +340,7 @@ class Scrub:
 
     def _means(self, copy: _Copy) -> Inode | None:
         """The object, if the copy that was read is still one of its copies."""
-        inode = self.transfers.fit(copy.ino, copy.version)
+        inode = self.transfers.still_current(copy.ino, copy.version)
         if inode is None or copy.tier not in self.ledger.tiers.holders(inode):
             return None
         packed = inode.packed if self.ledger.tiers.is_packed_in(inode, copy.tier) else None

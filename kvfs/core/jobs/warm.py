@@ -15,7 +15,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.download.hydration import Hydration
-from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
 from kvfs.core.jobs.job import Job, Jobs, Reasons, below
 from kvfs.core.moves.transfers import Transfers
@@ -208,7 +208,7 @@ class Warm(Jobs[_Order]):
     async def _bring(self, job: _Order, inode: Inode) -> str:
         """Why it is not here; "" if it is."""
         ledger = self.ledger
-        current = self.transfers.fit(inode.ino)
+        current = self.transfers.still_current(inode.ino)
         if current is None or ledger.removals.is_gone(current):
             return "it is being written, or was unlinked meanwhile"
         holders = ledger.tiers.holders(current)
@@ -218,8 +218,8 @@ class Warm(Jobs[_Order]):
             return ""
         if self.hydration is None or not current.in_bucket:
             return "no tier has its bytes, and no bucket that is mounted"
-        if is_bare(current):
-            current = await self.hydration.complete(current.ino)
+        if is_stub(current):
+            current = await self.hydration.fetch_metadata(current.ino)
             if current is None:
                 return "the bucket has not said yet what it is, or has it no more"
         wait = _Wait(job)

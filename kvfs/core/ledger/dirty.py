@@ -11,7 +11,7 @@ A catalog that never had a bucket is not asked for anything (`on`).
 Invariants, between any two awaits once it is loaded: what is in it has a mark `u`, and the other
 way round; `bytes` are the sizes of those of which the bucket has not even the bytes; one that is
 not due at any time is with whoever took it, and comes back by `give_back`.
-Not for doing it: `core/bucket/upload/spill.py`.
+Not for doing it: `core/bucket/upload/uploader.py`.
 """
 
 import heapq

@@ -60,7 +60,9 @@ class OpenObject:
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
     stream: Stream | None = None  # where its readers have it from, if it is direct
     header: Header | None = None  # or only that, if nobody has read on
-    leases: int = 0  # of the readers those that the kernel knows nothing of: core/lending/leases.py
+    leases: int = (
+        0  # of the readers those that the kernel knows nothing of: core/lending/read_leases.py
+    )
     lent: int = -1  # a descriptor for them, which cannot be written
     brought_from: str = ""  # the medium that its first open has waited for; until that is counted
 

@@ -17,7 +17,7 @@ from struct import iter_unpack
 import trio
 
 from kvfs import matching
-from kvfs.core.lending.leases import of_blocks
+from kvfs.core.lending.read_leases import of_blocks
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
 from kvfs.core.namespaces.namespace import Namespace

@@ -43,7 +43,7 @@ class Demotion:
     ) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
-        self.trouble = transfers.trouble
+        self.breaker = transfers.breaker
         self.room = room
         self.admission = admission
         self.write_back = write_back
@@ -55,7 +55,7 @@ class Demotion:
 
     def next(self) -> list[int]:
         """What is to be copied to NVMe next: what goes first of who has most, or at once."""
-        if self.trouble.pausing:
+        if self.breaker.pausing:
             return []
         spaces = self.room.victims.by_urgency(demotable(self.ledger))
         # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
@@ -110,7 +110,7 @@ class Demotion:
                 rooms.enter_context(room)
                 total, taken = total + cost, taken + 1
             if not taken:  # NVMe is full of what RAM holds as well, or too small
-                self.trouble.pause(
+                self.breaker.pause(
                     f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
                     counts=self.write_back.wanted,
                 )

@@ -1,7 +1,8 @@
-"""What every movement does: see that an object is still what it was, copy it, enter the copy.
+"""The steps of every movement: check that an object is unchanged, copy it, enter the copy.
 
-Contract: a copy belongs to one version of a sealed object. When its bytes are there, `fit` looks
-whether the object is still that version and nobody writes it; otherwise the bytes are thrown away.
+Contract: a copy belongs to one version of a sealed object. When its bytes are there,
+`still_current` checks that the object still has this version and no writer. Otherwise the bytes
+are thrown away.
 Namespaces take turns at the movers by weight. Not for deciding what is worth it, nor for room: what
 a copy takes is reserved by the caller, and given back by it.
 """
@@ -16,7 +17,7 @@ import trio
 from kvfs import failpoints
 from kvfs.catalog import Inode, PackedCopy
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.moves.trouble import Trouble
+from kvfs.core.moves.breaker import CircuitBreaker
 from kvfs.errors import CatalogError
 from kvfs.fairness.fair_queue import FairQueue
 from kvfs.movement.movers import (
@@ -24,7 +25,7 @@ from kvfs.movement.movers import (
     Moved,
     MoverFailedError,
     MoverOverdueError,
-    Movers,
+    MoverPool,
     Repacked,
     SourceChangedError,
 )
@@ -44,10 +45,10 @@ class Transfers:
     on the same object, since an open that waits for the second must not wait for a bucket.
     """
 
-    def __init__(self, ledger: Ledger, movers: Movers, trouble: Trouble) -> None:
+    def __init__(self, ledger: Ledger, movers: MoverPool, breaker: CircuitBreaker) -> None:
         self.ledger = ledger
         self.movers = movers
-        self.trouble = trouble
+        self.breaker = breaker
         self.in_flight: Counter[int] = Counter()
         self.sending: set[int] = set()
         self.unpacking: set[int] = set()
@@ -64,7 +65,7 @@ class Transfers:
         held = self.ledger.table.open.get(ino)
         return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
 
-    def fit(self, ino: int, version: int | None = None) -> Inode | None:
+    def still_current(self, ino: int, version: int | None = None) -> Inode | None:
         """The object, if it is sealed, and still the version that a job was about."""
         current = self.ledger.table.inode(ino)
         if current is None or not current.links or not current.sealed or self.written(ino):
@@ -106,13 +107,13 @@ class Transfers:
         finally:
             self.in_flight[space.ino] -= 1
         for (ino, version, digest), result in zip(jobs, results, strict=True):
-            current = self.fit(ino, version)
+            current = self.still_current(ino, version)
             moved, packed = result[:2] if isinstance(result, Repacked) else (result, None)
             if isinstance(moved, Exception):
                 if current is not None and _is_too_large(moved, target):
                     self._too_large(current, target, moved)
                 elif current is not None:
-                    self.trouble.failed("copy", ino, moved)
+                    self.breaker.failed("copy", ino, moved)
                     if isinstance(moved, LostError):
                         self.ledger.removals.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
@@ -120,11 +121,11 @@ class Transfers:
                     self._enter(current, target, moved, packed)
                 except CatalogError as error:
                     self.ledger.trash.throw_away(target, ino, version)
-                    self.trouble.failed("copy", ino, error)
+                    self.breaker.failed("copy", ino, error)
                 else:
                     self.ledger.counters[counter] += 1
                     self.ledger.verified.note(ino)  # NVMe has been read, or written
-                    self.trouble.over()
+                    self.breaker.over()
             else:
                 self.ledger.trash.throw_away(target, ino, version)
                 if current is not None:

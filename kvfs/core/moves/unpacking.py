@@ -28,7 +28,7 @@ from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError
 from kvfs.movement.movers import (
     MoverFailedError,
     MoverOverdueError,
-    Movers,
+    MoverPool,
     Repacked,
     SourceChangedError,
 )
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Unpacking:
     """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
 
-    def __init__(self, transfers: Transfers, room: Room, movers: Movers, jobs: set[int]) -> None:
+    def __init__(self, transfers: Transfers, room: Room, movers: MoverPool, jobs: set[int]) -> None:
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
@@ -82,7 +82,7 @@ class Unpacking:
         try:
             await self._bring(ino, version)
         except (OSError, MoverOverdueError) as error:
-            self.transfers.trouble.failed("decompression", ino, error)
+            self.transfers.breaker.failed("decompression", ino, error)
             raise
         except KvfsError as error:
             level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
@@ -111,7 +111,7 @@ class Unpacking:
 
     def _fit(self, ino: int, version: int) -> Inode:
         """Raises StaleError if it is not what it was."""
-        found = self.transfers.fit(ino, version)
+        found = self.transfers.still_current(ino, version)
         if found is None:
             raise StaleError(f"inode {ino} has changed while it was to be decompressed")
         return found
@@ -177,7 +177,7 @@ class Unpacking:
             failpoints.reach("dispatcher.unpacked")
         if found.in_place:
             target = nvme
-        current = self.transfers.fit(ino, version)
+        current = self.transfers.still_current(ino, version)
         if current is None or current.packed != inode.packed:
             if current is None or target not in ledger.tiers.holders(current):
                 ledger.trash.throw_away(target, ino, version)
@@ -193,6 +193,6 @@ class Unpacking:
 
     def _expect_packed(self, inode: Inode) -> None:
         """Raises StaleError if nobody means its packed copy any more."""
-        current = self.transfers.fit(inode.ino, inode.version)
+        current = self.transfers.still_current(inode.ino, inode.version)
         if current is None or current.packed != inode.packed:
             raise StaleError(f"inode {inode.ino} has changed while it was decompressed")

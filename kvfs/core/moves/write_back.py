@@ -29,7 +29,7 @@ class WriteBack:
     def __init__(self, transfers: Transfers) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
-        self.trouble = transfers.trouble
+        self.breaker = transfers.breaker
         self._until = 0.0
         self._dropped_before: int | None = None  # objects, when it began
 
@@ -41,10 +41,10 @@ class WriteBack:
     @property
     def stuck(self) -> str:
         """Why NVMe takes no more of it; "" as long as it may."""
-        nvme, trouble = self.ledger.tiers.nvme, self.trouble
+        nvme, breaker = self.ledger.tiers.nvme, self.breaker
         if nvme.health.down:
             return nvme.health.why
-        return trouble.reason if trouble.failures >= GIVE_UP else ""
+        return breaker.reason if breaker.failures >= GIVE_UP else ""
 
     def start(self) -> tuple[int, int]:
         """Start copying everything that only RAM holds. (bytes, objects) still to be copied."""
@@ -80,7 +80,7 @@ class WriteBack:
 
     async def drain(self) -> None:
         """Write back until all is on NVMe, or NVMe takes no more."""
-        self.trouble.failures = 0
+        self.breaker.failures = 0
         counted = self.ledger.accounts.census_done.is_set
         while (left := self.start())[1] or not counted():
             if stuck := self.stuck:

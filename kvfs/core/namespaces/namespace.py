@@ -81,10 +81,10 @@ class Namespace:
         self.limits = Limits(settings)
         self.opens = OpenOrder()
         entries = max(SMALLEST, settings.quota_objects)  # until something is known (`fit`)
-        self.would_be = eviction.WouldBe(entries)
-        self.choice = eviction.Choice(entries)  # by which objects go
+        self.would_be = eviction.WhatIf(entries)
+        self.choice = eviction.PolicySelector(entries)  # by which objects go
         # By which they leave RAM: where there is nothing below, that is the same.
-        self.ram_choice = eviction.Choice(entries) if tiered else self.choice
+        self.ram_choice = eviction.PolicySelector(entries) if tiered else self.choice
         self._watch()
         goes, moves = _policies(settings)
         self.ram_only = self._order(goes, self.ram_choice)
@@ -113,13 +113,13 @@ class Namespace:
         choices = {self.choice, self.ram_choice} if "adaptive" in _policies(self.settings) else ()
         self.accesses = eviction.Accesses(self.would_be, *choices)
 
-    def _order(self, name: str, choice: eviction.Choice) -> Order:
+    def _order(self, name: str, choice: eviction.PolicySelector) -> Order:
         return Order(self._policy(name, choice), goes=name != "never")
 
     @staticmethod
-    def _policy(name: str, choice: eviction.Choice) -> eviction.Policy:
+    def _policy(name: str, choice: eviction.PolicySelector) -> eviction.Policy:
         if name == "adaptive":
-            return eviction.Following(choice, choice.capacity)
+            return eviction.SwitchingPolicy(choice, choice.capacity)
         return eviction.make(name, choice.capacity, leaf_first=True)
 
     @property
@@ -310,9 +310,9 @@ class Namespace:
 
     def expired(self, inode: Inode) -> bool:
         """Whether its time to live is over."""
-        return self.life(inode, 1.0) <= 0
+        return self.ttl_remaining(inode, 1.0) <= 0
 
-    def life(self, inode: Inode, most: float) -> float:
+    def ttl_remaining(self, inode: Inode, most: float) -> float:
         """Seconds until its time is over, `most` of them if it lives longer, or for ever."""
         ttl = self.settings.ttl
         if not ttl or not inode.is_file:

@@ -4,8 +4,8 @@ Contract: `run` ends with a copy entered whose digest was compared, or raises wh
 another node has unlinked or replaced is looked up again, once: a store that says of a key what it
 does not give would say so at each look, and is a miss from then on. What the store gives wrongly is
 a miss and loses its name here; what is there stays, as something between may have made it wrong.
-Any other failure is one for those who wait only. What is fetched for an `Errand` takes no room from
-what was used lately, and is given up when nobody wants it any more.
+Any other failure is one for those who wait only. An object that is fetched for a `PrefetchRequest`
+takes no room from recently used objects. Its download ends when no request wants it any more.
 
 Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
 earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
@@ -26,7 +26,7 @@ from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.bucket.download import streaming
 from kvfs.core.bucket.download.budget import Turn
-from kvfs.core.bucket.listing.discovery import Times
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight
@@ -56,7 +56,7 @@ OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite 
 LOOK_AGAIN = 10.0
 
 
-class Errand(Protocol):
+class PrefetchRequest(Protocol):
     """Who wants objects here that nobody has opened."""
 
     def wanted(self, inode: Inode) -> bool:
@@ -80,13 +80,18 @@ class Fetch(Flight):
     """
 
     def __init__(
-        self, inode: Inode, cost: int, errand: Errand | None = None, *, streamed: bool = False
+        self,
+        inode: Inode,
+        cost: int,
+        request: PrefetchRequest | None = None,
+        *,
+        streamed: bool = False,
     ) -> None:
         super().__init__()
         self.inode = inode
         self.began = trio.current_time()
-        self.turn = Turn(cost, urgent=errand is None)
-        self.errand = errand
+        self.turn = Turn(cost, urgent=request is None)
+        self.request = request
         self.ready = trio.Event()
         self.streamed = streamed
         self.stream: Stream | None = None
@@ -104,8 +109,8 @@ class Fetch(Flight):
             self.stream.leave()
         super().end()
         self.ready.set()
-        if self.errand is not None:
-            self.errand.ended(self.inode, self.problem, joined=self.turn.urgent)
+        if self.request is not None:
+            self.request.ended(self.inode, self.problem, joined=self.turn.urgent)
 
 
 class Downloads:
@@ -131,7 +136,7 @@ class Downloads:
         self._jobs = jobs
         self._said = ""  # the kind of failure that was logged, until something comes again
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
-        self._belied: Times[str] = Times()  # keys at which was not what the store had said
+        self._belied: LastSeen[str] = LastSeen()  # keys at which was not what the store had said
 
     def stored(self, ino: int) -> Stored | None:
         """Where it is, or, of what was unlinked since its header was read, where it still is."""
@@ -251,7 +256,7 @@ class Downloads:
         held = self.ledger.table.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
             return None if held.writers or held.lost else held.inode
-        return self.transfers.fit(ino, version)
+        return self.transfers.still_current(ino, version)
 
     def _give_up(self, inode: Inode, error: KvfsError, *, urgent: bool) -> KvfsError:
         """The bucket cannot produce what it should have: a miss, now and later.
@@ -259,7 +264,10 @@ class Downloads:
         Unless nobody means that any more; what it comes to for those who wait. urgent: an open
         does.
         """
-        current, stored = self.transfers.fit(inode.ino, inode.version), self.stored(inode.ino)
+        current, stored = (
+            self.transfers.still_current(inode.ino, inode.version),
+            self.stored(inode.ino),
+        )
         if current is None:
             return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
         ledger, place = self.ledger, self.bucket.place
@@ -310,9 +318,9 @@ class Downloads:
     def _reserve(self, inode: Inode, running: Fetch) -> Reservation:
         """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
         ledger, cost = self.ledger, running.turn.cost
-        errand = None if running.turn.urgent else running.errand
-        if errand is not None:
-            self._check_wanted(inode, errand)
+        request = None if running.turn.urgent else running.request
+        if request is not None:
+            self._check_wanted(inode, request)
         namespace = ledger.namespaces.of(inode)
         for tier in ledger.tiers.local:
             last = tier is ledger.tiers.local[-1]
@@ -320,27 +328,27 @@ class Downloads:
                 continue
             if not last and cost > tier.capacity // 2:
                 continue
-            if errand is None:
+            if request is None:
                 room = self.room.reserve(tier, cost)
-            elif errand.take(inode, tier, cost):
+            elif request.take(inode, tier, cost):
                 room = self.room.reserve_gently(tier, cost, inode.ino)
             else:
                 room = None
             if room is not None:
                 return room
-        if errand is not None:
+        if request is not None:
             raise UnwantedError("no tier has room that is free, or was not used lately")
         raise NoSpaceError(f"no tier has room for {cost} bytes")
 
-    def _check_wanted(self, inode: Inode, errand: Errand) -> None:
+    def _check_wanted(self, inode: Inode, request: PrefetchRequest) -> None:
         """Raises UnwantedError for what it would be useless to fetch ahead."""
         ledger, bucket = self.ledger, self.bucket
-        current = self.transfers.fit(inode.ino, inode.version)
+        current = self.transfers.still_current(inode.ino, inode.version)
         if current is None or ledger.removals.is_gone(current):
             raise UnwantedError("it was unlinked or written meanwhile")
         if ledger.tiers.holders(current) or not current.in_bucket:
             raise UnwantedError("it is not in the bucket only any more")
         if bucket.health.down:
             raise UnwantedError(f"{bucket.place} is down: {bucket.health.why}")
-        if not errand.wanted(inode):
+        if not request.wanted(inode):
             raise UnwantedError("it is not wanted any more")

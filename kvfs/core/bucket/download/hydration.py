@@ -4,7 +4,7 @@ Contract: `fetch` returns when the object has a copy here, or, if that will do, 
 while it comes; `header` when its first bytes can, which are there only if something beside the
 object proves them. Who has waited too long has a miss, the work goes on. A store that is down is
 not asked, and one that fails is a miss. `ahead` has an object fetched for which no open waits, as
-long as an `Errand` wants it; an open that comes makes it its own.
+long as a `PrefetchRequest` wants it; an open that comes makes it its own.
 
 Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
 becomes of those; it is among the running ones from the moment when somebody asks until all who
@@ -25,9 +25,9 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.budget import Budget
-from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Errand, Fetch
-from kvfs.core.bucket.listing.adoption import is_bare
-from kvfs.core.bucket.listing.discovery import Discovery
+from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Fetch, PrefetchRequest
+from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
@@ -66,19 +66,19 @@ class Hydration:
         room: Room,
         remote: Remote,
         jobs: set[int],
-        discovery: Discovery,
+        bucket_lookup: BucketLookup,
     ) -> None:
         self.ledger = transfers.ledger
         self.bucket = remote.bucket
         self._remote = remote
-        self.downloads = Downloads(transfers, room, remote, jobs, discovery.matched)
+        self.downloads = Downloads(transfers, room, remote, jobs, bucket_lookup.matched)
         self.headers = 0
         self._running: SingleFlight[int, Fetch] = SingleFlight(_defect)
         self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # and version
             lambda key, error: _defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
-        self.complete = discovery.complete
+        self.fetch_metadata = bucket_lookup.fetch_metadata
         self.budget = Budget(IN_FLIGHT, remote.downloads)
 
     @property
@@ -94,7 +94,7 @@ class Hydration:
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
             raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
-        if is_bare(inode):
+        if is_stub(inode):
             raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
@@ -115,7 +115,7 @@ class Hydration:
 
         Raises NotFoundError. The caller holds the inode's lock.
         """
-        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+        if self.bucket.health.down or self.bucket.terms is None or is_stub(inode):
             return None
         stored = self.downloads.stored(inode.ino)
         if self._running.get(inode.ino) is not None or stored is None or stored.codec != "none":
@@ -166,13 +166,13 @@ class Hydration:
         if not enough.is_set():
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
 
-    def ahead(self, inode: Inode, errand: Errand) -> bool:
+    def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
         """Have it fetched for an errand; False if it is under way already, or not to be had."""
-        if self.bucket.health.down or self.bucket.terms is None or is_bare(inode):
+        if self.bucket.health.down or self.bucket.terms is None or is_stub(inode):
             return False
         if self._running.get(inode.ino) is not None:
             return False
-        self._begin(inode, errand)
+        self._begin(inode, request)
         return True
 
     async def until_ended(self, ino: int) -> None:
@@ -187,10 +187,10 @@ class Hydration:
         self._asked.stop()
 
     def _begin(
-        self, inode: Inode, errand: Errand | None = None, *, streamed: bool = False
+        self, inode: Inode, request: PrefetchRequest | None = None, *, streamed: bool = False
     ) -> Fetch:
         cost = self.downloads.cost(inode)
-        running = Fetch(inode.copy(), cost, errand, streamed=streamed)
+        running = Fetch(inode.copy(), cost, request, streamed=streamed)
         self.budget.ask(running.turn)
         return self._running.begin(inode.ino, running, partial(self._run, running))
 

@@ -70,7 +70,7 @@ class _Taken:
 
 
 class Prefetch:
-    """The `Errand` of what it asks for."""
+    """The `PrefetchRequest` of what it asks for."""
 
     def __init__(self, hydration: Hydration) -> None:
         self.hydration = hydration

@@ -4,14 +4,14 @@ Contract: `run` asks the bucket about AT_ONCE objects at most in `Bucket.recheck
 for ever; where all were asked about and nothing has changed it waits for longer, up to LONGEST
 times as long. So any number of conflicts is a few requests a second, and each of them ends. Some
 are asked about at once when somebody is to have all uploaded (`hurry`). A bucket that is away is
-not asked. What an answer means is for `adoption`: what has its name for itself goes up as
+not asked. What an answer means is for `remote_entries`: what has its name for itself goes up as
 at the first time, which only one node succeeds in. Beside it who looks a name up, or lists its
-directory, finds the same out earlier (`discovery`, `presence`).
+directory, finds the same out earlier (`bucket_lookup`, `bucket_listing`).
 """
 
 import trio
 
-from kvfs.core.bucket.listing.discovery import AT_ONCE, Discovery
+from kvfs.core.bucket.listing.bucket_lookup import AT_ONCE, BucketLookup
 
 LEAST = 1.0  # s between two steps
 LONGEST = 10  # times `Bucket.recheck`, between two rounds
@@ -23,18 +23,18 @@ GLANCE = 1.0  # s between two looks whether a bucket that is away may be asked
 class Contests:
     """Of one bucket. `hurrying`: a step is to be made at once, or under way."""
 
-    def __init__(self, discovery: Discovery) -> None:
-        self.discovery = discovery
-        self.bucket = discovery.bucket
-        self.dirty = discovery.dirty
-        self.contested = discovery.dirty.contested
+    def __init__(self, bucket_lookup: BucketLookup) -> None:
+        self.bucket_lookup = bucket_lookup
+        self.bucket = bucket_lookup.bucket
+        self.dirty = bucket_lookup.dirty
+        self.contested = bucket_lookup.dirty.contested
         self.hurrying = False
         self._hurried = -HURRY
 
     def hurry(self) -> None:
         """Somebody waits until all is in the bucket."""
         now = trio.current_time()
-        if len(self.contested) and self.discovery.may_ask() and now >= self._hurried + HURRY:
+        if len(self.contested) and self.bucket_lookup.may_ask() and now >= self._hurried + HURRY:
             self._hurried, self.hurrying = now, True
             self.contested.wake()
 
@@ -66,18 +66,18 @@ class Contests:
         while not len(self.contested):
             self.hurrying = False
             await self.contested.changed.wait()
-        while not self.discovery.may_ask():  # noqa: ASYNC110 (time passes: nothing tells of it)
+        while not self.bucket_lookup.may_ask():  # noqa: ASYNC110 (time passes: nothing tells of it)
             await trio.sleep(GLANCE)
 
     async def _ask(self, inos: list[int]) -> None:
         """What is not to be in the bucket any more is in conflict with nobody."""
-        ledger = self.discovery.ledger
+        ledger = self.bucket_lookup.ledger
         for ino in inos:
             inode = ledger.table.inode(ino)
             if ino in self.contested and (inode is None or self.dirty.key(inode) is None):
                 with ledger.catalog.batch() as batch:
                     self.dirty.settled(ino, batch)
-        await self.discovery.ask_of([ino for ino in inos if ino in self.contested])
+        await self.bucket_lookup.ask_of([ino for ino in inos if ino in self.contested])
 
     async def _pause(self, times: int) -> None:
         """So many times as long as a copy is believed; less if there is more to be asked about."""

@@ -4,7 +4,7 @@ Contract: one at a time, in the background; `look` says how far it is. What is k
 passed over, so that one that was cut short goes on when it is asked for again. Each step of the
 loop enters a few names. What cannot be entered is counted by the reason. It works with
 s3_shared=off as well, for a mount whose catalog is new.
-Not for what becomes of a name (`core/bucket/listing/adoption.py`).
+Not for what becomes of a name (`core/bucket/listing/remote_entries.py`).
 """
 
 import logging
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import trio
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.listing.adoption import is_bare
-from kvfs.core.bucket.listing.folders import Place
-from kvfs.core.bucket.listing.presence import STEP, Presence, some
+from kvfs.core.bucket.listing.bucket_listing import STEP, BucketListing, some
+from kvfs.core.bucket.listing.remote_directories import Place
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
@@ -46,10 +46,10 @@ class _Wanted(NamedTuple):
 class Importing:
     """Of one bucket."""
 
-    def __init__(self, presence: Presence) -> None:
-        self.presence = presence
-        self.adoption = presence.adoption
-        self.remote = presence.remote
+    def __init__(self, bucket_listing: BucketListing) -> None:
+        self.bucket_listing = bucket_listing
+        self.remote_entries = bucket_listing.remote_entries
+        self.remote = bucket_listing.remote
         self._ended = True
         self._failed = ""
         self._new = self._known = 0
@@ -60,7 +60,7 @@ class Importing:
 
     async def start(self, paths: Sequence[str], *, again: bool = False) -> dict[str, Any]:
         """Begin to import what is below these paths, all if there is none. Raises ControlError."""
-        bucket = self.presence.bucket
+        bucket = self.bucket_listing.bucket
         if not self._ended:
             if again:
                 return {}
@@ -83,7 +83,7 @@ class Importing:
             "missing": list(self._missing),
             "ended": self._ended,
             "failed": self._failed,
-            "place": str(self.presence.bucket.place),
+            "place": str(self.bucket_listing.bucket.place),
         }
 
     # Doing it
@@ -104,37 +104,37 @@ class Importing:
             self._ended = True
 
     async def _import(self, path: bytes) -> None:
-        dirty, keys = self.adoption.dirty, self.adoption.keys
+        dirty, keys = self.remote_entries.dirty, self.remote_entries.keys
         while not dirty.loaded:
             await dirty.changed.wait()
-        await self.presence.namespaces()
+        await self.bucket_listing.namespaces()
         folder, key = self._keys(path)
-        async for page in self.presence.pages(folder):
+        async for page in self.bucket_listing.pages(folder):
             await self._enter([named for entry in page.entries for named in self._named(entry)])
         if key:
-            first = (await anext(self.presence.pages(key))).entries[:1]
+            first = (await anext(self.bucket_listing.pages(key))).entries[:1]
             if first and first[0].key == key:
                 await self._enter(self._named(first[0]))
-        async for page in self.presence.pages(keys.long):
+        async for page in self.bucket_listing.pages(keys.long):
             await self._enter(await self._read_names(page.entries, path))
 
     def _leads_somewhere(self, path: bytes) -> bool:
         """Whether there is something of that name here by now."""
         at = ROOT_INO
         for name in filter(None, path.split(b"/")):
-            if (entry := self.adoption.catalog.lookup(at, name)) is None:
+            if (entry := self.remote_entries.catalog.lookup(at, name)) is None:
                 return False
             at = entry.ino
         return True
 
     def _keys(self, path: bytes) -> tuple[str, str]:
         """What the keys below a path begin with, and its own if it is a file ("" if it is none)."""
-        keys = self.adoption.keys
+        keys = self.remote_entries.keys
         if not path:
             return keys.prefix, ""
         top, _, rest = path.partition(b"/")
-        entry = self.adoption.catalog.lookup(ROOT_INO, top)
-        own = None if entry is None else self.adoption.namespaces.own(entry.ino)
+        entry = self.remote_entries.catalog.lookup(ROOT_INO, top)
+        own = None if entry is None else self.remote_entries.namespaces.own(entry.ino)
         if own is None:
             return keys.folder(b"", 0, path), keys.of(Name(b"", 0, path))
         version = own.settings.version
@@ -142,7 +142,7 @@ class Importing:
 
     def _named(self, entry: Entry) -> list[tuple[Name, str]]:
         """A name and its key, if it has one."""
-        keys = self.adoption.keys
+        keys = self.remote_entries.keys
         if entry.key.startswith((keys.own, keys.long)):
             return []
         if (name := keys.parse(entry.key)) is None:
@@ -152,7 +152,7 @@ class Importing:
 
     async def _read_names(self, entries: list[Entry], path: bytes) -> list[tuple[Name, str]]:
         """The names that are too long for keys, of those below a path."""
-        keys = self.adoption.keys
+        keys = self.remote_entries.keys
         records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
         found = []
         for page in some(list(records), HEADS):
@@ -195,7 +195,7 @@ class Importing:
 
     def _wanted(self, name: Name, key: str) -> list[_Wanted]:
         """None for what is known, or cannot be."""
-        directory = self.adoption.folders.reach(name)
+        directory = self.remote_entries.remote_directories.reach(name)
         if not isinstance(directory, Inode):
             self._refused[directory] += 1
             return []
@@ -203,17 +203,17 @@ class Importing:
         if not is_name(place.name, place.parent):
             self._refused[_NO_NAME] += 1
             return []
-        known = self.adoption.catalog.lookup(*place)
-        inode = None if known is None else self.adoption.ledger.table.inode(known.ino)
+        known = self.remote_entries.catalog.lookup(*place)
+        inode = None if known is None else self.remote_entries.ledger.table.inode(known.ino)
         if known is None or inode is None:
             return [_Wanted(0, place, key)]
-        if is_bare(inode):
+        if is_stub(inode):
             return [_Wanted(inode.ino, place, key)]
         self._known += 1
         return []
 
     async def _ask(self, wanted: list[_Wanted]) -> None:
-        with self.adoption.dirty.superseded.watching() as gone:
+        with self.remote_entries.dirty.superseded.watching() as gone:
             asks = [Ask(one.key) for one in wanted]
             answers = await self.remote.call("list", 0, (), looking.look, asks)
             for one, ask, answer in zip(wanted, asks, answers, strict=True):
@@ -225,9 +225,9 @@ class Importing:
             self._refused[f"not answered: {type(answer).__name__}"] += 1
             return
         if wanted.ino:
-            verdict = self.adoption.renew(wanted.ino, ask, answer, gone)
+            verdict = self.remote_entries.renew(wanted.ino, ask, answer, gone)
         else:
-            verdict = self.adoption.settle(wanted.place, ask, answer, gone)
+            verdict = self.remote_entries.settle(wanted.place, ask, answer, gone)
         if verdict == "here":
             self._new += 1
         elif answer.strange:

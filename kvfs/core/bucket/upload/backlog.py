@@ -5,7 +5,7 @@ after a namespace was told to take it, and in a catalog that does not tell yet w
 with another node. A step is synchronous, one batch, and looks at STEP inodes,
 in the order in which they were made; no more become dirty than keep the uploads busy, so that no
 writer waits for them. What a step has not reached may be dropped as before. A death makes the next
-daemon begin anew: what is dirty or uploaded is passed over. Not for uploading (`Spill`).
+daemon begin anew: what is dirty or uploaded is passed over. Not for uploading (`Uploader`).
 """
 
 import logging
@@ -68,7 +68,7 @@ class Backlog:
                 await self.dirty.changed.wait()
 
     def _lacks(self, ino: int) -> bool:
-        inode = self.transfers.fit(ino)
+        inode = self.transfers.still_current(ino)
         if inode is None or not inode.is_file or inode.in_bucket or ino in self.dirty:
             return False
         if ino in self.dirty.contested:

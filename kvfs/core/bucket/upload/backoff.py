@@ -12,7 +12,7 @@ import random
 
 import trio
 
-from kvfs.core.moves.trouble import Trouble
+from kvfs.core.moves.breaker import CircuitBreaker
 from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
@@ -21,11 +21,11 @@ LONGEST_PAUSE = 20.0  # s without requests after many that failed
 
 
 class Backoff:
-    """`refused`: whether the last upload was; `trouble` is that of the local tiers."""
+    """`refused`: whether the last upload was; `breaker` is that of the local tiers."""
 
-    def __init__(self, bucket: Bucket, trouble: Trouble) -> None:
+    def __init__(self, bucket: Bucket, breaker: CircuitBreaker) -> None:
         self.bucket = bucket
-        self.trouble = trouble
+        self.breaker = breaker
         self.refused = False
         self._failures = 0  # in a row
         self._quiet_until = 0.0
@@ -34,7 +34,7 @@ class Backoff:
     @property
     def ready(self) -> bool:
         """Whether the store is to be asked for anything now."""
-        if self.bucket.terms is None or self.bucket.health.down or self.trouble.down:
+        if self.bucket.terms is None or self.bucket.health.down or self.breaker.down:
             return False
         return trio.current_time() >= self._quiet_until
 

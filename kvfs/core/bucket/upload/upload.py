@@ -6,7 +6,7 @@ place, or goes again. What goes to a key for the first time is noted before, as 
 node that was there first keeps the name there, and the object stays on this one (`contested`).
 Across the upload the object is in `jobs`, and its key is locked or a new one: the caller sees to
 both. All else may have changed, so that the record is looked up anew behind each await.
-Not for what goes up when, nor to which key: `spill`.
+Not for what goes up when, nor to which key: `uploader`.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
-from kvfs.core.bucket.listing.adoption import is_bare
+from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
@@ -91,7 +91,7 @@ class Uploads:
 
     async def send(self, inode: Inode, stored: Stored | None, target: Target) -> Later | None:
         """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
-        if is_bare(inode):  # it is to get another name with all its facts
+        if is_stub(inode):  # it is to get another name with all its facts
             return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
         holders = self.ledger.tiers.holders(inode)
         copied = inode.in_bucket and stored is not None
@@ -122,7 +122,7 @@ class Uploads:
                 return Later(AGAIN)
             return self._vanished(inode, stored, error)
         except SourceChangedError as error:
-            if self.transfers.fit(inode.ino, inode.version) is not None:
+            if self.transfers.still_current(inode.ino, inode.version) is not None:
                 raise
             log.debug("inode %d was written while it went up: %s", inode.ino, error)
             return Later(BUSY)
@@ -130,14 +130,14 @@ class Uploads:
             log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
             return Later(AGAIN)
         except SourceError as error:
-            current = self.transfers.fit(inode.ino, inode.version)
+            current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source and source in self.ledger.tiers.holders(current):
                 log.error("inode %d is not uploaded: %s", inode.ino, error)
                 self.transfers.rotten(current, source)
                 return Later(BUSY)
             return Later(AGAIN)
         except FileNotFoundError:
-            current = self.transfers.fit(inode.ino, inode.version)
+            current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source in self.ledger.tiers.holders(current):
                 raise
             return Later(BUSY)  # its room was needed, and another tier has it
@@ -190,7 +190,7 @@ class Uploads:
         if uploaded.packing is not None:
             size = uploaded.stored.size
             self.transfers.count_packing(inode, self.bucket, uploaded.packing, size)
-        current = self.transfers.fit(inode.ino, inode.version)
+        current = self.transfers.still_current(inode.ino, inode.version)
         if current is not None:
             clean = dirty.key(current) == key and uploaded.stored.told == current.told
             ledger.records.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
@@ -221,7 +221,7 @@ class Uploads:
         its name means that of the other node from then on.
         """
         ledger, counters = self.ledger, self.bucket.counters
-        current = self.transfers.fit(inode.ino, inode.version)
+        current = self.transfers.still_current(inode.ino, inode.version)
         if current is not None and not ledger.tiers.holders(current) and self._in_use(current.ino):
             return Later(AGAIN)
         renamed = current is not None and self.dirty.key(current) not in {key, None}
@@ -256,7 +256,7 @@ class Uploads:
         What was renamed here goes up anew by its new name, if its bytes are here; else all names
         go, as they do wherever another node does that.
         """
-        current = self.transfers.fit(inode.ino, inode.version)
+        current = self.transfers.still_current(inode.ino, inode.version)
         if current is None:
             return Later(BUSY)
         log.log(

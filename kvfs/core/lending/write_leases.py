@@ -20,7 +20,7 @@ from itertools import pairwise
 import trio
 
 from kvfs.core.ledger.open_table import OpenObject
-from kvfs.core.lending.leases import LEASES_MAX, Who, of_blocks
+from kvfs.core.lending.read_leases import LEASES_MAX, Who, of_blocks
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.objects.objects import Objects
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 AT_ONCE = 4  # blocks that are made, or end, in a step of the loop
 
 
-class Saves:
+class WriteLeases:
     """`numbers(count)` gives the first of so many leases; `changed(ino)` tells the kernel."""
 
     def __init__(

@@ -64,7 +64,7 @@ def of_blocks(namespaces: Namespaces, ino: int) -> tuple[Namespace, Blocks]:
     return space, space.blocks
 
 
-class Leases:
+class ReadLeases:
     """`opened(held, began)` counts opens for reading that were begun at a time of the clock."""
 
     def __init__(

@@ -40,7 +40,7 @@ LOOK = 1.0  # s between two looks at what nothing tells of
 PATIENCE = 60.0  # s without progress that end a drain
 
 
-class Spill:
+class Uploader:
     """`jobs` are inodes that movers work on; `notes` the directory for ids of uploads."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Spill:
         self._notes = notes
         self._locked: set[str] = set()  # keys about which a request is under way
         self._swept = False
-        self.backoff = backoff = Backoff(remote.bucket, transfers.trouble)
+        self.backoff = backoff = Backoff(remote.bucket, transfers.breaker)
         self.deletion = Deletion(self.dirty, remote, backoff, self._locked, reading)
         self.uploads = Uploads(transfers, quota, remote, backoff, notes=notes, complete=complete)
 
@@ -119,8 +119,8 @@ class Spill:
             self._swept = False  # it could not be aborted, perhaps
             later = Later(0.0)  # all of them wait
         except (KvfsError, OSError, SourceChangedError) as error:
-            if self.transfers.fit(ino) is not None:
-                self.transfers.trouble.failed("upload", ino, error)
+            if self.transfers.still_current(ino) is not None:
+                self.transfers.breaker.failed("upload", ino, error)
         finally:
             self.running -= 1
             self.transfers.sending.discard(ino)
@@ -133,7 +133,7 @@ class Spill:
     async def _upload(self, ino: int) -> Later | None:
         """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
         ledger, dirty = self.ledger, self.dirty
-        inode = self.transfers.fit(ino)
+        inode = self.transfers.still_current(ino)
         if inode is None:
             self.transfers.give_up_distrusted(ino)
             return Later(BUSY)
@@ -161,7 +161,7 @@ class Spill:
         exchanged. Then it is put aside.
         """
         ledger, dirty = self.ledger, self.dirty
-        other, stored = self.transfers.fit(ino), dirty.stored(ino)
+        other, stored = self.transfers.still_current(ino), dirty.stored(ino)
         if stored is None:
             dirty.superseded.disclaim(ino)
             return Later(0.0)

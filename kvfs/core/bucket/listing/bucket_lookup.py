@@ -6,8 +6,8 @@ that is down, throttled or slow leaves everything as it is known here, which for
 and is then left alone for a moment. Of what is in conflict the question is whether its name is
 free. One question about a key at a time, whoever wants to know; those that come together go
 together. That a name is nowhere is remembered for a second. What a thread will open is asked for by
-that open itself (`openers`).
-Not for what an answer means (`adoption`), nor for listings (`presence`).
+that open itself (`open_predictor`).
+Not for what an answer means (`remote_entries`), nor for listings (`bucket_listing`).
 """
 
 import logging
@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.bucket.listing.adoption import Adoption, is_bare
-from kvfs.core.bucket.listing.folders import Place
-from kvfs.core.bucket.listing.openers import Openers
+from kvfs.core.bucket.listing.open_predictor import OpenPredictor
+from kvfs.core.bucket.listing.remote_directories import Place
+from kvfs.core.bucket.listing.remote_entries import RemoteEntries, is_stub
 from kvfs.core.flights import Flight, SingleFlight, start_task
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import looking
@@ -42,7 +42,7 @@ REMEMBERED = 1 << 16  # names that are nowhere, objects that were confirmed; som
 FEW, MANY = 1, 1000  # keys below a directory: is one enough, or are they all about to go?
 
 
-class Times(Generic[K]):
+class LastSeen(Generic[K]):
     """When something was last known of so many things, at most."""
 
     def __init__(self) -> None:
@@ -71,15 +71,15 @@ class _Look(Flight):
         self.ino = ino
 
 
-class Discovery:
+class BucketLookup:
     """Of one bucket."""
 
-    def __init__(self, adoption: Adoption, remote: Remote) -> None:
-        self.adoption = adoption
+    def __init__(self, remote_entries: RemoteEntries, remote: Remote) -> None:
+        self.remote_entries = remote_entries
         self.remote = remote
         self.bucket = remote.bucket
-        self.ledger = adoption.ledger
-        self.dirty = adoption.dirty
+        self.ledger = remote_entries.ledger
+        self.dirty = remote_entries.dirty
         self._looks: SingleFlight[str, _Look] = SingleFlight(
             lambda key, error: log.error(
                 "what the bucket has of %s: a defect of kvfs", key, exc_info=error
@@ -89,9 +89,9 @@ class Discovery:
         self._calls = 0
         self._quiet_until = 0.0
         self._wait = FIRST_WAIT
-        self._absent: Times[str] = Times()
-        self.confirmed: Times[int] = Times()
-        self.openers = Openers(self._not_opened)
+        self._absent: LastSeen[str] = LastSeen()
+        self.confirmed: LastSeen[int] = LastSeen()
+        self.open_predictor = OpenPredictor(self._not_opened)
 
     # What operations ask
 
@@ -103,7 +103,7 @@ class Discovery:
         with trio.move_on_after(self._wait) as waited:
             while not self.dirty.loaded:
                 await self.dirty.changed.wait()
-            ask = self.adoption.ask(place)
+            ask = self.remote_entries.ask(place)
             if ask is None:
                 return
             if self._absent.age(ask.key) < VALID:
@@ -116,7 +116,7 @@ class Discovery:
         """Whether `confirm` has anything to do for it."""
         if not inode.in_bucket and inode.ino not in self.dirty.contested:
             return False
-        if is_bare(inode):
+        if is_stub(inode):
             return True
         return self.bucket.shared and self.confirmed.age(inode.ino) >= self._believed(inode)
 
@@ -128,7 +128,7 @@ class Discovery:
         if self._is_here(inode):
             self._confirm_behind(inode.ino)
             return
-        if thread and not is_bare(inode) and self.openers.expected(thread, inode.ino):
+        if thread and not is_stub(inode) and self.open_predictor.expected(thread, inode.ino):
             return
         stored = self.dirty.stored(inode.ino)
         if stored is None or not self.may_ask():
@@ -175,20 +175,20 @@ class Discovery:
             for look in looks:
                 await look.ended.wait()
 
-    async def complete(self, ino: int) -> Inode | None:
+    async def fetch_metadata(self, ino: int) -> Inode | None:
         """The facts of what only a listing told of; the inode, None if it is not to be had now."""
         inode = self.ledger.table.inode(ino)
-        if inode is not None and is_bare(inode):
+        if inode is not None and is_stub(inode):
             await self.confirm(inode)
             inode = self.ledger.table.inode(ino)
-        return None if inode is None or is_bare(inode) else inode
+        return None if inode is None or is_stub(inode) else inode
 
-    def life(self, inode: Inode, most: float, *, listed: bool = False) -> float:
+    def ttl_remaining(self, inode: Inode, most: float, *, listed: bool = False) -> float:
         """Seconds, `most` at most, that the kernel may keep what it was told of an inode.
 
         listed: nobody has asked for it by its name, so that it is believed no longer than before.
         """
-        if is_bare(inode):
+        if is_stub(inode):
             return 0.0
         if not self.bucket.shared or not inode.is_file:
             return most
@@ -279,9 +279,9 @@ class Discovery:
         """Whether it is to be asked once more, for more of what is below it."""
         try:
             if look.place is not None:
-                verdict = self.adoption.settle(look.place, look.ask, answer, gone)
+                verdict = self.remote_entries.settle(look.place, look.ask, answer, gone)
             else:
-                verdict = self.adoption.renew(look.ino, look.ask, answer, gone)
+                verdict = self.remote_entries.renew(look.ino, look.ask, answer, gone)
         except CatalogError as error:
             log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
             return False

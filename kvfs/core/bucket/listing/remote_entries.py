@@ -7,7 +7,7 @@ before is too old to be believed (`gone`, see `Superseded.watching`). Nothing is
 An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
 not known, so that nobody can read it before `renew` has brought its facts.
 What is in conflict with another node becomes dirty when no other object has its name there.
-Not for asking: `discovery`; nor for directories: `folders`.
+Not for asking: `bucket_lookup`; nor for directories: `remote_directories`.
 """
 
 import logging
@@ -19,7 +19,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
-from kvfs.core.bucket.listing.folders import Folders, Place, Verdict
+from kvfs.core.bucket.listing.remote_directories import Place, RemoteDirectories, Verdict
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.movement.looking import Answer, Ask, Seen
 from kvfs.s3.facts import Facts
@@ -35,12 +35,12 @@ SHARE = 4  # of what may be dirty: conflicts end as long as less is, so that no 
 SAID_FOR = 60.0  # s in which only one end of a conflict is said
 
 
-def is_bare(inode: Inode) -> bool:
+def is_stub(inode: Inode) -> bool:
     """Whether nothing is known of it but that it is in the bucket."""
     return inode.in_bucket and not inode.digest
 
 
-class Adoption:
+class RemoteEntries:
     """Of one bucket."""
 
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
@@ -53,13 +53,13 @@ class Adoption:
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
         self._said_at = -math.inf
-        self.folders = Folders(tree, bucket)
+        self.remote_directories = RemoteDirectories(tree, bucket)
 
     # What to ask
 
     def ask(self, place: Place) -> Ask | None:
         """What to ask about a name; None if it is in no bucket, or about to leave it."""
-        directory, name = self.folders.directory(place.parent), place.name
+        directory, name = self.remote_directories.directory(place.parent), place.name
         if directory is None or not is_name(name, place.parent):
             return None
         called = self.namespaces.bucket_name(directory, name)
@@ -78,7 +78,7 @@ class Adoption:
 
     def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
         """Let a name that was not known be what the bucket says. Raises CatalogError."""
-        directory = self.folders.directory(place.parent)
+        directory = self.remote_directories.directory(place.parent)
         if directory is None or self.catalog.lookup(*place) is not None:
             return "here" if directory is not None else "unsure"
         called = self.namespaces.bucket_name(directory, place.name)
@@ -92,12 +92,12 @@ class Adoption:
         if answer.strange:
             self.refuse(answer.strange)
         if answer.versions:
-            return self.folders.enter_namespace(place.name, answer.versions)
+            return self.remote_directories.enter_namespace(place.name, answer.versions)
         if not answer.below:
             return "absent"
         if all(key in gone or key in self.superseded for key in answer.below):
             return "hidden"
-        return "absent" if self.folders.make_directory(place) is None else "here"
+        return "absent" if self.remote_directories.make_directory(place) is None else "here"
 
     def renew(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
         """Hold what is known of an object against what the bucket says. Raises CatalogError.
@@ -110,7 +110,7 @@ class Adoption:
         inode, stored = self.ledger.table.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or stored is None:
             return "unsure"
-        bare, seen = is_bare(inode), answer.seen
+        bare, seen = is_stub(inode), answer.seen
         if stored.key != ask.key or ask.key in gone:
             return "unsure"
         if seen is not None and (bare or seen.etag == stored.etag):
@@ -213,7 +213,7 @@ class Adoption:
 
     def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
         """Names for what was listed, those that are not known yet; how many are new."""
-        directory = self.folders.directory(parent)
+        directory = self.remote_directories.directory(parent)
         if directory is None or not self._settled():
             return 0
         places, new = self.namespaces.places, 0
@@ -235,12 +235,12 @@ class Adoption:
         name = self.keys.parse(entry.key)
         if name is None or entry.key in self.superseded:
             return
-        directory = self.folders.reach(name)
+        directory = self.remote_directories.reach(name)
         if isinstance(directory, Inode):
             self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
 
     def _enter(self, place: Place, stored: Stored, facts: Facts, batch: Batch) -> bool:
-        directory = self.folders.directory(place.parent)
+        directory = self.remote_directories.directory(place.parent)
         if directory is None:
             return False
         inode = self.tree.new(stat.S_IFREG, 0, 0)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PAUSE = 1.0  # s without demotions after one failed
 
 
-class Trouble:
+class CircuitBreaker:
     """`failures` in a row, of demotions and other jobs; `reason` of the last one."""
 
     def __init__(self, nvme: NvmeTier, counters: Counter[str]) -> None:

@@ -4,7 +4,7 @@ Contract: synchronous; a directory is made because something is below it, where 
 templates would make the same of its name, and never in place of something else. A namespace is the
 greatest version of those that are there, unless one of that name was dropped here, or something of
 it is about to go. What is below a name that is no directory here is not to be had.
-Not for objects: `core/bucket/listing/adoption.py`.
+Not for objects: `core/bucket/listing/remote_entries.py`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     name: bytes
 
 
-class Folders:
+class RemoteDirectories:
     """Of one bucket; `prefix` is what keys begin with."""
 
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
@@ -88,11 +88,11 @@ class Folders:
     def _template(self, name: bytes) -> Settings | None:
         return self.tree.templates(name.decode("utf-8", "surrogateescape"))
 
-    def enter_namespace(self, name: bytes, folders: Iterable[str]) -> Verdict:
+    def enter_namespace(self, name: bytes, remote_directories: Iterable[str]) -> Verdict:
         """The greatest version of those that are there, and not about to be deleted."""
         found = [
             (one.version, folder)
-            for folder in folders
+            for folder in remote_directories
             if (one := self.keys.parse_folder(folder)) and (one.namespace, one.path) == (name, b"")
         ]
         if not found:

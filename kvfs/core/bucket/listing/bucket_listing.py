@@ -6,7 +6,7 @@ Names that only the bucket had, and that were not listed, go. Once in `Bucket.re
 directory all that is known here is held against its listing, and what that has otherwise is asked
 for by itself: a listing may be old when it comes. A page is entered some names at a time, with a
 turn of the loop after each.
-Not for what becomes of a name (`adoption`), nor for whole trees (`importing`).
+Not for what becomes of a name (`remote_entries`), nor for whole trees (`importing`).
 """
 
 import logging
@@ -18,8 +18,8 @@ from typing import TypeVar
 import trio
 
 from kvfs.catalog import ROOT_INO
-from kvfs.core.bucket.listing.discovery import Discovery, Times
-from kvfs.core.bucket.listing.folders import Place
+from kvfs.core.bucket.listing.bucket_lookup import BucketLookup, LastSeen
+from kvfs.core.bucket.listing.remote_directories import Place
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
@@ -57,16 +57,16 @@ class Pages:
         return page
 
 
-class Presence:
+class BucketListing:
     """Of the directories of one bucket."""
 
-    def __init__(self, discovery: Discovery) -> None:
-        self.discovery = discovery
-        self.adoption = discovery.adoption
-        self.remote = discovery.remote
-        self.bucket = discovery.bucket
-        self._listed: Times[int] = Times()
-        self._compared: Times[int] = Times()  # with what is known here
+    def __init__(self, bucket_lookup: BucketLookup) -> None:
+        self.bucket_lookup = bucket_lookup
+        self.remote_entries = bucket_lookup.remote_entries
+        self.remote = bucket_lookup.remote
+        self.bucket = bucket_lookup.bucket
+        self._listed: LastSeen[int] = LastSeen()
+        self._compared: LastSeen[int] = LastSeen()  # with what is known here
         self._running: SingleFlight[int, Flight] = SingleFlight(
             lambda ino, error: log.error(
                 "directory %d is not listed in the bucket: a defect of kvfs", ino, exc_info=error
@@ -75,13 +75,13 @@ class Presence:
 
     async def show(self, ino: int) -> None:
         """Somebody is about to read a directory, or to remove it."""
-        if not self.bucket.shared or not self.discovery.may_ask():
+        if not self.bucket.shared or not self.bucket_lookup.may_ask():
             return
         if self._listed.age(ino) < AGAIN:
             return
         running = self._running.get(ino)
         if running is None:
-            if self.adoption.folders.directory(ino) is None:
+            if self.remote_entries.remote_directories.directory(ino) is None:
                 return
             running = self._running.begin(ino, Flight(), partial(self._list, ino))
         with trio.move_on_after(WAIT):
@@ -92,30 +92,30 @@ class Presence:
 
         It is if the bucket is not there to be asked: what others have there stays where it is.
         """
-        if not self.bucket.shared or not self.discovery.may_ask():
+        if not self.bucket.shared or not self.bucket_lookup.may_ask():
             return True
         with trio.move_on_after(WAIT):
             try:
                 await self._enter_below(ino)
             except TierError as error:
-                self.discovery.failed(error)
+                self.bucket_lookup.failed(error)
             return True
         return False
 
     async def _enter_below(self, ino: int) -> None:
         """Raises StoreError, TierError, CatalogError."""
-        adoption = self.adoption
-        while not self.discovery.dirty.loaded:
-            await self.discovery.dirty.changed.wait()
-        prefix = adoption.folders.prefix(ino)
+        remote_entries = self.remote_entries
+        while not self.bucket_lookup.dirty.loaded:
+            await self.bucket_lookup.dirty.changed.wait()
+        prefix = remote_entries.remote_directories.prefix(ino)
         if not prefix:
             return
-        with self.discovery.dirty.superseded.watching() as gone:
+        with self.bucket_lookup.dirty.superseded.watching() as gone:
             async for page in self.pages(prefix):
                 for entries in some(page.entries, STEP):
                     for entry in entries:
                         if entry.key not in gone:
-                            adoption.take_below(entry)
+                            remote_entries.take_below(entry)
                     await trio.lowlevel.checkpoint()
 
     async def _list(self, ino: int) -> None:
@@ -124,10 +124,10 @@ class Presence:
             doubtful = await self._enter(ino, compare=compare)
             self._listed.note(ino)
             if compare:
-                await self.discovery.ask_of(doubtful)
+                await self.bucket_lookup.ask_of(doubtful)
                 self._compared.note(ino)
         except TierError as error:  # of which StoreErrors are some
-            self.discovery.failed(error)
+            self.bucket_lookup.failed(error)
         except KvfsError as error:
             log.error("directory %d is not listed in the bucket: %s", ino, error)
 
@@ -136,44 +136,44 @@ class Presence:
 
         Raises StoreError, TierError, CatalogError.
         """
-        dirty, adoption = self.discovery.dirty, self.adoption
+        dirty, remote_entries = self.bucket_lookup.dirty, self.remote_entries
         doubtful: list[int] = []
         while not dirty.loaded:
             await dirty.changed.wait()
-        prefix = adoption.folders.prefix(ino)
+        prefix = remote_entries.remote_directories.prefix(ino)
         if not prefix:
             return doubtful
-        before, names = adoption.catalog.counter, set[bytes]()
+        before, names = remote_entries.catalog.counter, set[bytes]()
         with dirty.superseded.watching() as gone:
             async for page in self.pages(prefix, "/"):
                 for entries in some(page.entries, STEP):
-                    if adoption.folders.prefix(ino) != prefix:
+                    if remote_entries.remote_directories.prefix(ino) != prefix:
                         return []  # it has another name now
                     named = [(name, entry) for entry in entries if (name := self._name(entry))]
                     named_yet = [one for one in named if one[1].key not in gone]
                     if compare:
                         doubtful += self._otherwise(ino, named_yet)
-                    adoption.take_listed(ino, named_yet)
+                    remote_entries.take_listed(ino, named_yet)
                     names.update(name for name, _ in named)
                     await trio.lowlevel.checkpoint()
                 await self._directories(ino, prefix, page.folders)
             if ino == ROOT_INO:
                 await self.namespaces()
-            if adoption.folders.prefix(ino) == prefix:
+            if remote_entries.remote_directories.prefix(ino) == prefix:
                 doubtful += await self._forget(ino, prefix, before, names, gone)
         return doubtful
 
     def _otherwise(self, ino: int, named: Sequence[tuple[bytes, Entry]]) -> Iterator[int]:
         """Those that are known, but not as they were listed; the others are confirmed."""
         for name, entry in named:
-            known = self.adoption.catalog.lookup(ino, name)
+            known = self.remote_entries.catalog.lookup(ino, name)
             if known is None:
                 continue
-            verdict = self.adoption.compare(known.ino, entry)
+            verdict = self.remote_entries.compare(known.ino, entry)
             if verdict == "absent":
                 yield known.ino
             elif verdict == "here":
-                self.discovery.confirmed.note(known.ino)
+                self.bucket_lookup.confirmed.note(known.ino)
 
     def pages(self, prefix: str, delimiter: str = "") -> Pages:
         """What is below a prefix."""
@@ -181,40 +181,40 @@ class Presence:
 
     def _name(self, entry: Entry) -> bytes:
         """The last part of it; b"" for what is no object of kvfs."""
-        name = self.adoption.keys.parse(entry.key)
+        name = self.remote_entries.keys.parse(entry.key)
         last = b"" if name is None else name.path.rpartition(b"/")[2]
         if not is_name(last):
-            self.adoption.refuse(f"{entry.key}: no name of kvfs has this key")
+            self.remote_entries.refuse(f"{entry.key}: no name of kvfs has this key")
             return b""
         return last
 
-    async def _directories(self, ino: int, prefix: str, folders: Sequence[str]) -> None:
+    async def _directories(self, ino: int, prefix: str, remote_directories: Sequence[str]) -> None:
         """Where something of ours is about to go, it may be all that is there: that is asked."""
-        adoption = self.adoption
-        leaving = adoption.superseded.folders(prefix)
-        for step in some(folders, STEP):
+        remote_entries = self.remote_entries
+        leaving = remote_entries.superseded.folders(prefix)
+        for step in some(remote_directories, STEP):
             for folder in step:
-                found = adoption.keys.parse_folder(folder)
+                found = remote_entries.keys.parse_folder(folder)
                 name = b"" if found is None else found.path.rpartition(b"/")[2]
-                if not name or adoption.catalog.lookup(ino, name) is not None:
+                if not name or remote_entries.catalog.lookup(ino, name) is not None:
                     continue
                 if folder in leaving:
-                    await self.discovery.find(ino, name)
-                elif adoption.folders.prefix(ino) == prefix:
-                    adoption.folders.make_directory(Place(ino, name))
+                    await self.bucket_lookup.find(ino, name)
+                elif remote_entries.remote_directories.prefix(ino) == prefix:
+                    remote_entries.remote_directories.make_directory(Place(ino, name))
             await trio.lowlevel.checkpoint()
 
     async def namespaces(self) -> None:
         """Those that are not known yet, each in its greatest version."""
         versions: dict[bytes, list[str]] = {}
-        async for page in self.pages(self.adoption.keys.prefix, "/"):
+        async for page in self.pages(self.remote_entries.keys.prefix, "/"):
             for folder in page.folders:
-                found = self.adoption.keys.parse_folder(folder)
+                found = self.remote_entries.keys.parse_folder(folder)
                 if found is not None and found.namespace:
                     versions.setdefault(found.namespace, []).append(folder)
         for name, told in versions.items():
-            if self.adoption.catalog.lookup(ROOT_INO, name) is None:
-                self.adoption.folders.enter_namespace(name, told)
+            if self.remote_entries.catalog.lookup(ROOT_INO, name) is None:
+                self.remote_entries.remote_directories.enter_namespace(name, told)
             await trio.lowlevel.checkpoint()
 
     async def _forget(
@@ -224,14 +224,14 @@ class Presence:
 
         Returns what has a copy here, and was not listed either.
         """
-        catalog, cookie = self.adoption.catalog, 0
+        catalog, cookie = self.remote_entries.catalog, 0
         left: list[int] = []
         while entries := catalog.entries_after(ino, cookie, STEP):
             for entry in entries:
                 if entry.name in names or entry.ino >= before:
                     continue
                 link = (ino, entry.cookie)
-                if self.adoption.forget_unlisted(link, entry.ino, prefix, gone):
+                if self.remote_entries.forget_unlisted(link, entry.ino, prefix, gone):
                     left.append(entry.ino)
             cookie = entries[-1].cookie
             await trio.lowlevel.checkpoint()

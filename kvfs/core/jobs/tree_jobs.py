@@ -22,20 +22,20 @@ SLICE = 0.002  # s
 ALIVE_MOST = 64
 KEPT = 64  # jobs that are over, for who looks later
 
-Errand = Callable[[], Awaitable[None]]
+Deferred = Callable[[], Awaitable[None]]
 
 
 class Visitor(Protocol):
     """Counts for itself what it did, and why it did not."""
 
-    def visit(self, inode: Inode) -> Errand | None: ...
+    def visit(self, inode: Inode) -> Deferred | None: ...
     def failed(self, inode: Inode, error: Exception) -> None:
         """A visit or an errand has raised this KvfsError or OSError."""
 
     def describe(self) -> dict[str, Any]: ...
 
 
-class _Sweep(Job):
+class _TreeJob(Job):
     def __init__(self, roots: Sequence[int], visitor: Visitor) -> None:
         super().__init__(roots)
         self.visitor = visitor
@@ -45,7 +45,7 @@ class _Sweep(Job):
         return {**super().describe(), "problem": self.problem, **self.visitor.describe()}
 
 
-class Sweeps(Jobs[_Sweep]):
+class TreeJobs(Jobs[_TreeJob]):
     """Of one mount."""
 
     def __init__(self, table: OpenTable) -> None:
@@ -56,7 +56,7 @@ class Sweeps(Jobs[_Sweep]):
         """The number of a new job. Raises NoSpaceError."""
         if self.alive >= ALIVE_MOST:
             raise NoSpaceError(f"{ALIVE_MOST} orders about trees are not over: try again later")
-        return self.begin(_Sweep(roots, visitor))
+        return self.begin(_TreeJob(roots, visitor))
 
     async def run(self) -> None:
         """For ever."""
@@ -64,7 +64,7 @@ class Sweeps(Jobs[_Sweep]):
             while True:
                 nursery.start_soon(self._sweep, await self.next())
 
-    async def _sweep(self, job: _Sweep) -> None:
+    async def _sweep(self, job: _TreeJob) -> None:
         slots = trio.Semaphore(AT_ONCE)
         try:
             async with trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ class Sweeps(Jobs[_Sweep]):
             self.end(job)
 
     async def _go_through(
-        self, job: _Sweep, root: int, slots: trio.Semaphore, nursery: trio.Nursery
+        self, job: _TreeJob, root: int, slots: trio.Semaphore, nursery: trio.Nursery
     ) -> None:
         began = time.perf_counter()
         try:
@@ -82,9 +82,9 @@ class Sweeps(Jobs[_Sweep]):
                 if job.cancelled:
                     job.problem = "it was cancelled"
                     return
-                if inode is not None and (errand := self._visit(job, inode)) is not None:
+                if inode is not None and (deferred := self._visit(job, inode)) is not None:
                     await slots.acquire()
-                    nursery.start_soon(self._run, job, inode, errand, slots)
+                    nursery.start_soon(self._run, job, inode, deferred, slots)
                     began = time.perf_counter()
                 elif time.perf_counter() - began > SLICE:
                     await trio.lowlevel.checkpoint()
@@ -93,7 +93,7 @@ class Sweeps(Jobs[_Sweep]):
             job.problem = str(error)
 
     @staticmethod
-    def _visit(job: _Sweep, inode: Inode) -> Errand | None:
+    def _visit(job: _TreeJob, inode: Inode) -> Deferred | None:
         job.files += 1
         job.bytes += inode.size
         try:
@@ -103,9 +103,9 @@ class Sweeps(Jobs[_Sweep]):
             return None
 
     @staticmethod
-    async def _run(job: _Sweep, inode: Inode, errand: Errand, slots: trio.Semaphore) -> None:
+    async def _run(job: _TreeJob, inode: Inode, deferred: Deferred, slots: trio.Semaphore) -> None:
         try:
-            await errand()
+            await deferred()
         except (KvfsError, OSError) as error:
             job.visitor.failed(inode, error)
         finally:

@@ -22,7 +22,7 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 
-class Settlement:
+class Verification:
     """Is the `Verifier` of `core/objects/copies.py`."""
 
     name = "settle"
@@ -61,14 +61,14 @@ class Settlement:
                 data=inode.data,
             )
         except FileNotFoundError:
-            current = self.transfers.fit(ino, version)
+            current = self.transfers.still_current(ino, version)
             if current is None or not current.on_nvme:
                 return  # RAM has it, and its room on NVMe was needed
             raise
         except LostError:
             await self.lose(ino, version)
             raise
-        current = self.transfers.fit(ino, version)
+        current = self.transfers.still_current(ino, version)
         if current is not None and current.digest not in {b"", found.digest}:
             self.transfers.rotten(current, nvme)
         elif current is not None and (current.digest or found.mtime_ns == current.backing_mtime_ns):

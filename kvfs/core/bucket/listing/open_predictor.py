@@ -27,7 +27,7 @@ class _Thread:
         self.opened = False
 
 
-class Openers:
+class OpenPredictor:
     """Of one mount."""
 
     def __init__(self, missed: Callable[[int], None]) -> None:
