@@ -1,4 +1,4 @@
-"""Documents are in plain English: short sentences, named subjects, the terms of the glossary."""
+"""Documents and docstrings are in plain English: short sentences, named subjects, known terms."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,7 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "mount/**/*.md", "examples/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
+PACKAGES = ["kvfs", "tests", "scripts"]
 LONG_SHARE = 0.02  # of sentences may have more than `language.LONG` words
 LINE = 100  # characters of a line, but for rows of tables
 CELL = 120  # characters of a cell
@@ -79,6 +80,21 @@ def test_links_lead_somewhere(name: str) -> None:
         if not page.exists() or (anchor and anchor not in _anchors(page)):
             dead.append(target)
     assert not dead, f"{name}: {dead}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_have_named_subjects_and_are_short(package: str) -> None:
+    found = [
+        (path.relative_to(ROOT), one)
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for one in language.read(path)
+    ]
+    nameless = [f"{path}:{one.line}: {one.text}" for path, one in found if one.is_nameless]
+    assert not nameless, "\n".join(nameless)
+    old = [f"{path}:{one.line}: {one.text}" for path, one in found if OLD.search(one.text)]
+    assert not old, "\n".join(old)
+    long = [f"{path}:{one.line}: {one.text}" for path, one in found if one.words > language.LONG]
+    assert len(long) <= LONG_SHARE * sum(one.is_counted for _, one in found), "\n".join(long)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
