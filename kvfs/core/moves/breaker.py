@@ -1,7 +1,7 @@
-"""Jobs that failed: counted, told to the disk's health, and said once.
+"""Circuit breaker: counts failed jobs, tells the disk's health, and logs each kind once.
 
-Contract: a failure pauses demotions for a moment, since all of them go to the same disk. Whoever
-copies says when it went well again. Not for deciding whether a failure matters.
+Contract: a failure pauses demotions for a moment, since all of them go to the same disk. The job
+that copies calls `over` after a success. Not for deciding whether a failure matters.
 """
 
 import errno
@@ -32,7 +32,7 @@ class CircuitBreaker:
 
     @property
     def down(self) -> bool:
-        """While NVMe is down nothing is moved or unlinked: all of that needs it."""
+        """Whether NVMe is down. Then kvfs moves and unlinks nothing: both need NVMe."""
         return self.nvme.health.down
 
     @property
@@ -47,7 +47,7 @@ class CircuitBreaker:
         self.pause(f"{what} of inode {ino} failed, nothing is changed: {error}", kind)
 
     def pause(self, reason: str, kind: str = "", *, counts: bool = True) -> None:
-        """Log it, and those of its kind that follow only for those who look closely."""
+        """Pause demotions and log the reason; at DEBUG if the last one had the same kind."""
         self._quiet_until = trio.current_time() + PAUSE
         self.failures += counts
         self.reason = reason
@@ -60,7 +60,7 @@ class CircuitBreaker:
         self.failures, self._said = 0, ""
 
     def _tell_health(self, what: str, error: Exception) -> None:
-        """Movers read and write NVMe, whatever they do; RAM has no errors but to be full."""
+        """Tell the health of NVMe: all movers use it, and RAM can only be full."""
         code = error.errno if isinstance(error, OSError) else None
         if code in {errno.ENOSPC, errno.EDQUOT, errno.ENOENT}:
             return

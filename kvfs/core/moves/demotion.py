@@ -1,10 +1,11 @@
-"""From RAM to NVMe: what must be there before room in RAM is needed, and what is worth the write.
+"""Demotion: copies objects from RAM to NVMe, if they are worth the write.
 
-Contract: as much of RAM as `reclaimable` says is free or on NVMe as well, or on its way there; all
-of it while somebody writes back, and what is told to be written through at once. What goes first of
-who has most beyond its share is copied first; RAM keeps its copy until the room is needed. Small
-objects are copied together, since each sync costs as much as they do. Not for making room on NVMe
-(`Room`), nor for who may wear it down (`Admission`).
+Contract: `reclaimable` percent of RAM is free, or on NVMe too, or on its way there. During a write
+back this holds for all of RAM. Objects of namespaces with `write=through` are copied at once. Of
+the namespace that is furthest beyond its share, the objects that would be evicted first are copied
+first. RAM keeps its copy until its room is needed. Small objects are copied together, since each
+sync costs as much as they do. Not for making room on NVMe (`Room`), nor for the wear of NVMe
+(`Admission`).
 """
 
 import time
@@ -51,14 +52,14 @@ class Demotion:
         self._jobs = jobs
         self._under_way = 0  # bytes on their way to NVMe
 
-    # What next
+    # Choose objects
 
     def next(self) -> list[int]:
-        """What is to be copied to NVMe next: what goes first of who has most, or at once."""
+        """The next objects to copy to NVMe, of the namespace that is furthest beyond its share."""
         if self.breaker.pausing:
             return []
         spaces = self.room.victims.by_urgency(demotable(self.ledger))
-        # Who has fewest jobs waiting for its weight comes first: then the movers can be shared.
+        # The namespace with the fewest jobs for its weight comes first: so all share the movers.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
         if not self._behind():
@@ -66,7 +67,7 @@ class Demotion:
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
 
     def _oldest_in_ram(self, space: Namespace) -> list[int]:
-        """One object, or many small ones that are synced together; what is packed is alone."""
+        """One object, or many small ones that are synced together. An object to pack is alone."""
         inos: list[int] = []
         size = 0
         spare = space.ram_spare if self.write_back.wanted else ()
@@ -86,15 +87,15 @@ class Demotion:
         return inos
 
     def _behind(self) -> bool:
-        """Whether more of RAM must be on NVMe than is, or is on its way there."""
+        """Whether NVMe has, or soon has, less of RAM than it must have."""
         ledger = self.ledger
         wanted = ledger.tiers.ram.capacity * self.reclaimable // 100
         return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
 
-    # Do it
+    # Copy them
 
     async def move(self, inodes: list[Inode]) -> None:
-        """Copy those that are worth it and have room on NVMe."""
+        """Copy the objects that are worth it and have room on NVMe."""
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
@@ -109,7 +110,7 @@ class Demotion:
                     break
                 rooms.enter_context(room)
                 total, taken = total + cost, taken + 1
-            if not taken:  # NVMe is full of what RAM holds as well, or too small
+            if not taken:  # NVMe is full of objects that RAM also holds, or too small
                 self.breaker.pause(
                     f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
                     counts=self.write_back.wanted,
@@ -122,7 +123,7 @@ class Demotion:
                 self._under_way -= total
 
     def _admitted(self, inode: Inode) -> bool:
-        """Whether it is worth its write to NVMe; what is not is lost when RAM is needed."""
+        """Whether the object is worth its write to NVMe. If not, it is lost when RAM is needed."""
         space = self.ledger.namespaces.of(inode)
         settings = space.settings
         obliged = inode.kept or settings.pin or settings.eviction == "never"

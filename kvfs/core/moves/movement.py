@@ -1,4 +1,4 @@
-"""What a kind of movement is to the dispatcher, and the queue of what was asked for."""
+"""The interface of movements to the dispatcher, and the queue of requested movements."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
@@ -6,21 +6,21 @@ from typing import Protocol
 
 from kvfs.catalog import Inode
 
-QUEUE_MAX = 65536  # movements that wait; more are forgotten, they are optional
+QUEUE_MAX = 65536  # movements that wait; the queue forgets more: they are optional
 
 
 class Movement(Protocol):
-    """`name` is what logs call it."""
+    """One kind of movement. Logs call it `name`."""
 
     @property
     def name(self) -> str: ...
 
     async def move(self, inodes: list[Inode]) -> None:
-        """Work on sealed objects that nobody writes. What it raises has changed nothing."""
+        """Work on sealed objects that no program writes. If it raises, it has changed nothing."""
 
 
 class Requests:
-    """What is to be moved because somebody asked for it, in the order in which they did."""
+    """The movements that kvfs was asked for, in the order of the requests."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

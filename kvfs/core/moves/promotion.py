@@ -1,8 +1,8 @@
-"""From NVMe to RAM: what is opened again and again.
+"""Promotion: copies objects that are opened again and again from NVMe to RAM.
 
-Contract: `opened` is told of every open to read, and asks for a promotion when there were enough.
-One that does not fit RAM without losing something there is skipped. Not for opens of what is in RAM
-already, nor for what its namespace keeps out of RAM.
+Contract: the caller tells `opened` of every open for reading. After enough of them, `opened` asks
+for a promotion. If an object fits RAM only by the loss of another, it is skipped. Not for opens of
+objects in RAM, nor for objects that their namespace keeps out of RAM.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ OPENS_REMEMBERED = 65536  # inodes whose opens are counted
 
 
 class Promotion:
-    """`after` so many opens, 0 for never; it may change at any time."""
+    """Promotes an object after `after` opens; 0 means never. `after` may change at any time."""
 
     name = "promote"
 
@@ -37,7 +37,7 @@ class Promotion:
         self._opens: OrderedDict[int, int] = OrderedDict()
 
     def opened(self, inode: Inode) -> None:
-        """An object was opened for reading: promote it when it is read again and again."""
+        """Count an open for reading. After enough of them, ask for a promotion."""
         ledger = self.ledger
         if not self.after or inode.ram_epoch == ledger.tiers.ram.epoch:
             return
@@ -52,7 +52,7 @@ class Promotion:
             self.requests.add(self, inode.ino)
 
     def opens(self, ino: int) -> int:
-        """Opens of it on NVMe that count towards its promotion."""
+        """The opens of an object on NVMe that count towards its promotion."""
         return self._opens.get(ino, 0)
 
     async def move(self, inodes: list[Inode]) -> None:

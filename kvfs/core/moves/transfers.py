@@ -2,9 +2,8 @@
 
 Contract: a copy belongs to one version of a sealed object. When its bytes are there,
 `still_current` checks that the object still has this version and no writer. Otherwise the bytes
-are thrown away.
-Namespaces take turns at the movers by weight. Not for deciding what is worth it, nor for room: what
-a copy takes is reserved by the caller, and given back by it.
+are thrown away. Namespaces take turns at the movers by weight. Not for deciding whether a copy is
+worth it, nor for room: the caller reserves the bytes of a copy, and gives them back.
 """
 
 import errno
@@ -34,15 +33,16 @@ from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.002  # s between two looks at what nothing tells of
-PACKED_LEAST = 1 << 20  # bytes: what is less is opened sooner than a mover could decompress it
+PERIOD = 0.002  # s between two checks of a state that signals no change
+PACKED_LEAST = 1 << 20  # bytes: a smaller file opens sooner than a mover could decompress it
 
 
 class Transfers:
-    """`in_flight` has the copies under way by namespace.
+    """The copies between tiers; `in_flight` counts those under way, by namespace.
 
-    `sending` and `unpacking` are inodes of which that is done: of all jobs these two may be at work
-    on the same object, since an open that waits for the second must not wait for a bucket.
+    `sending` and `unpacking` have the inodes that are being uploaded or unpacked. Of all jobs, only
+    these two may work on the same object: an open that waits for unpacking must not wait for a
+    bucket.
     """
 
     def __init__(self, ledger: Ledger, movers: MoverPool, breaker: CircuitBreaker) -> None:
@@ -57,16 +57,17 @@ class Transfers:
         self._said_packing: set[str] = set()  # names of tiers
 
     def written(self, ino: int) -> bool:
-        """Whether a copy would be in vain: it is being written, or goes when it is closed.
+        """Whether a copy of the object would be useless.
 
-        Or its handles read a copy that was given up, beside which none is made: the next daemon
-        knows by the record which copy is none.
+        It is useless while a writer has the object open, and for an orphan, which goes at its last
+        close. It is also useless while handles read a lost copy. kvfs makes no copy beside a lost
+        one: the record tells the next daemon which copy is invalid.
         """
         held = self.ledger.table.open.get(ino)
         return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
 
     def still_current(self, ino: int, version: int | None = None) -> Inode | None:
-        """The object, if it is sealed, and still the version that a job was about."""
+        """The object, if it is sealed and still the version that the job is for; else None."""
         current = self.ledger.table.inode(ino)
         if current is None or not current.links or not current.sealed or self.written(ino):
             return None
@@ -101,7 +102,7 @@ class Transfers:
                 else:
                     results = await self.movers.copy_all(paths, data)
         except (MoverFailedError, MoverOverdueError):
-            for ino, version, _ in jobs:  # the last act of a mover may have been its rename
+            for ino, version, _ in jobs:  # a mover may have renamed it before it failed
                 self.ledger.trash.throw_away(target, ino, version)
             raise
         finally:
@@ -124,7 +125,7 @@ class Transfers:
                     self.breaker.failed("copy", ino, error)
                 else:
                     self.ledger.counters[counter] += 1
-                    self.ledger.verified.note(ino)  # NVMe has been read, or written
+                    self.ledger.verified.note(ino)  # the copy read or wrote NVMe
                     self.breaker.over()
             else:
                 self.ledger.trash.throw_away(target, ino, version)
@@ -132,7 +133,7 @@ class Transfers:
                     self.rotten(current, source)
 
     def packs(self, inode: Inode) -> bool:
-        """Whether its copy on NVMe is to be compressed: then it has to fit RAM to be opened."""
+        """Whether to compress the object's copy on NVMe: opens then need room in RAM."""
         ram, space = self.ledger.tiers.ram, self.ledger.namespaces.of(inode)
         if space.settings.compression != "nvme" or not space.takes(ram):
             return False
@@ -143,7 +144,7 @@ class Transfers:
     async def _carry_one(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked | OSError:
-        """What it was, or that the target has no file of its size, or the source lacks bytes."""
+        """The result, or the error: the file is too large for the tier, or bytes are lost."""
         try:
             return await self._carry(inode, target, path)
         except OSError as error:
@@ -152,7 +153,7 @@ class Transfers:
             return error
 
     def _too_large(self, inode: Inode, target: Tier, error: Exception) -> None:
-        """No disk has failed, and no later try goes better."""
+        """Exclude the object from demotion: the disk is healthy, and no later try would succeed."""
         self.ledger.namespaces.of(inode).refuse_too_large(inode)
         log.log(
             logging.DEBUG if self._said_too_large else logging.WARNING,
@@ -183,7 +184,7 @@ class Transfers:
         return found
 
     async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
-        """A copy that was evicted has the same name, and may yet be unlinked by it."""
+        """Wait until an evicted copy of the same file name has been unlinked."""
         while any(trash[:3] == (tier, ino, version) for trash in self.ledger.trash.files):
             self.ledger.work.wake()
             await trio.sleep(PERIOD)
@@ -191,7 +192,7 @@ class Transfers:
     def count_packing(
         self, inode: Inode, tier: NvmeTier | Bucket, packing: Packing, size: int
     ) -> None:
-        """Count what the compression for `tier` came to: `size` bytes, if that is smaller."""
+        """Count a compression for `tier`: its result has `size` bytes, if that is smaller."""
         counters = tier.counters
         counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
         if packing.smaller:
@@ -209,15 +210,15 @@ class Transfers:
             self._said_packing.add(tier.name)
 
     def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
-        """A copy is there: say so. Raises CatalogError."""
+        """Record the new copy in the catalog. Raises CatalogError."""
         if failpoints.active:
             failpoints.reach("dispatcher.copied")
         self.ledger.records.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
     def rotten(self, inode: Inode, tier: Tier) -> None:
-        """A copy that looked untouched has other bytes than it was sealed with.
+        """Lose a copy that looked untouched, but has other bytes than at the seal.
 
-        No open is served from it any more, whoever has the object open: see `Removals.lose`.
+        kvfs serves no new open from it, even if a program has the object open: see `Removals.lose`.
         """
         why = "its bytes do not match their digest"
         self.ledger.removals.lose(inode, tier, quarantine=True, why=why)

@@ -1,9 +1,9 @@
 """The emptying of the trash: backing files that no record names any more.
 
-Contract: `Trash.files` says what is to go; an entry leaves it when its file is gone, or was
-tried. Not while NVMe is down. What a failing disk refused is tried once more when it is healthy;
-after that it is the next mount's sweep that finds it. Only one task empties at a time (the
-dispatcher; at the end of a mount, the daemon).
+Contract: `Trash.files` lists the files to remove. An entry leaves the list when its file is
+removed, or was tried. While NVMe is down, nothing is removed. If a failing disk refuses a removal,
+kvfs tries it once more when the disk is healthy; after that the next mount's sweep finds the file.
+Only one task empties at a time (the dispatcher; at the end of a mount, the daemon).
 """
 
 import os
@@ -18,19 +18,19 @@ AT_ONCE = 64  # files that one thread removes
 
 
 class TrashBin:
-    """`jobs` are inodes that movers work on: their files may be made again."""
+    """Removes files of the trash. `jobs` are inodes that movers work on: they may remake files."""
 
     def __init__(self, ledger: Ledger, jobs: Container[int]) -> None:
         self.ledger = ledger
         self._jobs = jobs
-        self._undeleted: list[TrashFile] = []  # thrown away, but the disk failed
+        self._undeleted: list[TrashFile] = []  # files in the trash that a failing disk kept
 
     def __len__(self) -> int:
-        """Backing files that are to be removed."""
+        """The backing files that wait for their removal."""
         return len(self.ledger.trash.files) + len(self._undeleted)
 
     async def empty(self) -> None:
-        """Remove what was thrown away."""
+        """Remove the files in the trash."""
         trash, nvme = self.ledger.trash.files, self.ledger.tiers.nvme
         while trash and nvme.works:
             batch = trash[:AT_ONCE]
@@ -45,14 +45,14 @@ class TrashBin:
             await self._remove(batch, nvme)
 
     async def _remove(self, batch: list[TrashFile], nvme: NvmeTier) -> list[TrashFile]:
-        """Returns what could not be removed."""
+        """Remove a batch of files. Returns those that the disk refused to remove."""
         done = await nvme.calls.wait(partial(_remove_all, batch))
         for trash, (its, fd) in zip(batch, done, strict=True):
             self.ledger.trash.removed(trash, its, fd)
         return [trash for trash, (its, _) in zip(batch, done, strict=True) if its is False]
 
     def _in_use(self, trash: TrashFile) -> bool:
-        """Whether a backing file that was thrown away has been made again since."""
+        """Whether a backing file in the trash has been made again since."""
         current = self.ledger.table.inode(trash.ino)
         if current is None or current.version != trash.version:
             return False

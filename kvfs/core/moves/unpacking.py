@@ -1,15 +1,15 @@
-"""From a packed copy on NVMe to one that can be opened: in RAM, else in its own place on NVMe.
+"""Unpacking: makes a copy that can be opened from a packed one, in RAM or else on NVMe.
 
-Contract: `unpack` returns when there is a copy that can be opened, or when the packed one was lost,
-which it says in the log. Who has waited too long has a miss, the work goes on. `carry` is the work
-alone, for movements that have reserved the room and have the object among their jobs. No byte is
-given out that was not compared with the object's digest.
+Contract: `unpack` returns when there is a copy that can be opened, or when the packed copy was
+lost; the log tells of the loss. A caller that has waited too long has a miss, and the work goes on.
+`carry` is the work alone, for movements that have reserved the room and have the object among their
+jobs. kvfs gives out no byte before it has compared the copy with the object's digest.
 
-Invariants across awaits: one unpacking for an object at a time, whoever waits for it; while it runs
-the object is in `jobs`, where only its upload may be as well, its room is reserved, and no earlier
-file of its name waits to be unlinked. Whether the object still has the packed copy that was read is
-looked at in the step in which the new one is entered; if not, the new file goes again.
-Not for what is in a bucket (`hydration`), nor for choosing what is packed (`transfers`).
+Invariants across awaits: an object has one unpacking at a time, for all callers that wait. While it
+runs, the object is in `jobs`, together with at most its upload. Its room is reserved, and no
+earlier file of its name waits to be unlinked. The step that enters the new copy checks that the
+object still has the packed copy that was read; if not, it throws the new file away. Not for objects
+in a bucket (`hydration`), nor for choosing objects to pack (`transfers`).
 """
 
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Unpacking:
-    """`jobs` are inodes that movers work on; `movers` those for what somebody waits for."""
+    """Unpacks objects for opens, with `movers`. `jobs` are inodes that movers work on."""
 
     def __init__(self, transfers: Transfers, room: Room, movers: MoverPool, jobs: set[int]) -> None:
         self.ledger: Ledger = transfers.ledger
@@ -53,9 +53,9 @@ class Unpacking:
         )
 
     async def unpack(self, inode: Inode) -> None:
-        """Wait until it can be opened, or is lost. The caller holds the inode's lock.
+        """Wait until the object can be opened, or is lost. The caller holds the inode's lock.
 
-        Raises NotFoundError (a miss), StaleError if it has changed meanwhile.
+        Raises NotFoundError (a miss), StaleError if the object has changed meanwhile.
         """
         ino, nvme, bucket = inode.ino, self.ledger.tiers.nvme, self.ledger.tiers.bucket
         if not nvme.works:
@@ -74,11 +74,11 @@ class Unpacking:
         running.expect_done(ino)
 
     def stop(self) -> None:
-        """Decompress nothing more: it was unmounted."""
+        """Stop all unpacking after an unmount."""
         self._running.stop()
 
     async def _run(self, ino: int, version: int) -> None:
-        """Raises what it has told of."""
+        """Unpack one object, and log each failure before it is raised."""
         try:
             await self._bring(ino, version)
         except (OSError, MoverOverdueError) as error:
@@ -101,7 +101,7 @@ class Unpacking:
                 return
             with self._reserve(inode, Tier.cost(inode.blocks)) as room:
                 inode = self._fit(ino, version)
-                if self._only_packed(inode):  # else it went for the room
+                if self._only_packed(inode):  # else the packed copy was evicted for the room
                     await self.carry(inode, room.tier)
         finally:
             unpacking.discard(ino)
@@ -110,7 +110,7 @@ class Unpacking:
             self.ledger.work.wake()
 
     def _fit(self, ino: int, version: int) -> Inode:
-        """Raises StaleError if it is not what it was."""
+        """The object. Raises StaleError if it has changed."""
         found = self.transfers.still_current(ino, version)
         if found is None:
             raise StaleError(f"inode {ino} has changed while it was to be decompressed")
@@ -122,7 +122,10 @@ class Unpacking:
         ]
 
     def _reserve(self, inode: Inode, cost: int) -> Reservation:
-        """As what comes from a bucket: in RAM, if it may be there and fits. Raises NoSpaceError."""
+        """Reserve room: in RAM, if it may be there and fits, else on NVMe.
+
+        Raises NoSpaceError.
+        """
         ledger = self.ledger
         ram, nvme, namespace = ledger.tiers.ram, ledger.tiers.nvme, ledger.namespaces.of(inode)
         fits = namespace.takes(ram) and cost <= ram.capacity // 2
@@ -133,10 +136,10 @@ class Unpacking:
         raise NoSpaceError(f"no tier has room for {cost} bytes")
 
     async def carry(self, inode: Inode, target: Tier) -> None:
-        """Make a plain copy of it in a tier, from its packed one on NVMe.
+        """Make a plain copy of an object in a tier, from its packed copy on NVMe.
 
-        Raises StaleError, TierError, OSError if nothing has changed. A packed copy that is not what
-        it should be is given up.
+        Raises StaleError, TierError, OSError if nothing has changed. A packed copy with wrong bytes
+        is lost.
         """
         ledger, nvme, packed = self.ledger, self.ledger.tiers.nvme, inode.packed
         assert packed is not None
@@ -159,14 +162,14 @@ class Unpacking:
             ledger.counters["missing"] += 1
             ledger.removals.lose(inode, nvme)
             return
-        except (MoverFailedError, MoverOverdueError):  # its last act may have been its rename
+        except (MoverFailedError, MoverOverdueError):  # the mover may have renamed its file before
             if target is not nvme:
                 ledger.trash.throw_away(target, ino, version)
             raise
         self._enter(inode, target, found)
 
     def _enter(self, inode: Inode, target: Tier, found: Repacked) -> None:
-        """Say that it is there. Raises CatalogError, StaleError."""
+        """Record the new copy in the catalog. Raises CatalogError, StaleError."""
         ledger, ino, version, nvme = (
             self.ledger,
             inode.ino,
@@ -185,14 +188,14 @@ class Unpacking:
         try:
             ledger.records.add_copy(current, target, found.moved.blocks, found.moved.digest)
         except KvfsError:
-            if target is not nvme:  # there, its size will say what it is
+            if target is not nvme:  # on NVMe, the file's size tells what it is
                 ledger.trash.throw_away(target, ino, version)
             raise
         nvme.counters["decompressed"] += 1
         nvme.counters["decompress_cpu_us"] += round(found.moved.cpu_seconds * 1e6)
 
     def _expect_packed(self, inode: Inode) -> None:
-        """Raises StaleError if nobody means its packed copy any more."""
+        """Raises StaleError if the object's packed copy is not in use any more."""
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is None or current.packed != inode.packed:
             raise StaleError(f"inode {inode.ino} has changed while it was decompressed")

@@ -1,9 +1,9 @@
-"""What was written directly to NVMe is read through: hashed, and proven to be on the disk.
+"""Verification: reads files that were written directly to NVMe, hashes them and syncs them.
 
-Contract: a settled object has its digest in its record, and its bytes were synced before. A digest
-that it has already is compared, never replaced; a file that was written to behind kvfs's back gets
-none. One that the kernel could not write is given up, whoever found out (`lose`). `matches` reads a
-copy for who doubts it. Nothing is copied here, so nothing is reserved.
+Contract: a verified object has its digest in its record, and its bytes were synced before. A digest
+that the record already has is compared, never replaced. A file that was written to behind kvfs's
+back gets none. A file that the kernel could not write is lost, whatever job finds that (`lose`).
+`matches` reads a copy for a caller that doubts it. Nothing is copied here, so nothing is reserved.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Verification:
-    """Is the `Verifier` of `core/objects/copies.py`."""
+    """The `Verifier` of `core/objects/copies.py`."""
 
     name = "settle"
 
@@ -41,10 +41,10 @@ class Verification:
         self.requests.add(self, inode.ino)
 
     def met(self, inode: Inode) -> None:
-        """An earlier session sealed it: a death may have come before its digest."""
+        """Ask for the digest of an object of an earlier session, if that session died before it."""
         if not inode.sealed or not inode.on_nvme or inode.digest or inode.packed is not None:
             return
-        if inode.session not in self.ledger.suspect:  # else nothing vouches for its bytes
+        if inode.session not in self.ledger.suspect:  # else nothing proves its bytes
             self.requests.add(self, inode.ino)
 
     async def move(self, inodes: list[Inode]) -> None:
@@ -63,7 +63,7 @@ class Verification:
         except FileNotFoundError:
             current = self.transfers.still_current(ino, version)
             if current is None or not current.on_nvme:
-                return  # RAM has it, and its room on NVMe was needed
+                return  # RAM has it, and NVMe evicted it for room
             raise
         except LostError:
             await self.lose(ino, version)
@@ -82,9 +82,10 @@ class Verification:
             self.ledger.verified.note(ino)
 
     async def lose(self, ino: int, version: int) -> None:
-        """The kernel could not write it, and says so once: its page cache is not to be trusted.
+        """Lose a file that the kernel could not write: the kernel says so once.
 
-        Who has it open has what the page cache has; nobody opens it after that.
+        Its page cache is not to be trusted. Programs that have the file open read the page cache.
+        After that, no program can open it.
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         current = ledger.table.inode(ino)

@@ -1,9 +1,9 @@
-"""Everything that only RAM holds goes to NVMe, because it is about to be given up.
+"""Write back: copies everything that only RAM holds to NVMe, before an unmount.
 
-Contract: `start` asks for it and says what is left; it goes on until whoever asks hears that
-nothing is left, or for a while after it was last asked for, as demotions with all that this obliges
-to (`Demotion`). `drain` asks until it is done, or NVMe takes no more. What is larger than a file of
-NVMe's file system may be is not waited for. Not for copying.
+Contract: `start` asks for a write back and returns what is left to copy. The write back ends when
+`start` returns that nothing is left, or PATIENCE seconds after the last call. It makes demotions
+urgent (`Demotion`). `drain` asks until all is copied, or NVMe takes no more. It does not wait for a
+file that is too large for NVMe's file system. Not for copying.
 """
 
 import logging
@@ -35,12 +35,12 @@ class WriteBack:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody asks for RAM to be written back, and has done so lately."""
+        """Whether a caller has asked for a write back within the last PATIENCE seconds."""
         return trio.current_time() < self._until
 
     @property
     def stuck(self) -> str:
-        """Why NVMe takes no more of it; "" as long as it may."""
+        """The reason why NVMe takes no more of RAM's objects; "" as long as it may."""
         nvme, breaker = self.ledger.tiers.nvme, self.breaker
         if nvme.health.down:
             return nvme.health.why
@@ -54,7 +54,7 @@ class WriteBack:
         size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
         count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
         count -= self.too_large
-        if count <= FEW:  # look closely: what is open without a name is not worth copying
+        if count <= FEW:  # few: count each, without orphans, which are not worth copying
             inos = chain.from_iterable(map(_only_in_ram, spaces))
             written = self.transfers.written
             inodes = [ledger.table.inode(ino) for ino in inos if not written(ino)]
@@ -68,12 +68,12 @@ class WriteBack:
 
     @property
     def too_large(self) -> int:
-        """Objects that only RAM has, and that are lost with it: NVMe has no file of their size."""
+        """The number of objects that are lost with RAM: NVMe has no files of their size."""
         return sum(len(space.too_large) for space in demotable(self.ledger))
 
     @property
     def displaced(self) -> int:
-        """Objects that were dropped since it began: NVMe lacks room for all that RAM holds."""
+        """The number of objects dropped since it began: NVMe lacks room for all that RAM holds."""
         if self._dropped_before is None:
             return 0
         return self.ledger.counters["dropped_evicted"] - self._dropped_before
@@ -95,12 +95,12 @@ class WriteBack:
 
 
 def _only_in_ram(space: Namespace) -> Iterator[int]:
-    """What of it can be written back."""
+    """The inodes of a namespace that can be written back."""
     orders = chain(space.ram_only, space.ram_kept, space.ram_spare)
     return (ino for ino in orders if ino not in space.too_large)
 
 
 def demotable(ledger: Ledger) -> list[Namespace]:
-    """Those whose objects may be on NVMe."""
+    """The namespaces whose objects may be on NVMe."""
     nvme = ledger.tiers.nvme
     return [space for space in ledger.namespaces if space.takes(nvme)]
