@@ -1,13 +1,13 @@
-"""The copy that an open is served from: found, and proven to be what was sealed.
+"""Find the copy that serves an open, and prove that it has the bytes that were sealed.
 
 Contract: `open` takes the fastest copy whose size and modification time are those that were sealed.
-Any doubt (written to behind our back, or last written before a crash) is settled by the digest, and
-so is a copy on NVMe that nobody has compared with it lately (`verified`). A copy that is not what
-it should be goes into quarantine, one whose file is not there is forgotten.
+The digest settles any doubt: another program changed the file, or a crash came after the last
+write. `open` also compares a copy on NVMe with its digest if that was not done lately (`verified`).
+A damaged copy goes into quarantine. A copy whose file is missing is forgotten.
 A disk that fails is no reason to lose a copy. The caller of `open` holds the inode's lock.
 
-Invariant: what is returned is a copy that the catalog has at this moment, and the inode given is
-brought up to date with it; what an await made untrue raises StaleError.
+Invariant: `open` returns a copy that the catalog has at this moment, and updates the given inode
+from the catalog. If the object changed during an await, `open` raises StaleError.
 Not for the handles that share the file, nor for looking at copies that nobody opens (core/check).
 """
 
@@ -39,36 +39,37 @@ WRONG = "its bytes do not match their digest"
 
 
 class Verifier(Protocol):
-    """Who can read a file through and compare it with a digest, and give up what was not synced."""
+    """Compares a whole file with a digest, and gives up copies that were not synced."""
 
     async def matches(self, tier: Tier, inode: Inode) -> bool: ...
     async def lose(self, ino: int, version: int) -> None: ...
 
 
 class Fetcher(Protocol):
-    """Who can bring an object here that only the bucket has."""
+    """Downloads an object that only the bucket has."""
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
-        """None: it is here. whole: else it may be a stream of what is on its way.
+        """Return None once the object is here, or a stream while its bytes are on their way.
 
-        Raises NotFoundError, StaleError if it has changed meanwhile.
+        whole: return no stream. Raises NotFoundError; StaleError if the object changed meanwhile.
         """
 
     async def header(self, inode: Inode) -> Header | None:
-        """Its first bytes only; None: there is nothing less than to `fetch` it. NotFoundError."""
+        """Return the first bytes only, or None if only `fetch` can help. Raises NotFoundError."""
 
 
 class Unpacker(Protocol):
-    """Who can make a copy that can be opened of one that is packed."""
+    """Makes a copy that can be opened from a packed copy."""
 
     async def unpack(self, inode: Inode) -> None:
-        """There is one now, or the packed one was lost. Raises NotFoundError, StaleError."""
+        """Make the copy, or lose the packed one. Raises NotFoundError, StaleError."""
 
 
 class Copies:
-    """`renaming`: inodes whose backing file may have another name, see `create`.
+    """Finds and verifies the copies of one mount.
 
-    `scans`: who reads first bytes only.
+    `renaming`: inodes whose backing file may have another name, see `create`. `scans`: the
+    processes that read first bytes only.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class Copies:
     async def open(
         self, inode: Inode, *, writable: bool
     ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
-        """Open the best copy that is what it should be: tier, descriptor, where its bytes were.
+        """Open the best sound copy: tier, descriptor, and the place where its bytes were.
 
-        Or what comes from the bucket and can be read already; for who scans, its beginning. Raises
-        NotFoundError (a miss), StaleError, CatalogError.
+        An object that comes from the bucket is a stream that can be read already. A process that
+        scans gets the header. Raises NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
         where: Tier | Bucket | None = None
@@ -137,7 +138,7 @@ class Copies:
         self.ledger.namespaces.of(inode).counters["misses"] += 1
 
     def _current(self, inode: Inode) -> Inode | None:
-        """What the catalog has of this version."""
+        """Return the catalog's record of this version, or None."""
         current = self.catalog.inode(inode.ino)
         return None if current is None or current.version != inode.version else current
 
@@ -149,7 +150,7 @@ class Copies:
         return self.ledger.tiers.nvme in self.ledger.tiers.holders(current)
 
     async def _unpack(self, inode: Inode) -> None:
-        """The record is brought up to date. Raises NotFoundError, StaleError."""
+        """Unpack the copy and update the record. Raises NotFoundError, StaleError."""
         if self._unpacker is None:
             raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
         await self._unpacker.unpack(inode)
@@ -157,14 +158,14 @@ class Copies:
             inode.take(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
-        """What the catalog has of it, if the bucket has this version."""
+        """Return the catalog's record if the bucket has this version, else None."""
         current = self._current(inode)
         return None if current is None or not current.in_bucket else current
 
     async def _header(self, inode: Inode) -> Header | None:
-        """Only its first bytes are here, if that is possible. Raises NotFoundError, StaleError.
+        """Get only the first bytes, if that is possible, and update the record.
 
-        The record is brought up to date.
+        Raises NotFoundError, StaleError.
         """
         if self._fetcher is None:
             return None
@@ -178,9 +179,9 @@ class Copies:
         return header
 
     async def _fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
-        """It is in the bucket, and now here as well, or comes. Raises NotFoundError, StaleError.
+        """Hydrate the object, or begin to: see `Fetcher.fetch`. Update the record.
 
-        The record is brought up to date.
+        Raises NotFoundError, StaleError.
         """
         if self._fetcher is None:
             raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
@@ -194,7 +195,7 @@ class Copies:
     async def open_here(
         self, inode: Inode, *, writable: bool
     ) -> tuple[tuple[Tier, int] | None, bool]:
-        """The best copy in a tier, and whether one was lost. Raises StaleError, CatalogError."""
+        """Open the best local copy; also say if one was lost. Raises StaleError, CatalogError."""
         lost = False
         for tier in self.ledger.tiers.holders(inode):
             if self.ledger.tiers.is_packed_in(inode, tier):
@@ -206,7 +207,7 @@ class Copies:
                 lost |= await self._missing(inode, tier, str(error))
                 continue
             except TierError:
-                continue  # said by the tier; the copy may be readable again later
+                continue  # the tier has logged it; the copy may be readable again later
             try:
                 untouched = self.files.untouched(inode, tier, fd)
                 sound = self._verified if untouched else self._proven
@@ -226,7 +227,7 @@ class Copies:
         return None, lost
 
     def _check_still(self, inode: Inode, tier: Tier) -> None:
-        """After an await: bring the record up to date, if it is the same content still."""
+        """Update the record after an await. Raises StaleError if the copy is not there any more."""
         current = self._current(inode)
         # It may have been promoted and unlinked while we waited.
         if current is None or tier not in self.ledger.tiers.holders(current):
@@ -234,7 +235,7 @@ class Copies:
         inode.take(current)
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """It looks as it was sealed. What a disk has changed since only the digest can tell."""
+        """Verify a copy that looks as it was sealed: only the digest shows damage by the disk."""
         if not tier.slow:
             return True
         if not inode.digest:
@@ -258,7 +259,7 @@ class Copies:
         return True
 
     async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """It has no digest yet: the kernel tells whether it could write all of it so far."""
+        """Ask the kernel if it could write the copy to disk so far: there is no digest yet."""
         try:
             await self.files.io(tier, Job.on_file("writeback", fd, mounts.expect_written))
         except OSError as error:
@@ -268,9 +269,9 @@ class Copies:
         return True
 
     async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Written to behind our back, written before a crash, or doubted: only the digest can tell.
+        """Verify a doubtful copy with its digest, and put a wrong one into quarantine.
 
-        What is not what it should be goes into quarantine.
+        A program has changed it, a crash came after the last write, or a daemon has noted a doubt.
         """
         found = os.fstat(fd)
         if found.st_size == inode.size and inode.digest:
@@ -294,11 +295,11 @@ class Copies:
         return False
 
     async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
-        """A backing file is not there. False if that is because the object changed meanwhile."""
+        """Handle a missing backing file. False if the object changed meanwhile."""
         try:
             present = await self.files.io(tier, Job("stat", tier.present))
         except TierError:
-            return True  # what has no answer cannot say that the file is gone
+            return True  # a tier that does not answer cannot say that the file is gone
         if not present:
             tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
             return True
@@ -313,7 +314,7 @@ class Copies:
         return True
 
     def _lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
-        """Whatever the catalog says to it: an open is a miss then, and no error."""
+        """Lose the copy. If the catalog refuses the change, the open is still a miss, no error."""
         try:
             self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:

@@ -1,18 +1,19 @@
 """New files, new contents, and sealed objects that are written again.
 
 Contract: `make` is called before room is made, and after the last await, so that its checks still
-hold when its names are committed with the rest. It reads nothing again that has not changed. What a
-failure leaves is thrown away. First comes room, then a backing file, the record and the name.
+hold when its names are committed with the rest. It reads nothing again that has not changed. The
+leftovers of a failure are thrown away. First comes room, then a backing file, the record and the
+name.
 
 `make_writable` prepares an open object for a writer: its next version is in the same file, and
-readers keep what they have. It is the one exception to *the record first*: the file gets the new
-version's name before the record does, or a crash might leave a record that no file has. So that a
-crash between the two loses nothing the inode is marked unfinished before either; `recovery` finds
-it sealed, and gives the file its name back. `restage` is its record's part, and all there is to do
-for a version in a new file. The caller holds the inode's lock.
+readers keep their file. It is the one exception to *the record first*: the file gets the new
+version's name before the record does. Otherwise a crash might leave a record that no file has.
+Before either step the inode is marked unfinished, so that a crash between the two loses nothing:
+`recovery` finds the inode sealed, and gives the file its old name back. `restage` changes the
+record; for a version in a new file, this is all there is to do. The caller holds the inode's lock.
 
 Invariant: `renaming` has the inodes whose backing file may have another name than the record says,
-because a rename was given up and may come yet. When it comes it is taken back, and the mark goes.
+because a rename was given up and may come yet. A late rename is undone, and the mark goes.
 Not for where a file begins (`Placement`), nor for its end (`seal`).
 """
 
@@ -45,7 +46,7 @@ Make = Callable[[], tuple[Inode, Inode]]  # a directory, and an inode that is to
 
 
 class Creation:
-    """Of files, and of new versions of those that are truncated or written again."""
+    """Creates files, and new versions of files that are truncated or written again."""
 
     def __init__(
         self,
@@ -66,11 +67,11 @@ class Creation:
     async def create(
         self, parent: int, name: bytes, make: Make, *, at_once: bool = False
     ) -> OpenObject:
-        """A new file with its first writer.
+        """Create a file with its first writer.
 
-        `make` gives its directory and its inode, or raises what forbids it. `at_once`: it has its
-        name from now on, though `publish` may say otherwise. Raises NoSpaceError, TierError and
-        what `make` raises.
+        `make` gives its directory and its inode, or raises the error that forbids it. `at_once`:
+        the file has its name from now on, even with `publish=close`. Raises NoSpaceError, TierError
+        and the errors of `make`.
         """
         with self.ledger.prefixes.entering(parent):
             namespace = self.ledger.namespaces.of(make()[0])
@@ -83,9 +84,9 @@ class Creation:
     async def create_at_once(
         self, parent: int, name: bytes, make: Make, size: int
     ) -> OpenObject | None:
-        """The same in RAM, for a file of so many bytes, if it has room now; else None.
+        """Create a file of `size` bytes in RAM if RAM has room now; else return None.
 
-        Without a turn of the loop. Raises TierError and what `make` raises.
+        The loop takes no turn meanwhile. Raises TierError and the errors of `make`.
         """
         with self.ledger.prefixes.entering(parent):
             namespace = self.ledger.namespaces.of(make()[0])
@@ -105,7 +106,7 @@ class Creation:
         *,
         publish: tuple[int, bytes] | None = None,
     ) -> OpenObject:
-        """The object takes the room over, unless this raises."""
+        """Make the object, which takes the room over unless this raises."""
         catalog, ledger = self.catalog, self.ledger
         ino = catalog.next_id()
         with ExitStack() as rooms:
@@ -145,18 +146,18 @@ class Creation:
         return held
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
-        """The same for a file that could not begin where it was to."""
+        """Reserve room in RAM for a file that could not begin in its own tier; None without."""
         ram, directory = self.ledger.tiers.ram, self.ledger.table.inode(parent)
         if directory is None:
             raise StaleError(f"directory {parent} is gone")
         namespace = self.ledger.namespaces.of(directory)
         if room.tier is ram or not namespace.takes(ram):
             return None
-        least = min(room.size, ram.capacity // 4)  # what nothing is known of takes much
+        least = min(room.size, ram.capacity // 4)  # a file of unknown size reserves much
         return self.room.begin(ram, least, namespace)
 
     async def replace(self, inode: Inode) -> OpenObject:
-        """Nobody has it open and its content is to go: begin a new one where there is room."""
+        """Begin a new content where there is room. No program has the object open."""
         ledger = self.ledger
         parent, name = self.publishing.some_name(inode)
         namespace = ledger.namespaces.of(inode)
@@ -167,7 +168,7 @@ class Creation:
             version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
             try:
                 current, fd = await self._make_version(inode, version, tier)
-            except OverdueError:  # the next attempt must not make what then goes
+            except OverdueError:  # the next attempt must not make a file that this one then unlinks
                 self._taken_back[inode.ino] = version
                 raise
             self._taken_back.pop(inode.ino, None)
@@ -179,7 +180,7 @@ class Creation:
         return held
 
     async def _make_version(self, inode: Inode, version: int, tier: Tier) -> tuple[Inode, int]:
-        """Its record, being written from now on, and an empty file for that version."""
+        """Make the staging record of a version, and an empty file for it."""
         fd = await self.files.make(tier, inode.ino, version)
         try:
             current = self.catalog.inode(inode.ino)
@@ -197,9 +198,9 @@ class Creation:
     # Written again
 
     def restage(self, inode: Inode, version: int, tier: Tier, batch: Batch, *, keep: bool) -> None:
-        """A sealed inode becomes staging in `tier`: out of the accounts, its copies thrown away.
+        """Make a sealed inode staging in `tier`: it leaves the accounts, and its copies go.
 
-        keep: but the one in `tier`, which has become the new version.
+        keep: the copy in `tier` stays, because it has become the new version.
         """
         ledger = self.ledger
         before = batch.change(inode)
@@ -217,16 +218,16 @@ class Creation:
         inode.version = version
         inode.sealed = False
         inode.digest = b""
-        inode.mode &= ~stat.S_ISUID  # who writes a file must not inherit its owner's rights
+        inode.mode &= ~stat.S_ISUID  # a writer must not inherit the owner's rights
         if inode.mode & stat.S_IXGRP:
             inode.mode &= ~stat.S_ISGID
         batch.put(inode)
         batch.mark_unfinished(inode.ino)
 
     async def make_writable(self, held: OpenObject) -> None:
-        """A writer comes. Readers keep what they have: all share one backing file.
+        """Prepare the object for a writer. Readers keep their file: all share one backing file.
 
-        Raises InUseError if its copy was given up meanwhile: what is wrong must not become new.
+        Raises InUseError if its copy was given up meanwhile: wrong bytes must not become new ones.
         """
         ledger, inode, tier = self.ledger, held.inode, held.tier
         if not held.writable:
@@ -285,12 +286,12 @@ class Creation:
             raise InUseError(f"inode {held.inode.ino}: its damaged copy is open")
 
     def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
-        """Nobody waits for it any more. Called in any thread."""
+        """Undo a rename for which no caller waits any more. Called in any thread."""
         back()
         self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark(self, ino: int) -> None:
-        """It was marked unfinished, and then not written: it is what it was. Holds the lock."""
+        """Remove the mark "unfinished" of an object that was not written. Holds the lock."""
         try:
             inode = self.ledger.table.inode(ino)
             written = ino in self.ledger.table.staging

@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 
 class Backings(Protocol):
-    """Who lets the kernel read and write a backing file by itself."""
+    """Lets the kernel read and write a backing file by itself."""
 
     def register(self, fd: int) -> int:
-        """An id > 0 for the open file, or 0 if the daemon must serve its bytes."""
+        """Return an id > 0 for the open file, or 0 if the daemon must serve its bytes."""
         ...
 
     def release(self, backing_id: int) -> None:
-        """No handle uses the id any more."""
+        """Release an id that no handle uses any more."""
         ...
 
 
 class BackingFiles:
-    """`backings` is the kernel's face: it registers files for passthrough."""
+    """Opens and measures backing files. `backings` registers them for passthrough."""
 
     def __init__(self, records: Records, counters: Counter[str], backings: Backings) -> None:
         self.records = records
@@ -44,13 +44,13 @@ class BackingFiles:
 
     @staticmethod
     async def io(tier: Tier, call: Callable[[], T]) -> T:
-        """Run a tier's system call where it may take its time, but not for ever."""
+        """Run a tier's system call: in a worker thread, with a time limit, if the tier is slow."""
         return await tier.calls.call(call) if tier.slow else call()
 
     async def on_file(
         self, held: OpenObject, what: str, do: Callable[[int], T], patience: float | None = None
     ) -> T:
-        """A system call on an open backing file. Raises OSError, TierError."""
+        """Run a system call on an open backing file. Raises OSError, TierError."""
         if not held.tier.slow:
             return do(held.fd)
         return await self.io(held.tier, Job.on_file(what, held.fd, do, patience))
@@ -60,10 +60,10 @@ class BackingFiles:
         return await self.io(tier, Job("create", lambda: tier.create(ino, version), late))
 
     def open_at_once(self, inode: Inode, *, lend: bool = False) -> int:
-        """For reading, with nothing to be waited for: in RAM as it was sealed, or -1.
+        """Open a copy in RAM for reading without waiting; -1 if it is not there as it was sealed.
 
-        lend: for those who must not be able to write; -1 also where RAM cannot say so, or would
-        take room for gaps that they map.
+        lend: the descriptor must not allow writes. -1 also if RAM cannot ensure this, or if a
+        mapping of gaps would take room in RAM.
         """
         ram = self.records.tiers.ram
         if inode.ram_epoch != ram.epoch:
@@ -74,14 +74,14 @@ class BackingFiles:
             else:
                 fd = ram.open(inode.ino, inode.version, writable=False)
         except KvfsError:
-            return -1  # the other way finds out what that means
+            return -1  # `Copies.open` finds out the reason
         if not self.untouched(inode, ram, fd) or (lend and _has_gaps(fd)):
             os.close(fd)
             return -1
         return fd
 
     def untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Whether the file looks like what was sealed, and no crash has come between."""
+        """Whether the file looks as it was sealed, with no crash in between and no doubt noted."""
         found = os.fstat(fd)
         return (
             found.st_size == inode.size
@@ -91,10 +91,10 @@ class BackingFiles:
         )
 
     def register(self, held: OpenObject) -> int:
-        """A backing id for its file; 0 if the daemon must serve it.
+        """Return a backing id for its file; 0 if the daemon must serve it.
 
-        It serves readers of a file in memory that has gaps: who reads a page of a gap in a mapping
-        makes memory take room for it (shmem_fault, mm/shmem.c), and nobody would count that.
+        The daemon serves readers of a file in RAM that has gaps. A read of a gap in a mapping makes
+        the kernel allocate a page (shmem_fault, mm/shmem.c), which no account would count.
         """
         served = not held.writable and self.has_gaps(held)
         backing_id = 0 if served else self.backings.register(held.fd)
@@ -103,11 +103,11 @@ class BackingFiles:
 
     @staticmethod
     def has_gaps(held: OpenObject) -> bool:
-        """Whether it is a file in memory that has not got a page for each byte."""
+        """Whether it is a file in RAM that does not have a page for each byte."""
         return not held.tier.slow and _has_gaps(held.fd)
 
     def measure(self, held: OpenObject) -> None:
-        """Bring the record of an object that is being written up to what its file says now."""
+        """Update the record of an object that is being written from its file."""
         if held.writers and held.fd >= 0:
             found = os.fstat(held.fd)
             inode = held.inode
@@ -124,7 +124,7 @@ class BackingFiles:
 
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
-        """What a failed call on a backing file means. Only a tier's own failure is logged."""
+        """Turn a failed call on a backing file into an error. Only a tier's failure is logged."""
         what = f"{held.tier.name} tier: {verb} of inode {held.inode.ino}: {error}"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return NoSpaceError(what)

@@ -1,14 +1,15 @@
-"""Open objects that are read while they come from the bucket, and go on when that ends.
+"""Open objects that are read while they come from the bucket, and that stay open afterwards.
 
-Contract: a *direct* object is read by the daemon, from a stream as long as it comes, from a copy
-when that is needed and there is one. Of one that somebody scans the header is read, and nothing
-else comes before somebody reads on, or opens it who does not scan. Whatever happens to what brought
-it, each read returns what was stored, or fails.
+Contract: the daemon serves the reads of a *direct* object: from a stream while the bytes come,
+later from a copy if there is one. Of an object that a process scans, only the header comes. The
+rest comes when a process reads on, or when one that does not scan opens the object. Even if a
+download fails, each read returns the stored bytes, or fails.
 
-Invariants across awaits: `have` is called, and changes where an object is read from, under the
-inode's lock only, so that two never bring or open the same one. A descriptor that `bytes_here`
-returns is of the file that the object is read from at that moment, and valid until the next await.
-An object is read from one stream at a time, and leaves it at the latest when it is closed.
+Invariants across awaits: `have` runs only under the inode's lock, and only there changes the place
+that an object is read from. So two callers never bring or open the same object. `bytes_here`
+returns a descriptor of the file that the object is read from at that moment. The descriptor is
+valid until the next await. An object is read from one stream at a time, and leaves it at the latest
+when it is closed.
 Not for fetching (`core/bucket/download/hydration.py`), nor for handles (`core/objects/objects.py`).
 """
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Incoming:
-    """`fetcher` brings what only the bucket has; None: there is none."""
+    """Serves direct objects. `fetcher` downloads from the bucket; None without a bucket."""
 
     def __init__(self, ledger: Ledger, copies: Copies, fetcher: Fetcher | None) -> None:
         self.ledger = ledger
@@ -33,7 +34,7 @@ class Incoming:
 
     @staticmethod
     def read_from(held: OpenObject, stream: Stream | None) -> None:
-        """From now on, and from nothing else; None: from its descriptor, if from anything."""
+        """Read the object from this stream from now on; None: from its descriptor, if any."""
         before, held.stream = held.stream, stream
         header, held.header = held.header, None
         if stream is not None:
@@ -45,16 +46,16 @@ class Incoming:
             header.leave()
 
     def opened(self, held: OpenObject) -> None:
-        """Count an open for which its bytes come."""
+        """Count an open that makes the bytes come from the bucket."""
         where = self.ledger.tiers.bucket
         where.hits += 1
         self.ledger.namespaces.read(held.inode, where)
 
     async def have(self, held: OpenObject, *, whole: bool) -> None:
-        """Its bytes are here, or come; if what was to bring them has failed, once more.
+        """Make the bytes be here or come; after a failed download, start another one.
 
-        whole: all of them, because somebody will write. Raises NotFoundError, StaleError, and
-        TierError if nothing has them. Holds the lock.
+        whole: all bytes must be here, because a program will write. Raises NotFoundError,
+        StaleError, and TierError if no tier has them. Holds the lock.
         """
         if held.readable and not (whole and held.stream is not None and not held.stream.complete):
             return

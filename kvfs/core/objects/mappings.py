@@ -1,12 +1,13 @@
 """Mappings that outlive their descriptor.
 
 Contract: under passthrough a mapping keeps the backing file, not the handle, and the kernel does
-not tell of its end. `shared` says at a writer's release whether somebody may have the file mapped;
-who `keep`s the object then leaves the writer in it, and `watch` ends that when the mapping is gone.
+not tell of its end. `shared` says at a writer's release whether a process may have the file mapped.
+If so, the caller calls `keep`: the object still counts the writer. `watch` removes that writer when
+the mapping is gone.
 
-Invariant: an object that is `mapped` counts one writer more than it has handles, and the catalog
-calls it unfinished where it takes that, so that a next daemon watches it as well.
-Not for mappings of readers: what they have is sealed.
+Invariant: an object that is `mapped` counts one writer more than it has handles. The catalog calls
+it unfinished, unless the catalog fails to record this, so that a next daemon watches it as well.
+Not for mappings of readers: their objects are sealed.
 """
 
 import logging
@@ -21,11 +22,11 @@ from kvfs.errors import CatalogError
 log = logging.getLogger(__name__)
 
 PERIOD, PERIOD_MAX = 0.002, 0.5  # s between two looks at objects that are mapped
-LOOKS = 5  # until one that was just released is taken for mapped
+LOOKS = 5  # looks until an object that was just released is taken for mapped
 
 
 class Mappings:
-    """`close(held)` lets go of the writer that a mapping was."""
+    """Watches the mapped objects of a mount. `close(held)` releases a mapping's writer."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Mappings:
         self._any = trio.Event()  # set while there may be an object that is mapped only
 
     def keep(self, held: OpenObject) -> None:
-        """A mapping stays a writer until `watch` finds it gone."""
+        """Count a mapping as a writer until `watch` finds it gone."""
         held.mapped = True
         self._any.set()
         try:
@@ -49,9 +50,10 @@ class Mappings:
             log.error("a next daemon will not see inode %d mapped: %s", held.inode.ino, error)
 
     def shared(self, held: OpenObject) -> bool:
-        """Whether somebody besides the daemon and one writer has the file; not told with readers.
+        """Whether another process than the daemon and one writer has the file.
 
-        That nobody else's open is under way also means that the lease disturbs none.
+        False if the object has readers: then it cannot be told. Without them no other open is under
+        way, so the kernel lease that `Tier.shared` takes disturbs none.
         """
         if not self._alone(held):
             return False
@@ -64,9 +66,9 @@ class Mappings:
     async def outlives(self, held: OpenObject) -> bool:
         """Whether a mapping is left of a writer whose handle is being released.
 
-        The kernel lets go of the file a moment after it has said so: what looks mapped is looked at
-        again. In 8000 creates 21 looked so at first; kept as mapped they would have gone on being
-        written for as long as others read them.
+        The kernel lets go of the file a moment after it sends the release. So this looks again at
+        a file that seems to be mapped. In 8000 creates, 21 files seemed mapped at first. Kept as
+        mapped, they would stay staging for as long as other processes read them.
         """
         for _ in range(LOOKS):
             if not self.shared(held):
@@ -75,9 +77,10 @@ class Mappings:
         return self.shared(held)
 
     def may_be_written(self, held: OpenObject) -> bool:
-        """Whether a descriptor that was lent to write it may be left, or a mapping of it.
+        """Whether a process may still have a descriptor lent for writing, or a mapping of it.
 
-        A process has let go of one when its close(2) returns. With readers it is not told.
+        A process has let go of a descriptor when its close(2) returns. True if the object has
+        readers: then it cannot be told.
         """
         return not self._alone(held) or self.shared(held)
 
@@ -86,9 +89,9 @@ class Mappings:
         return held.writers == 1 and not held.readers
 
     async def watch(self) -> None:
-        """End the writing of objects that were mapped, when that is over; as long as the mount.
+        """End the writing of mapped objects when their mappings are gone; run until the unmount.
 
-        An object that others have open is looked at when they have closed it.
+        An object that other processes have open is looked at after they have closed it.
         """
         period = PERIOD
         while True:
@@ -100,11 +103,11 @@ class Mappings:
             await self.look()
 
     async def look(self) -> None:
-        """One look at what was mapped."""
+        """Look once at all mapped objects."""
         await self.end(lambda held: self._alone(held) and not self.shared(held))
 
     async def end(self, gone: Callable[[OpenObject], bool]) -> None:
-        """End the writing of objects of which the mapping is gone."""
+        """End the writing of the mapped objects for which `gone` is true."""
         for held in [held for held in self.table.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False

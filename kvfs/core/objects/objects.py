@@ -1,18 +1,19 @@
 """The content of files: open, read, write, truncate.
 
-Contract: handles come and go here; the kernel's face only numbers them. New files come from
-`creation`; `sealing` ends writing and releases handles. An object with a writer is staging: one
-copy, nothing moves.
+Contract: handles come and go here; the layer that serves the kernel only numbers them. `creation`
+makes new files; `sealing` ends writing and releases handles. An object with a writer is staging: it
+has one copy, and kvfs does not move it.
 
-Where a namespace publishes at close, a new file has no name until then (`publishing`). A file that
-is still empty at a FLUSH waits for the RELEASE: shells close a duplicate before the first write.
+In a namespace with `publish=close`, a new file has no name until its close (`publishing`). A file
+that is still empty at a FLUSH gets it at the RELEASE: shells close a duplicate before the first
+write.
 
 Concurrency: a backing file is opened or replaced under the inode's lock (`OpenTable.lock`), the
 only lock of the core. It is held across awaits of worker threads, never across another inode's
-lock. Names may change meanwhile, so each step after an await looks again at its premises.
+lock. Names may change meanwhile, so each step after an await checks its premises again.
 Everything else is synchronous.
-Not for names, nor for choosing victims. `copies` finds the copy that an open is served from,
-`incoming` has the bytes of objects that are on their way.
+Not for names, nor for choosing victims. `copies` finds the copy that serves an open, `incoming` has
+the bytes of objects that are on their way.
 """
 
 import os
@@ -39,9 +40,10 @@ SIZE_MAX = (1 << 63) - 4096
 
 
 class Objects:
-    """`promote(inode)` and `settle(inode)` are told of what the movers might do.
+    """Opens, reads, writes and truncates the files of a mount.
 
-    `promote` is told of opens to read, but not of those from RAM on a mount without a bucket.
+    `promote(inode)` and `settle(inode)` learn of work for the movers. `promote` learns of opens
+    for reading, except opens from RAM on a mount without a bucket.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Objects:
     # Opening
 
     async def open(self, ino: int, *, writable: bool, truncate: bool = False) -> OpenObject:
-        """One more handle.
+        """Return the open object, with one handle more.
 
         Raises StaleError, NotFoundError (a miss), InUseError, NoSpaceError, TierError.
         """
@@ -98,13 +100,13 @@ class Objects:
                 self._join(held)
             elif held.header is not None and not writable:
                 scanned = self.scans.opens(held.inode)
-            held.readers += 1  # keeps it while we wait
+            held.readers += 1  # keeps it open during the awaits
             try:
                 if held.direct and not scanned:
                     await self.incoming.have(held, whole=writable)
                 if writable:
                     await self.creation.make_writable(held)
-                if held.lost:  # while we waited
+                if held.lost:  # during the awaits
                     self._refuse_lost(held, writable=writable)
             except BaseException:
                 await self.sealing.release(held, writable=False)
@@ -117,7 +119,7 @@ class Objects:
             return held
 
     def _refuse_lost(self, held: OpenObject, *, writable: bool) -> NoReturn:
-        """Its copy was given up, and the kernel takes no other one while handles have that.
+        """Refuse an open whose copy was given up: the kernel takes no other while handles have it.
 
         Raises NotFoundError, a miss; InUseError for a writer: the bytes must not become new ones.
         """
@@ -135,10 +137,10 @@ class Objects:
             raise
 
     def open_at_once(self, ino: int) -> OpenObject | None:
-        """A reader's handle if nothing is to be waited for: it is open, or in RAM as it was sealed.
+        """Open for reading if that needs no wait: the object is open, or in RAM as it was sealed.
 
-        This is the usual open; without the tasks and locks of the others it is meant to be faster;
-        that was not measured apart.
+        This is the usual open. It uses no task and no lock, so it should be faster than `open`; the
+        difference was not measured alone.
         """
         ledger = self.ledger
         if ino in ledger.table.busy:
@@ -159,9 +161,9 @@ class Objects:
         return held
 
     def lend(self, inode: Inode) -> OpenObject | None:
-        """A reader's handle without the kernel, by the descriptor `lent`, which cannot be written.
+        """Open for a reader that gets the read-only descriptor `lent`, without the kernel.
 
-        Of what `ledger` knows by this record, in RAM as it was sealed; else None.
+        inode: a record that `ledger` has. None if the object is not in RAM as it was sealed.
         """
         ledger, ram = self.ledger, self.ledger.tiers.ram
         if inode.ino in ledger.table.busy:
@@ -183,7 +185,7 @@ class Objects:
         return held
 
     def _join(self, held: OpenObject) -> None:
-        """The kernel comes to what only leases have had. Raises NotFoundError, TierError."""
+        """Open an object for the kernel that only leases had. Raises NotFoundError, TierError."""
         held.fd = held.tier.open(held.inode.ino, held.inode.version, writable=False)
         held.backing_id = self.files.register(held)
         if held.backing_id:
@@ -208,7 +210,7 @@ class Objects:
         writable: bool,
         where: Tier | Bucket | None = None,
     ) -> OpenObject:
-        """where: its bytes were there, if they had to be brought here for it."""
+        """Enter an object that was opened. where: the place that its bytes were brought from."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         if inode.ino in self.ledger.orphans.rooms:
             held.reservation = self.ledger.orphans.take(inode.ino)
@@ -222,7 +224,7 @@ class Objects:
         return held
 
     def _enter(self, held: OpenObject, where: Tier | Bucket) -> None:
-        """It is open from now on."""
+        """Enter an object into the open table, and count the open."""
         inode, ledger = held.inode, self.ledger
         ledger.table.open[inode.ino] = held
         where.hits += 1
@@ -231,12 +233,12 @@ class Objects:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
             if where is not ledger.tiers.ram or ledger.tiers.bucket.mounted:
-                self.promote(inode)  # or what follows it in its prompt
+                self.promote(inode)  # or the next blocks of its prompt
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:
-        """A reader comes before all bytes have; until the last one goes, all are served so.
+        """Open for a reader while bytes still come: the daemon serves all until the last closes.
 
-        Two ways at a time are not taken by the kernel once one of them has it mapped.
+        The kernel refuses to mix passthrough and served reads once a reader has the file mapped.
         """
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
         held.direct, held.brought_from = True, Bucket.name
@@ -248,9 +250,9 @@ class Objects:
         return held
 
     def _scanned(self, inode: Inode, header: Header) -> OpenObject:
-        """A reader comes who will hardly want more than that: no use of the object is counted.
+        """Open for a reader that likely needs only the header: this counts as no use of the object.
 
-        It is in no tier yet, whatever `tier` says.
+        The object is in no tier yet; its `tier` means nothing.
         """
         held = OpenObject(inode, self.ledger.tiers.local[-1], -1, writable=False, direct=True)
         held.accounted = bool(inode.links)
@@ -260,7 +262,10 @@ class Objects:
         return held
 
     async def write(self, held: OpenObject, start: int, content: bytes) -> int:
-        """Raises NoSpaceError, QuotaError, TooLargeError, TierError."""
+        """Write the content at `start`. Raises NoSpaceError, QuotaError, TooLargeError, TierError.
+
+        Returns the number of bytes written.
+        """
         try:
             with self.sealing.bounds.admitted(held, start, len(content)):
                 return await self.files.on_file(
@@ -270,7 +275,7 @@ class Objects:
             raise self.files.failed("write", held, error) from error
 
     async def read(self, held: OpenObject, start: int, length: int) -> bytes:
-        """Less only at the end of the object. Raises TierError."""
+        """Read `length` bytes, or less at the end of the object. Raises TierError."""
         if held.header is not None and held.header.has(start, length):
             return held.header.read(start, length)
         fd = await self.incoming.bytes_here(held, start, length) if held.direct else held.fd
@@ -288,7 +293,7 @@ class Objects:
     # Writing
 
     async def truncate(self, ino: int, size: int) -> Inode:
-        """Set the size, growing with zeros. Raises TooLargeError and what `open` raises."""
+        """Set the size, growing with zeros. Raises TooLargeError and the errors of `open`."""
         if size > SIZE_MAX:
             raise TooLargeError(f"size {size}, expected at most {SIZE_MAX}")
         held = await self.open(ino, writable=True, truncate=size == 0)
@@ -299,9 +304,9 @@ class Objects:
         return held.inode
 
     async def touch(self, ino: int, mtime_ns: int) -> None:
-        """Give a file that is being written a time of change; its backing file must have it, too.
+        """Set the modification time of a file that is being written, and of its backing file.
 
-        Meanwhile it counts a writer more: a seal would take either time for granted.
+        Meanwhile the object counts one writer more, so that no seal comes between the two.
         """
         held = self.ledger.table.staging.get(ino)
         if held is None:

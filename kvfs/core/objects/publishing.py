@@ -1,7 +1,7 @@
-"""Names of files that are not complete: given when their writer closes them (`publish=close`).
+"""Names of incomplete files: a file gets its name when its writer closes it (`publish=close`).
 
-Contract: until then the name is a mark in the catalog. Another file that has the name was complete
-before, and keeps it. Synchronous.
+Contract: until then the name is a mark in the catalog. If another file has the name by then, that
+file was complete before, and keeps the name. Synchronous.
 """
 
 import os
@@ -19,7 +19,7 @@ _PARENT = Struct(">Q")
 
 
 class Publishing:
-    """Also for the names of open objects, as logs show them."""
+    """Publishes files at their close. It also gives the names of open objects for log lines."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -31,21 +31,21 @@ class Publishing:
 
     @staticmethod
     def name(inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
-        """Its first name."""
+        """Give an inode its first name."""
         inode.links = ((directory.ino, inode.ino),)
         directory.mtime_ns = directory.ctime_ns = inode.ctime_ns
         batch.link(directory.ino, Dentry(name, inode.ino, inode.ino))
         batch.put(directory)
 
     def to_publish(self, ino: int) -> tuple[int, bytes] | None:
-        """The name that an inode without one is to get; None if it has lost its last."""
+        """Return the name that a nameless inode is to get; None if it has lost its last name."""
         value = self.catalog.mark(keys.UNPUBLISHED, ino)
         if value is None or len(value) <= _PARENT.size or value.startswith(NOWHERE):
             return None
         return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
 
     def doom_of(self, ino: int) -> KvfsError | None:
-        """Why an inode without a name was cut off by the daemon before this one, if it was."""
+        """Return why the previous daemon cut off a nameless inode, or None."""
         value = self.catalog.mark(keys.UNPUBLISHED, ino) or b""
         if not value.startswith(NOWHERE):
             return None
@@ -53,7 +53,7 @@ class Publishing:
         return kind(f"inode {ino} was cut off before the daemon was another one")
 
     def publish(self, held: OpenObject) -> None:
-        """It is complete: give it its name. Another one that has the name was complete before."""
+        """Give a complete file its name. Another file that has it was complete before."""
         assert held.publish is not None
         parent, name = held.publish
         inode, directory = held.inode, self.ledger.table.inode(parent)

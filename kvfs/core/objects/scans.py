@@ -1,11 +1,13 @@
-"""Who reads the beginnings of files only: connectors that look through a directory as they start.
+"""Scans: processes that read only the first bytes of files, as connectors do when they start.
 
 Contract: a process scans a directory once it has listed it, until it has neither listed nor opened
-anything for PAUSE seconds. One that reads on in nearly all that it opens is a reader (`cp -r`), and
-scans nothing until it rests from listing for as long. Who asks is `caller`, as in `open_order`.
-A wrong guess costs a reader one small request, or a scanner what an open costs anybody. It is in
+anything for PAUSE seconds. A process that reads on in nearly all files that it opens is a reader
+(`cp -r`). A reader scans nothing until it has rested from listing for PAUSE seconds. `caller` is
+the thread that asks, as in `open_order`.
+
+A wrong guess costs a reader one small request, and a scanner an ordinary open. The state is in
 memory only, at most DIRECTORIES numbers each for PROCESSES: the next daemon knows of no scan.
-Not for processes that open what others have listed for them.
+Not for processes that open files which other processes have listed.
 """
 
 from collections import OrderedDict
@@ -17,8 +19,8 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.namespaces.open_order import caller
 
-# s. An open may wait `s3_wait` (30) for the bucket, and the next one follows it at once; who begins
-# to serve later than that after its listing reads blocks, not headers. No measurement behind it.
+# s. An open may wait `s3_wait` (30) for the bucket, and the next one follows it at once. An engine
+# that opens files later than PAUSE after its listing reads blocks, not headers. Not measured.
 PAUSE = 60.0
 FEW = 2  # files that a reader with several threads may have opened since it last read on in one
 PROCESSES, DIRECTORIES = 32, 2048  # 8 MB together
@@ -26,7 +28,10 @@ PROCESSES, DIRECTORIES = 32, 2048  # 8 MB together
 
 @dataclass(slots=True)
 class _Scan:
-    """Of a process: what it has listed, the latest last. `opened`: files, since it last read on."""
+    """The directories that a process has listed, the latest last.
+
+    `opened`: the number of files that the process has opened since it last read on.
+    """
 
     last: float
     directories: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -35,13 +40,13 @@ class _Scan:
 
 
 class Scans:
-    """Those under way, by process."""
+    """The scans under way, by process."""
 
     def __init__(self) -> None:
         self._scans: OrderedDict[int, _Scan] = OrderedDict()
 
     def listed(self, directory: int) -> None:
-        """The caller lists a directory, or goes on to."""
+        """Note that the caller lists a directory, or continues to."""
         process = process_of(caller.get())
         if not process:
             return
@@ -56,7 +61,7 @@ class Scans:
             self._scans.popitem(last=False)
 
     def opens(self, inode: Inode) -> bool:
-        """Whether the caller, who opens this file, will hardly read more than its beginning."""
+        """Whether the caller, which opens this file, likely reads only its first bytes."""
         scan = self._of(process_of(caller.get())) if self._scans else None
         if scan is None or scan.reader:
             return False
@@ -67,14 +72,14 @@ class Scans:
         return True
 
     def read_on(self) -> None:
-        """The caller reads more than the beginning of what it was said to scan."""
+        """Note that the caller reads more than the first bytes of a file that it scanned."""
         scan = self._of(process_of(caller.get())) if self._scans else None
         if scan is not None:
             scan.reader |= scan.opened <= FEW
             scan.opened = 0
 
     def _of(self, process: int) -> _Scan | None:
-        """That of a process, which is the latest now; None if it has none, or has rested."""
+        """Return a process's scan and make it the latest; None without one, or after a rest."""
         scan = self._scans.get(process)
         if scan is None:
             return None
@@ -86,7 +91,7 @@ class Scans:
 
 
 def process_of(thread: int) -> int:
-    """The process of a thread; the thread itself where the daemon does not see it. 0: nobody."""
+    """Return a thread's process, or the thread if the daemon does not see it. 0: no process."""
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
     except OSError:

@@ -1,9 +1,9 @@
 """The end of writing: flush, seal, release; and writers that are cut off before.
 
-Contract: an object is sealed when its last writer's FLUSH is answered. What follows (copies,
-digests) waits until that writer's handle is released, because a duplicate of its descriptor may
-still write. A handle whose release the catalog refuses stays, and is released when the catalog
-takes writes again (`Retries`). The record goes first. Synchronous but for closing files on disks.
+Contract: an object is sealed when its last writer's FLUSH is answered. Copies and digests wait
+until that writer's handle is released, because a duplicate of its descriptor may still write. If
+the catalog refuses the release of a handle, the handle stays. It is released when the catalog takes
+writes again (`Retries`). The record changes first. Synchronous, except for closing files on disks.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Sealing:
-    """`settle(inode)` is told of what was sealed on NVMe."""
+    """Seals objects and releases handles. `settle(inode)` learns of objects sealed on NVMe."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class Sealing:
         self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
-        """As the kernel closes: whatever the flush says, the handle is released."""
+        """Flush and release a handle, as the kernel does. A failed flush does not stop this."""
         try:
             self.flush(held, writable=writable)
         finally:
             await self.release(held, writable=writable)
 
     async def close_lent(self, held: OpenObject) -> None:
-        """The same for a writer who had a descriptor of the file itself."""
+        """Flush and release the handle of a writer that had a descriptor of the file itself."""
         try:
             self.flush(held, writable=True)
         finally:
             await self._release(held, writable=True, left=self.mappings.may_be_written(held))
 
     def flush(self, held: OpenObject, *, writable: bool) -> bool:
-        """A descriptor was closed; if it was the only writer's the object is sealed.
+        """Handle the close of a descriptor; seal the object if it was the only writer's.
 
-        Whether it was, with something new in it.
+        Returns whether the object was sealed with new content.
         """
         if writable and held.doom is not None:
             raise held.doom
@@ -97,15 +97,15 @@ class Sealing:
         return True
 
     def _too_large(self, held: OpenObject) -> KvfsError | None:
-        """Why it goes with its close, as measured; None if it stays, or goes anyway."""
+        """Return why the object is dropped at its close; None if it stays, or goes anyway."""
         if not held.inode.links and held.publish is None:
             return None
         return self.placement.too_large(held.inode, self.ledger.namespaces.of(held.inode))
 
     def _seal(self, held: OpenObject) -> bool:
-        """By what was measured. Returns whether there was something new in it."""
+        """Seal the object as it was measured. Returns whether it had new content."""
         inode = held.inode
-        # What the record in memory says is no measure: whoever asked for attributes has updated it.
+        # The record in memory is no measure: each request for attributes has updated it.
         found = (inode.size, inode.backing_mtime_ns, inode.blocks)
         if inode.sealed and found[:2] == held.sealed_as[:2]:
             if found != held.sealed_as:  # ext4 allocates late: accounts go by what the record says
@@ -116,7 +116,7 @@ class Sealing:
         with self.catalog.batch() as batch:
             again = batch.change(inode).sealed
             inode.sealed, inode.session = True, self.ledger.session
-            if again:  # by a writer who was let in while a takeover took the file for mapped
+            if again:  # a writer opened it while a takeover took the file for mapped
                 self._forget_former(held, batch)
             batch.put(inode)
             batch.mark_finished(inode.ino)
@@ -128,7 +128,7 @@ class Sealing:
         return True
 
     def _forget_former(self, held: OpenObject, batch: Batch) -> None:
-        """Its version has other bytes than before: neither digest nor other copies are of them."""
+        """Forget the digest and the other copies: this version has other bytes than they have."""
         inode, ledger = held.inode, self.ledger
         inode.digest = b""
         for tier in ledger.tiers.holders(inode):
@@ -138,7 +138,7 @@ class Sealing:
                 batch.then(partial(away, tier, inode.ino, inode.version))
 
     async def release(self, held: OpenObject, *, writable: bool) -> None:
-        """The handle is gone. Its room, its place in the lists and its leftovers are settled."""
+        """Release a handle: return its room, take it off the lists, and clear its leftovers."""
         left = (
             writable
             and held.backing_id > 0
@@ -147,11 +147,11 @@ class Sealing:
         await self._release(held, writable=writable, left=left)
 
     def _may_fill(self, held: OpenObject) -> bool:
-        """Whether readers of it take room by what they map: see `BackingFiles.register`."""
+        """Whether mappings of its readers may take room: see `BackingFiles.register`."""
         return held.writers == 1 and held.readers > 0 and self.files.has_gaps(held)
 
     async def _release(self, held: OpenObject, *, writable: bool, left: bool) -> None:
-        """left: somebody has it mapped, or open in another way: he stays a writer."""
+        """left: a process has the file mapped, or open in another way, and stays a writer."""
         another = writable and held.mapped
         if another or left:
             self.mappings.keep(held)
@@ -170,7 +170,7 @@ class Sealing:
             os.close(held.lent)
             held.lent = -1
         if not last:
-            if held.doom is not None and not held.writers:  # nobody looks at it any more
+            if held.doom is not None and not held.writers:  # no watch looks at it any more
                 await self.bounds.empty(held, os.dup(held.fd))
             return
         if held.fd >= 0:
@@ -183,7 +183,10 @@ class Sealing:
             self.backings.release(held.backing_id)
 
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
-        """One handle less; whether it was the last. Raises CatalogError with nothing changed."""
+        """Remove one handle. Returns whether it was the last.
+
+        Raises CatalogError with nothing changed.
+        """
         ledger, inode = self.ledger, held.inode
         ledger.uses.settle()
         if not writable:
@@ -195,7 +198,7 @@ class Sealing:
         if held.doom is not None and inode.links:  # the catalog has refused that before
             ledger.removals.take_names(held, type(held.doom).__name__.encode())
         why = self._too_large(held) if written else None
-        if why is not None and not last:  # who reads it keeps it open, but none of its bytes
+        if why is not None and not last:  # its readers keep it open, but none of its bytes
             ledger.table.weigh(held, held.taken)
             self.cut_off(held, why)
         lost = why is not None and last
@@ -221,7 +224,7 @@ class Sealing:
                 batch.put(inode)
         if written or last:
             ledger.table.unstage(held, stays=not last and not inode.links)
-        if written and inode.links and not lost:  # counted once from here; open yet: it stays
+        if written and inode.links and not lost:  # it counts once now, and stays: it is open
             self.quota.trim(ledger.namespaces.of(inode))
         if writable:
             held.writers -= 1
@@ -236,7 +239,7 @@ class Sealing:
         return last
 
     def _drop_too_large(self, inode: Inode) -> None:
-        """Its handles are gone, whatever the catalog says to this."""
+        """Drop a closed file that is too large; later if the catalog refuses that now."""
         try:
             self.ledger.removals.drop(inode, "too_large")
         except CatalogError as error:
@@ -245,7 +248,7 @@ class Sealing:
             self.ledger.retries.add(again)
 
     async def _drop_too_large_again(self, ino: int, version: int) -> None:
-        """Unless it was written to meanwhile. Raises CatalogError."""
+        """Drop it, unless it was written to meanwhile. Raises CatalogError."""
         inode = self.ledger.table.inode(ino)
         if inode is not None and inode.links and inode.version == version:
             self.ledger.removals.drop(inode, "too_large")
@@ -263,9 +266,9 @@ class Sealing:
             self.settle(inode)
 
     def cut_off(self, held: OpenObject, why: KvfsError) -> None:
-        """It may not grow further: nobody finds it any more, and its writer is told at its close.
+        """Cut off a file that may not grow further: its name goes, its writer's close fails.
 
-        What it has goes as well, and what its writer adds (`Bounds`).
+        Its bytes go as well, and all bytes that its writer adds (`Bounds`).
         """
         inode, ledger = held.inode, self.ledger
         parent, name = held.publish or self.publishing.some_name(inode)

@@ -1,10 +1,11 @@
-"""Taking over: what the daemon before this one had open goes on, what it had begun is finished.
+"""Take over the open objects of the previous daemon, and finish the work that it had begun.
 
-Contract: called once, before anything is served; all is done in one step of the loop. The handles
-say what is open, the catalog what that is: an inode that is marked unfinished and has no handle was
-left by a writer whose request is not answered yet (it comes again) or who is dead. It is sealed as
-it is, as when a process dies on a local disk; if it was lent (`saves`), when its writer closes it.
-Not for what a machine's death leaves: that is `recovery`'s.
+Contract: `adopt` is called once, before this daemon serves a request, and takes one step of the
+loop. The handles name the open objects; the catalog describes them. An inode that is marked
+unfinished and has no handle is the work of a writer that is dead, or whose request is not answered
+yet and comes again. `adopt` seals it as it is, like a file of a process that dies on a local disk.
+If it was lent (`saves`), it is sealed when its writer closes it.
+Not for the death of a machine: `recovery` handles that.
 """
 
 import logging
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Left(NamedTuple):
-    """A handle that the predecessor left; `tier` is the tier's number.
+    """A handle that the previous daemon left; `tier` is the tier's number.
 
-    ending: its RELEASE was being carried out. Then the inode may have been opened anew since.
-    direct: it was opened while its bytes came from the bucket.
+    ending: its RELEASE was under way. Then the inode may have been opened anew since.
+    direct: the object was opened while its bytes came from the bucket.
     """
 
     handle: int
@@ -40,7 +41,7 @@ class Left(NamedTuple):
 
 
 def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
-    """Open what was open; the objects by handle. A handle whose inode is gone has none."""
+    """Open the objects again, and return them by handle. A handle without an inode has none."""
     ledger = objects.ledger
     marked = ledger.catalog.unfinished()
     for ino in marked:
@@ -62,7 +63,7 @@ def adopt(objects: Objects, handles: Iterable[Left]) -> dict[int, OpenObject]:
 
 
 def _give_name_back(ledger: Ledger, ino: int) -> None:
-    """A writer's open was about to begin a new version, whose name the file has already."""
+    """Give the file its old name back if a writer's open was about to begin a new version."""
     inode = ledger.catalog.inode(ino)
     if inode is not None and inode.sealed and inode.links:
         try:
@@ -72,10 +73,11 @@ def _give_name_back(ledger: Ledger, ino: int) -> None:
 
 
 def _last_opened(ledger: Ledger, inode: Inode, lefts: list[Left]) -> list[Left]:
-    """The handles of the inode's latest open object: they share tier and backing id, which rises.
+    """Return the handles of the latest open object of an inode: they share tier and backing id.
 
-    What has others was settled before that was opened, only its RELEASE was not answered yet. But
-    what is direct may have come to another tier when it had to come once more.
+    Backing ids rise. A handle with another tier or id was finished before that object was opened;
+    only its RELEASE was not answered yet. But a direct object may have moved to another tier when
+    its bytes had to come once more.
     """
     holders = {tier.number for tier in ledger.tiers.holders(inode)}
     lefts = [left for left in lefts if not left.ending or left.tier in holders]
@@ -92,12 +94,11 @@ def _last_opened(ledger: Ledger, inode: Inode, lefts: list[Left]) -> list[Left]:
 
 
 def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
-    """As the predecessor had it, also what was given up, which the record does not have any more.
+    """Open an object as the previous daemon had it, even if the record has lost its copy.
 
-    With nothing but RELEASEs left its backing id is not used again.
-
-    It was closed with the last of them, or a moment before the death; the kernel refuses an open
-    that is answered with such an id, EIO, and says nothing to the daemon.
+    If only RELEASEs are left, the backing id is not used again. The id was closed with the last of
+    them, or a moment before the daemon died. The kernel answers an open with such an id by EIO, and
+    says nothing to the daemon.
     """
     ledger = objects.ledger
     ended = all(left.ending for left in lefts)
@@ -145,7 +146,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
 
 
 def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
-    """The backing file, open; -1 if it cannot be opened, which its reader or sealing will find."""
+    """Open the backing file; -1 if that fails, which its reader or the seal will find."""
     try:
         return tier.open(inode.ino, inode.version, writable=writable)
     except (NotFoundError, TierError) as error:
@@ -154,7 +155,7 @@ def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
 
 
 def _finish(objects: Objects, ino: int) -> None:
-    """What is marked unfinished is being written, or unlinked and in use, or soon neither."""
+    """Finish an inode that is marked unfinished and is neither being written nor in use."""
     ledger = objects.ledger
     inode = ledger.table.inode(ino)
     if inode is not None and inode.is_file and inode.sealed and inode.links:
@@ -169,7 +170,7 @@ def _finish(objects: Objects, ino: int) -> None:
     elif inode.links:
         _seal(ledger, objects, inode)
     elif (why := objects.publishing.doom_of(ino)) is not None and inode.is_file:
-        _watch(objects, inode)  # it was lent, so that no handle says whether it is written
+        _watch(objects, inode)  # it was lent, so no handle says if it is being written
         if (held := ledger.table.open.get(ino)) is not None:
             held.doom, held.leaving = why, held.staged
             ledger.table.weigh(held, 0)
@@ -180,7 +181,7 @@ def _finish(objects: Objects, ino: int) -> None:
 
 
 def _measure(ledger: Ledger, objects: Objects, inode: Inode) -> None:
-    """Its CREATE was not answered and comes again: then its bytes are to be what is there now."""
+    """Record the size of a file whose CREATE was not answered and comes again."""
     tier = ledger.tiers.holders(inode)[0]
     fd = _file(inode, tier, writable=False)
     if fd >= 0:
@@ -191,7 +192,7 @@ def _measure(ledger: Ledger, objects: Objects, inode: Inode) -> None:
 
 
 def _watch(objects: Objects, inode: Inode) -> None:
-    """It may be mapped, for which there is no handle: a writer, until it is seen that it is not."""
+    """Count a writer for a file that may be mapped, until a look shows that it is not."""
     ledger = objects.ledger
     held = ledger.table.open.get(inode.ino)
     if held is None:
@@ -223,7 +224,7 @@ def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
         log.error("inode %d was being made, and has no file: %s", inode.ino, error)
         ledger.removals.drop(inode, "unfinished")
         return
-    if tier.shared(fd):  # somebody was lent it to write, and still has the descriptor
+    if tier.shared(fd):  # a process has a descriptor that it was lent for writing
         os.close(fd)
         _watch(objects, inode)
         return
