@@ -1,12 +1,12 @@
-"""How much of a prefix is cached: as many blocks as are there without a gap, and where they are.
+"""Matching: how many leading blocks of a prompt are cached without a gap, and in which tiers.
 
 Contract: `answer` looks at each block of the request, in slices of some 1 ms with a turn of the
-loop between them. What `Blocks` has is there; of what it does not have (it is being closed, or the
-census has not come to it) the catalog is asked by name, some 20 us each. So an answer may be too
-short, never too long for the moment that it is of. What is being written does not count. Raises
-StaleError for a namespace that is none.
-Not for the format of requests and answers: `kvfs.matching`; nor for what other nodes have put into
-the bucket, which is found by names that are looked up.
+loop between them. A file that `Blocks` has is there. `Blocks` lacks a file that is being closed, or
+that the census has not reached: `answer` asks the catalog for it by name, some 20 us each. So an
+answer may be too short, but it is never too long for its moment. A file that is being written does
+not count. Raises StaleError for a directory that is no namespace of blocks. Not for the format of
+requests and answers (`kvfs.matching`). Not for blocks that other nodes have put into the bucket:
+lookups of names find these.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +26,11 @@ from kvfs.matching import Answer, Request
 from kvfs.prefix import KEY_BYTES
 
 SLICE = 4096  # files, in some 0.6 ms
-NAMED_AT_ONCE = 32  # files that the catalog is asked for by name in a step of the loop
+NAMED_AT_ONCE = 32  # lookups of files by name in the catalog, in a step of the loop
 
 
 class Matching:
-    """Of the namespaces of a tree whose paths are prefixes."""
+    """Answers for the namespaces of a tree whose paths are prefixes."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -39,12 +39,12 @@ class Matching:
         self.namespaces = tree.namespaces
 
     def is_asked(self, ino: int) -> bool:
-        """Whether a directory is one of which this can be asked."""
+        """Whether programs can ask this directory for blocks: it is a namespace of blocks."""
         space = self.namespaces.own(ino)
         return space is not None and space.blocks is not None
 
     async def answer(self, ino: int, request: Request) -> Answer:
-        """What is cached of it in the namespace of this directory."""
+        """The cached part of the requested prefix, in the namespace of this directory."""
         space, blocks = of_blocks(self.namespaces, ino)
         return await _Question(self, space, blocks, request).answer()
 
@@ -63,7 +63,7 @@ class _Question:
 
     async def answer(self) -> Answer:
         request = self.request
-        # Of what follows the keys themselves say it: each is made of the one before it.
+        # The later keys need no such check: each key is made of the one before it.
         if not request.blocks or self._by_name(0, self.shards[0]) is None:
             return Answer(0, 0, 0, 0)
         step = max(1, SLICE // len(self.shards))
@@ -86,7 +86,7 @@ class _Question:
         return Answer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
 
     async def _values(self, start: int, end: int) -> list[list[int]]:
-        """For each shard what stands for its files, up to the first that is not there."""
+        """The values of the files of each shard, up to the first file that is not there."""
         get, keys = self.blocks.value, self.request.keys
         some = keys[KEY_BYTES * start : KEY_BYTES * end]
         numbers = [number & NUMBER_MAX for (number,) in iter_unpack(">Q8x", some)]
@@ -102,7 +102,7 @@ class _Question:
         return found
 
     async def _without_gap(self, values: list[int], start: int, shard: bytes) -> list[int]:
-        """Those up to the first that is not there, though the catalog is asked for it."""
+        """The values up to the first file that neither `Blocks` nor the catalog has."""
         for at, known in enumerate(values):
             if known >= ONE_FILE:
                 continue
@@ -116,12 +116,12 @@ class _Question:
         return values
 
     def _key(self, at: int) -> bytes:
-        """As a name; of the one before the first it is -1."""
+        """The key of a block as a name. The block before the first has the number -1."""
         key = self.request.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)] if at >= 0 else None
         return (key or self.request.parent).hex().encode()
 
     def _by_name(self, at: int, shard: bytes) -> int | None:
-        """What stands for a file that is complete; None if there is no such name."""
+        """The value of a complete file; None if there is no such name."""
         above = self.tree.catalog.lookup(self.space.ino, self._key(at - 1))
         if above is None:
             return None
@@ -135,7 +135,7 @@ class _Question:
 
 
 def _tiers(values: Sequence[Sequence[int]], count: int) -> bytes:
-    """For each block where all of it is."""
+    """For each block, the tiers that have all of it."""
     every = [_each(tiers, of_shard[:count]) for of_shard in values]
     if len(every) == 1:
         return bytes(every[0])
@@ -152,5 +152,5 @@ def _size(value: int) -> int:
 
 
 def _each(say: Callable[[int], int], values: Sequence[int]) -> Iterable[int]:
-    """What it says of each; few of them differ."""
+    """The result of `say` for each value. `say` is called once for equal values: few differ."""
     return map({value: say(value) for value in set(values)}.__getitem__, values)

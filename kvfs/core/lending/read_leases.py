@@ -1,15 +1,15 @@
-"""Blocks of a prefix opened at once for a client on this machine, past the kernel's names.
+"""Read leases: open many blocks for a client of this machine, without the kernel's lookups.
 
-Contract: `open` is some opens for reading, of blocks that follow each other, in one step of the
-loop: each is counted and noted as any other, and keeps its object as a handle does until `close`.
-Only what can be had without waiting: the first block that is not in RAM, complete, of the size that
-is expected, and readable for who asks ends it. Nothing is given where an open may have to wait for
-its turn. Permissions are those of the mode bits, for the owner, else the group, else others: what
-more somebody may do (a second group, root) he has by opening the name. One user has a portion of
-the leases of a mount (`fairness/portions.py`).
+Contract: `open` opens consecutive blocks for reading, in one step of the loop. Each open counts and
+is noted as any other, and keeps its object until `close`, as a handle does. `open` never waits: it
+ends before the first block that is not in RAM, not complete, not of the expected size, or not
+readable for the caller. It gives no lease where an open may have to wait for its turn. The mode
+bits decide: those of the owner, else of the group, else of others. Users with more rights (a second
+group, root) open the name instead. One user has a portion of the leases of a mount
+(`fairness/portions.py`).
 
-Invariant: an object has as many `leases` as there are of it here, and they are among its readers.
-Not for the questions (`kvfs.leasing`), nor for who asks (`fuse/match_files.py`).
+Invariant: `leases` of an object counts its leases here, and they are among its readers. Not for the
+questions (`kvfs.leasing`), nor for the callers (`fuse/match_files.py`).
 """
 
 import itertools
@@ -31,21 +31,21 @@ from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
 from kvfs.fairness.portions import Portions
 from kvfs.leasing import Request
 
-LEASES_MAX = 1 << 16  # of all users: an object with any has a descriptor of the daemon, too
-CLOSED_AT_ONCE = 32  # in some 0.3 ms
+LEASES_MAX = 1 << 16  # of all users; the daemon also keeps a descriptor of each leased object
+CLOSED_AT_ONCE = 32  # leases that end in one step of the loop, some 0.3 ms
 
 
 log = logging.getLogger(__name__)
 
 
 class Who(NamedTuple):
-    """Whose rights count."""
+    """The user and group of the caller."""
 
     uid: int
     gid: int
 
     def may(self, inode: Inode, right: int) -> bool:
-        """right: stat.S_IROTH or S_IXOTH."""
+        """Whether the caller has a right to an inode. right: stat.S_IROTH or S_IXOTH."""
         if self.uid == inode.uid:
             return bool(inode.mode & right << 6)
         if self.gid == inode.gid:
@@ -53,7 +53,7 @@ class Who(NamedTuple):
         return bool(inode.mode & right)
 
 
-NOBODY = Who(-1, -1)  # what others may
+NOBODY = Who(-1, -1)  # the caller with the rights of others
 
 
 def of_blocks(namespaces: Namespaces, ino: int) -> tuple[Namespace, Blocks]:
@@ -65,7 +65,10 @@ def of_blocks(namespaces: Namespaces, ino: int) -> tuple[Namespace, Blocks]:
 
 
 class ReadLeases:
-    """`opened(held, began)` counts opens for reading that were begun at a time of the clock."""
+    """Lends open blocks to clients.
+
+    `opened(held, began)` counts opens for reading that began at a time of the clock.
+    """
 
     def __init__(
         self, objects: Objects, opened: Callable[[Sequence[OpenObject], float], None]
@@ -76,21 +79,22 @@ class ReadLeases:
         self._opened = opened
         self._held: dict[int, tuple[OpenObject, int]] = {}  # lease -> object, uid
         self.portions = Portions("blocks that are lent", LEASES_MAX)
-        self._next = time.time_ns()  # none is given twice, by no daemon: clients keep theirs
+        self._next = time.time_ns()  # no two daemons give the same number: clients keep theirs
 
     def __len__(self) -> int:
         return len(self._held)
 
     def numbers(self, count: int) -> int:
-        """The first of so many that follow each other, and that no lease has had."""
+        """The first of `count` consecutive numbers that no lease has had."""
         self._next += count
         return self._next - count
 
     def open(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
-        """(the first one's number, descriptors): as many blocks as can be had in this way.
+        """Open the longest leading run of blocks that can be leased. The run may be empty.
 
-        Their numbers follow each other. The descriptors are the objects' own, to be handed over
-        before anything is awaited. Raises StaleError if the directory is no namespace of blocks.
+        Returns the number of the first lease, and the descriptors. The numbers of the leases follow
+        each other. The descriptors are the objects' own, to be handed over before anything is
+        awaited. Raises StaleError if the directory is no namespace of blocks.
         """
         space, _ = of_blocks(self.ledger.namespaces, ino)
         began, first, found = time.perf_counter(), self._next, list[OpenObject]()
@@ -113,9 +117,10 @@ class ReadLeases:
         return first, [held.lent for held in found]
 
     def _inodes(self, space: Namespace, request: Request, who: Who) -> Iterator[Inode]:
-        """Those of the blocks up to the first that is not there, or not for `who`.
+        """The inodes of the blocks, up to the first that is not there, or not for `who`.
 
-        With three questions to the catalog for all: a question costs 5 us, a block in it 1.
+        Three questions to the catalog are enough for all: a question costs 5 us, and 1 us more a
+        block.
         """
         top = self.ledger.table.inode(space.ino)
         if top is None or not who.may(top, stat.S_IXOTH):
@@ -136,7 +141,7 @@ class ReadLeases:
             yield inode
 
     def _known(self, inos: list[int]) -> list[Inode | None]:
-        """As `ledger.table.inode` knows them."""
+        """The inodes as `ledger.table.inode` knows them."""
         held = self.ledger.table.open
         return [
             held[ino].inode if ino in held else inode
@@ -144,7 +149,7 @@ class ReadLeases:
         ]
 
     async def close(self, leases: Iterable[int]) -> None:
-        """They end; those that have ended, or are of another daemon, do nothing."""
+        """End leases. Leases that have ended, or are of another daemon, are passed over."""
         for at, lease in enumerate(leases):
             held, uid = self._held.pop(lease, (None, 0))
             if held is None:
@@ -157,5 +162,5 @@ class ReadLeases:
 
 
 def _all(found: list[int | None]) -> list[int]:
-    """Up to the first that is not there."""
+    """The inode numbers up to the first name that is not there."""
     return [ino for ino in itertools.takewhile(bool, found) if ino]

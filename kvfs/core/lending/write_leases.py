@@ -1,14 +1,15 @@
-"""Blocks of a prefix made at once for a client on this machine, and written past the kernel.
+"""Write leases: create many blocks for a client of this machine, which then writes them directly.
 
-Contract: `make` is some creates, of blocks that follow each other, each committed before the next:
-what cannot be had in RAM now, without waiting, ends it, as does what is there already. A block is
-an object with a writer, as any that is created; `done` closes it, and seals what has its size.
-What has not, or ends without that (`close`), goes with its name. Where whoever has written it has
-not closed its descriptor, he stays a writer until then, as a mapping does (`mappings`).
-Rights are those of `leases`. Nothing is made where a create may have to wait for its turn,
-where a name is given with the close, or where a bucket may have what is not known here.
+Contract: `make` creates consecutive blocks, and commits each before the next. It ends at the first
+block that exists already, or that RAM cannot take now without waiting. A block is an object with a
+writer, as any created file. `done` closes blocks, and seals those that have their size. A block
+without its size goes with its name, and so does a block that ends without `done` (`close`). A
+client stays a writer of its block until it closes its descriptor, as a mapping does (`mappings`).
+Rights are those of `read_leases`. `make` creates nothing where a create may have to wait for its
+turn, or where a file gets its name at its close. It also creates nothing on a mount with a bucket,
+which may have blocks that this node does not know.
 
-Not for the questions (`kvfs.leasing`), nor for who asks (`fuse/match_files.py`).
+Not for the questions (`kvfs.leasing`), nor for the callers (`fuse/match_files.py`).
 """
 
 import logging
@@ -30,11 +31,14 @@ from kvfs.leasing import Request
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4  # blocks that are made, or end, in a step of the loop
+AT_ONCE = 4  # blocks that are created, or end, in a step of the loop
 
 
 class WriteLeases:
-    """`numbers(count)` gives the first of so many leases; `changed(ino)` tells the kernel."""
+    """Lends new blocks to clients.
+
+    `numbers(count)` gives the first of `count` consecutive leases; `changed(ino)` tells the kernel.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class WriteLeases:
         self.ledger = objects.ledger
         self._numbers = numbers
         self._changed = changed
-        # lease -> object, its size in the end, uid
+        # lease -> object, its final size, uid
         self._held: dict[int, tuple[OpenObject, int, int]] = {}
         self.portions = Portions("blocks that are being made", LEASES_MAX)
 
@@ -56,10 +60,10 @@ class WriteLeases:
         return len(self._held)
 
     async def make(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
-        """(the first one's lease, descriptors): as many blocks as can be had in this way.
+        """Create the longest leading run of blocks that can be leased. The run may be empty.
 
-        Leases follow each other, descriptors are the caller's to close. Raises StaleError if the
-        directory is no namespace of blocks.
+        Returns the first lease, and the descriptors. The leases follow each other. The caller
+        closes the descriptors. Raises StaleError if the directory is no namespace of blocks.
         """
         space, _ = of_blocks(self.ledger.namespaces, ino)
         first, found = self._numbers(len(request.keys)), list[int]()
@@ -91,7 +95,7 @@ class WriteLeases:
     async def _make(
         self, space: Namespace, above: bytes, name: bytes, request: Request, who: Who, lease: int
     ) -> int:
-        """A descriptor to write the block by. Raises KvfsError."""
+        """Create one block, and return a descriptor to write it. Raises KvfsError."""
         top, directory = self.tree.directory(space.ino), self.tree.lookup(space.ino, above)
         may = who.may(top, stat.S_IXOTH) and who.may(directory, stat.S_IXOTH)
         if not directory.is_dir or not may or not who.may(directory, stat.S_IWOTH):
@@ -113,14 +117,14 @@ class WriteLeases:
         held.most = request.size
         self._held[lease] = held, request.size, who.uid
         self._changed(directory.ino)
-        try:  # an open of its own: that it is closed can be seen
+        try:  # a separate open, so that kvfs sees when the client closes it
             return held.tier.open(held.inode.ino, held.inode.version, writable=True)
         except BaseException:
             await self.close([lease])
             raise
 
     async def done(self, leases: Iterable[int]) -> bool:
-        """They have been written, and end; whether all have been sealed."""
+        """End the leases of blocks that the client has written. True if all of them were sealed."""
         whole = True
         for at, lease in enumerate(leases, 1):
             held, size = self._pop(lease)
@@ -130,7 +134,7 @@ class WriteLeases:
         return whole
 
     async def close(self, leases: Iterable[int]) -> None:
-        """They end; what they have not written goes. Of others nothing is known."""
+        """End leases, and remove their unfinished blocks. Unknown leases are passed over."""
         for at, lease in enumerate(leases, 1):
             held, _ = self._pop(lease)
             if held is None:
@@ -140,7 +144,7 @@ class WriteLeases:
                 await trio.lowlevel.checkpoint()
 
     def _pop(self, lease: int) -> tuple[OpenObject | None, int]:
-        """What it is of, and the size that was asked for. It ends."""
+        """End a lease. Returns its object, and the size that the client asked for."""
         held, size, uid = self._held.pop(lease, (None, 0, 0))
         if held is not None:
             self.portions.add(uid, -1)
@@ -166,7 +170,7 @@ class WriteLeases:
                 for parent, entry in names:
                     if entry is not None:
                         self.tree.remove_name(parent, entry, inode, batch)
-        except KvfsError as error:  # it stays, too short to be a block
+        except KvfsError as error:  # the file stays, too short to be a block
             log.error("inode %d was not written, and stays: %s", inode.ino, error)
         else:
             for parent, entry in names:
