@@ -1,8 +1,9 @@
-"""What an administrator asks of namespaces, by name: the verbs behind `kvfs ns` and `kvfs status`.
+"""Commands on namespaces, by name: the verbs behind `kvfs ns` and `kvfs status`.
 
-Contract: handlers for the control socket; texts and plain values in, plain values out. They raise
-KvfsError with the reason, and change nothing then. What is asked again succeeds if a daemon that
-died without an answer has done it. Not for what the words mean (`Lifecycle`).
+Contract: handlers for the control socket. They take texts and plain values, and return plain
+values. If they fail, they raise KvfsError with the reason, and change nothing. A repeated request
+(`again`) succeeds if a daemon that died without an answer has carried it out. Not for the meaning
+of the commands (`Lifecycle`).
 """
 
 import os
@@ -17,7 +18,7 @@ HOTTEST = 10  # objects that status shows
 
 
 def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str, Any]]]]:
-    """By verb."""
+    """The handlers of the control socket, by verb."""
 
     async def make(
         name: str,
@@ -70,7 +71,7 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
 
 
 def summary(lifecycle: Lifecycle) -> dict[str, Any]:
-    """All namespaces, what is still there of dropped ones, models, and the hottest objects."""
+    """All namespaces, the rest of dropped ones, the models, and the hottest objects."""
     namespaces = lifecycle.namespaces
     return {
         "namespaces": [
@@ -100,7 +101,7 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
 
 
 def path_of(lifecycle: Lifecycle, ino: int) -> str:
-    """Below the mount point; "" for what has no name any more."""
+    """The path of an inode below the mount point; "" if the inode has no name any more."""
     names: list[bytes] = []
     while ino != ROOT_INO:
         try:

@@ -1,10 +1,10 @@
-"""The life of namespaces: made, told, switched to another version, dropped.
+"""Creates namespaces, changes their settings, switches their version, and drops them.
 
-Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds.
-A switch or a drop takes the top-level directory's name away from its inode: what was below is not
-found any more, by path at once, by whoever is still inside because it is accounted to something
-that was dropped (`Removals.is_gone`). Settings are validated here against the tiers of the mount.
-All methods are synchronous. Not for the space that follows: `Walks`.
+Contract: every change is one catalog batch and takes effect with it, whatever a namespace holds. A
+switch or a drop takes the name of the top-level directory away from its inode. From then on no path
+leads to the files below. A program that is still inside finds none of them either, because they are
+accounted to a dropped namespace (`Removals.is_gone`). Settings are validated here against the tiers
+of the mount. All methods are synchronous. Not for the space that becomes free: `Walks`.
 """
 
 import logging
@@ -42,11 +42,11 @@ def _is_dirty(ledger: Ledger, inode: Inode) -> str:
     return "conflict" if inode.ino in dirty.contested else "1"
 
 
-WARM = b"user.kvfs.warm"  # of files and directories: whether it is to come to a faster tier
+WARM = b"user.kvfs.warm"  # of files and directories: whether kvfs is to warm them
 
 
 class Warmer(Protocol):
-    """Who brings files and trees to the fastest tier, and knows what is to come yet."""
+    """Brings files and trees to the fastest tier, and knows which are yet to come."""
 
     def start_root(self, inode: Inode) -> None: ...
     def cancel_root(self, inode: Inode) -> None: ...
@@ -75,7 +75,7 @@ def _raw(name: str) -> bytes:
 
 
 class Lifecycle:
-    """`gone(parent, name, ino)` is told of each name that is taken away with all below it."""
+    """Changes namespaces. `gone(parent, name, ino)` is told of each removed tree."""
 
     def __init__(
         self, tree: Tree, *, gone: Callable[[int, bytes, int], None], warmer: Warmer
@@ -113,7 +113,7 @@ class Lifecycle:
         return found
 
     def settings(self, directory: Inode) -> Settings:
-        """What a directory's namespace is told; of one that is none: what the mount is."""
+        """The settings of the directory's namespace; without a namespace, those of the mount."""
         return self.namespaces.of(directory).settings
 
     # Changes
@@ -121,10 +121,10 @@ class Lifecycle:
     def make(
         self, name: str, texts: Mapping[str, str], *, uid: int, gid: int, again: bool = False
     ) -> Namespace:
-        """A new namespace, or one made of a directory that has no settings yet.
+        """Create a namespace, or make one of a directory that has no settings yet.
 
-        Raises ConfigError, ExistsError for one that has, unless this was asked for before (`again`)
-        and they are what it would have got.
+        Raises ConfigError. Raises ExistsError if the directory has settings, unless this was asked
+        for before (`again`), and the settings are those that the namespace would have got.
         """
         raw = _raw(name)
         try:
@@ -148,13 +148,13 @@ class Lifecycle:
         )
 
     def _new(self, name: str, texts: Mapping[str, str]) -> Settings:
-        """What is asked for goes on top of the template's."""
+        """The settings for a new namespace: `texts` on top of its template."""
         return (self.tree.templates(name) or Settings()).changed(texts)
 
     def change(self, directory: Inode, texts: Mapping[str, str]) -> Namespace:
-        """Tell a namespace something else; a directory without settings becomes one.
+        """Change the settings of a namespace; a directory without settings becomes one.
 
-        Raises ConfigError and changes nothing. A greater version drops all that is there.
+        Raises ConfigError and changes nothing. A greater version drops everything in the namespace.
         """
         before = self.settings(directory)
         settings = before.changed(texts)
@@ -185,7 +185,7 @@ class Lifecycle:
         with self.catalog.batch() as batch:
             if directory.namespace != ino:
                 self._begin(directory, batch)
-            elif keeps[0] != keeps[1]:  # what a connector counts on is kept, or is not any more
+            elif keeps[0] != keeps[1]:  # a connector's files become (un)evictable
                 self.namespaces.account_anew(ino, batch)
             self.namespaces.set(ino, settings, batch)
             bucket = self.ledger.tiers.bucket
@@ -200,7 +200,10 @@ class Lifecycle:
         return found
 
     def _check_empty(self, directory: Inode) -> None:
-        """Paths are prefixes from the first one on, or never. Raises ConfigError."""
+        """Check that a directory is empty: `prefix` holds for all its paths or for none.
+
+        Raises ConfigError.
+        """
         name = self.namespaces.name(directory.ino)
         if directory.ino == ROOT_INO:
             raise ConfigError(
@@ -214,13 +217,13 @@ class Lifecycle:
             )
 
     def _begin(self, directory: Inode, batch: Batch) -> None:
-        """What is below is walked, and accounted to it."""
+        """Make a directory a namespace: a walk accounts everything below to it."""
         directory.namespace = directory.ino
         batch.put(directory)
         self.namespaces.account_anew(directory.ino, batch)
 
     def _switch(self, directory: Inode, settings: Settings) -> Namespace:
-        """An empty directory takes the name, with all that the old one was but its content."""
+        """Give the name to an empty directory, with all attributes of the old one."""
         name = self._entry(directory)
         fresh = directory.copy()
         fresh.ino = fresh.namespace = self.catalog.next_id()
@@ -240,7 +243,7 @@ class Lifecycle:
         return self.namespaces.of(fresh)
 
     def drop(self, directory: Inode) -> None:
-        """The namespace goes with everything in it. Raises ConfigError for the mount's own."""
+        """Drop a namespace with everything in it. Raises ConfigError for the mount's own."""
         if directory.ino == ROOT_INO:
             raise ConfigError("the mount's own namespace cannot be dropped: unmount, or rm -r")
         name = self._entry(directory)
@@ -271,7 +274,7 @@ class Lifecycle:
     # Attributes
 
     def attribute(self, directory: Inode, name: bytes) -> bytes | None:
-        """A setting as `user.kvfs.NAME` has it, or where a file is; None if it is none."""
+        """The value of `user.kvfs.NAME`: a setting, or a fact of a file. None for another name."""
         if directory.is_file and name in _OF_FILES:
             return _OF_FILES[name](self.ledger, directory).encode()
         if name == WARM and (directory.is_file or directory.is_dir):
@@ -281,7 +284,7 @@ class Lifecycle:
         return None if text is None else text.encode()
 
     def attributes(self, directory: Inode) -> list[bytes]:
-        """Those that a namespace was told, not those that it has by default."""
+        """The attributes with settings that differ from the defaults."""
         own = self.namespaces.own(directory.ino)
         if own is None:
             return []
@@ -289,7 +292,7 @@ class Lifecycle:
         return [PREFIX + name.encode() for name, text in texts.items() if text != default[name]]
 
     def set_attribute(self, inode: Inode, name: bytes, value: bytes) -> None:
-        """Raises ConfigError, also for what is not a namespace's directory."""
+        """Set an attribute. Raises ConfigError, also if the inode cannot have it."""
         if name == WARM:
             self._warm(inode, value)
             return
@@ -325,7 +328,7 @@ class Lifecycle:
         pin(self.ledger, inode, on=value == b"on")
 
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
-        """Back to the default."""
+        """Reset an attribute to its default."""
         if name == PIN and inode.is_file:
             if not self.namespaces.places.is_pinned(inode):
                 raise NoAttributeError(f"inode {inode.ino} is not pinned")

@@ -1,11 +1,11 @@
-"""Which objects are opened most, and which are the largest: for people, at most MOST of each.
+"""Lists the objects that are opened most, or are the largest, at most MOST of each.
 
-Contract: the hottest are those of the sketch that opens count in (`fairness/hot_objects.py`), so
-asking for them costs opens nothing. The largest are found by a walk over the catalog in steps of
-STEP inodes, with a heap of MOST: its memory is fixed. It is made only after somebody asked, one at
-a time, and the next begins at least PAUSE and SHARE times its own length after its end, so that
-asking all the time does not cost more than 1/SHARE of a processor. `age_s` says how old they are.
-Not for what goes next: that is an `Order`.
+Contract: the hottest objects are those of the sketch that opens count in
+(`fairness/hot_objects.py`), so a request for them costs opens nothing. A walk over the catalog
+finds the largest objects, in steps of STEP inodes, with a heap of MOST: its memory is fixed. It
+starts only after a request, and there is one walk at a time. The next one begins at least PAUSE
+seconds and SHARE times its own length after its end. So constant requests cost at most 1/SHARE of a
+processor. `age_s` says how old the result is. Not for the order of eviction: that is an `Order`.
 """
 
 import heapq
@@ -25,12 +25,12 @@ STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 DESCRIBED = 10  # objects between two turns of the loop
 PAUSE = 30.0  # s
 SHARE = 400
-PATIENCE = 0.25  # s that who asks waits for a walk
+PATIENCE = 0.25  # s that a request waits for a walk
 ORDERS = ("hot", "large")
 
 
 class Ranking:
-    """Of one mount. `run` walks when somebody has asked."""
+    """The rankings of one mount. `run` walks after a request."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
@@ -38,13 +38,13 @@ class Ranking:
         self._wanted = trio.Event()
         self._found = trio.Event()
         self._largest: list[tuple[int, int]] = []  # size, inode; the largest first
-        self._at: float | None = None  # when that was found; None: never
-        self._next = 0.0  # when to look again
+        self._at: float | None = None  # when the last walk ended; None: never
+        self._next = 0.0  # when the next walk may begin
 
     async def objects(self, order: str = "hot", count: object = 10) -> dict[str, Any]:
-        """`count` objects, the first first. Raises ConfigError.
+        """The first `count` objects of a ranking. Raises ConfigError.
 
-        `age_s` is how old their order is, None before the first walk has ended.
+        `age_s` is the age of the ranking. It is None before the first walk has ended.
         """
         if order not in ORDERS:
             raise ConfigError(f"order={order!r}: expected one of {', '.join(ORDERS)}")
@@ -64,7 +64,7 @@ class Ranking:
         }
 
     async def _look(self) -> None:
-        """Have them looked for if it is time to; wait a moment if there are none."""
+        """Ask for a walk if one is due. Wait a moment if there is no result yet."""
         if trio.current_time() >= self._next:
             self._wanted.set()
         if self._at is None:
@@ -72,7 +72,7 @@ class Ranking:
                 await self._found.wait()
 
     async def run(self) -> None:
-        """Until cancelled. Raises CatalogError; called again it goes on."""
+        """Walk after requests, until cancelled. Raises CatalogError; it can be called again."""
         while True:
             await self._wanted.wait()
             spent = await self._walk()
@@ -82,7 +82,7 @@ class Ranking:
             self._found.set()
 
     async def _walk(self) -> float:
-        """Seconds that it took, without the turns of others."""
+        """Find the largest objects. Returns the seconds spent, without the turns of others."""
         largest: list[tuple[int, int]] = []
         at, spent = 0, 0.0
         while True:
@@ -104,7 +104,7 @@ class Ranking:
         return spent
 
     async def _describe(self, inos: Iterable[int]) -> list[dict[str, Any]]:
-        """What is still there of them."""
+        """The descriptions of the objects that are still there."""
         found = []
         for number, ino in enumerate(inos):
             if number % DESCRIBED == DESCRIBED - 1:

@@ -1,11 +1,11 @@
-"""Visitors of trees: files are pinned, or counted.
+"""Visitors of trees: one pins files, the other counts them.
 
-Contract: a pin is the attribute PIN of a file in the catalog, and `Inode.kept` with it, in one
-batch: an earlier kvfs reads both, and keeps the file until it is renamed. A pinned file is in the
-orders of what only its owner unlinks, so it may leave RAM, and is never dropped to make room, nor
-with its group. It stays pinned when it is written again or renamed; what is renamed over it is not.
-Time to live and unlink end it as ever. Synchronous. Not for namespaces: their setting `pin` holds
-objects in RAM as well.
+Contract: a pin is the attribute PIN of a file in the catalog, together with `Inode.kept`, in one
+batch. Earlier versions of kvfs read both, and keep the file until it is renamed. A pinned file is
+in the orders of files that only their owner unlinks. So it may leave RAM, and is never dropped to
+make room, nor with its group. It stays pinned when a program writes it again or renames it. A file
+that is renamed over it is not pinned. The time to live and an unlink still remove a pinned file.
+Synchronous. Not for namespaces: their setting `pin` holds objects in RAM as well.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,10 @@ from kvfs.tiers import Tier
 
 
 def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
-    """Whether that changed anything. Raises InvalidError for what is no file, CatalogError."""
+    """Pin a file, or end its pin. True if that changed anything.
+
+    Raises InvalidError if the inode is no file, CatalogError.
+    """
     if not inode.is_file:
         raise InvalidError(f"inode {inode.ino} is no file: files are pinned, and namespaces")
     if ledger.namespaces.places.is_pinned(inode) == on:
@@ -41,7 +44,7 @@ def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
 
 
 class Pins:
-    """Pins files, or ends that: behind `kvfs pin` of a tree."""
+    """Pins files, or ends their pins: behind `kvfs pin` of a tree."""
 
     def __init__(self, ledger: Ledger, *, on: bool) -> None:
         self.ledger = ledger
@@ -62,11 +65,11 @@ class Pins:
 
 
 class Usage:
-    """What files take, by tier, namespace and model: behind `kvfs du` of a tree.
+    """The space of files by tier, namespace and model: behind `kvfs du` of a tree.
 
-    Each file is counted once, as it is when it is visited, though it has several names. Bytes are
-    physical: what a copy takes in its tier. Nothing is changed and nothing waits. Whole namespaces
-    and mounts are counted as they change (`Namespace`, `Accounts`).
+    A visit counts each file once, in its state at that moment, even if it has several names. Bytes
+    are physical: those of the copy in its tier. A visit changes nothing, and nothing waits for it.
+    Whole namespaces and mounts are counted as they change (`Namespace`, `Accounts`).
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -80,7 +83,7 @@ class Usage:
         self.dirty = Counter(bytes=0, objects=0)
         self.memory_only = Counter(bytes=0, objects=0)
         self.unreadable = 0
-        self._linked: set[int] = set()  # with several names, that were seen
+        self._linked: set[int] = set()  # visited inodes with several names
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -94,7 +97,7 @@ class Usage:
         }
 
     def failed(self, inode: Inode, error: Exception) -> None:  # noqa: ARG002 (a visitor's)
-        """The catalog did not say what is to be known of it."""
+        """Count a file for which the catalog gave no answer."""
         self.unreadable += 1
 
     def visit(self, inode: Inode) -> None:
@@ -132,7 +135,7 @@ class Usage:
             _add(self.by["model"][model], cost)
 
     def _seen(self, inode: Inode) -> bool:
-        """Whether another name of it was visited before."""
+        """Whether another name of the inode was visited before."""
         seen = inode.ino in self._linked
         self._linked.add(inode.ino)
         return seen
