@@ -1,11 +1,11 @@
 """The accounts of tiers and namespaces, and the census that fills them after a mount.
 
 Contract: synchronous. Invariants, between any two awaits of the daemon:
-- A sealed object without a writer is accounted: its cost is in `used` of each tier that holds it,
-  and it is in the one order of its namespace that `Namespace.order` says for each of them.
-- An object with a writer is in no list; its room is reserved (`OpenTable`).
-- What the census has not yet reached is neither accounted nor a victim.
-Not for changing records (`records`, `removals`), nor for choosing what goes (that is `Victims`).
+- A sealed object without a writer is accounted. Its cost is in `used` of each tier that holds it.
+  For each of these tiers it is in one order of its namespace: the one of `Namespace.order`.
+- An object with a writer is in no order; its room is reserved (`OpenTable`).
+- An object that the census has not yet reached is neither accounted nor a victim.
+Not for changing records (`records`, `removals`), nor for choosing victims (`Victims`).
 """
 
 import trio
@@ -56,7 +56,7 @@ class Accounts:
         return local + self.spilled + len(self.table.staging)
 
     def accounted(self, inode: Inode) -> bool:
-        """Whether it is in the accounts of its tiers and its namespace."""
+        """Whether an object is in the accounts of its tiers and its namespace."""
         held = self.table.open.get(inode.ino)
         if held is not None:
             return held.accounted
@@ -65,7 +65,7 @@ class Accounts:
         return inode.in_bucket or bool(self.tiers.holders(inode))
 
     def admit(self, inode: Inode) -> None:
-        """A sealed object without writers enters the accounts, as the youngest."""
+        """Enter a sealed object without writers into the accounts, as the youngest."""
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
         self._count(inode)
@@ -73,7 +73,7 @@ class Accounts:
         self.work.wake()
 
     def touch(self, inode: Inode) -> None:
-        """As `Namespace.order` says, without the lists: it is on the way of every open."""
+        """Note a use, in the orders that `Namespace.order` gives. Every open pays for this."""
         namespace, ram = self.namespaces.of(inode), self.tiers.ram
         if namespace.spare:
             namespace.take_back(inode)
@@ -88,7 +88,7 @@ class Accounts:
             (namespace.ram_kept if inode.kept else namespace.ram_only).touch(inode)
 
     def dismiss(self, inode: Inode) -> None:
-        """An object leaves the accounts: it is rewritten, unlinked or dropped."""
+        """Take an object out of the accounts: it is rewritten, unlinked or dropped."""
         namespace = self.namespaces.of(inode)
         namespace.take_back(inode)
         for order in namespace.orders:
@@ -99,7 +99,10 @@ class Accounts:
             self._counted_early.add(inode.ino)  # and the census will pass it by
 
     def held_otherwise(self, before: Inode, inode: Inode) -> None:
-        """A sealed object has other copies than before. In orders that both share it stays."""
+        """Account a sealed object whose copies changed.
+
+        It keeps its place in each order that it was in and still is.
+        """
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
         else:
@@ -154,7 +157,7 @@ class Accounts:
         )
 
     def count_past(self, inode: Inode) -> None:
-        """The census reached an inode of an earlier session."""
+        """Account an inode of an earlier session that the census has reached."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
         elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.table.staging:
@@ -164,19 +167,19 @@ class Accounts:
         self.counted_to = inode.ino
 
     def _add_past(self, inode: Inode) -> None:
-        """A sealed object enters the accounts, as old as it is."""
+        """Enter a sealed object into the accounts, with the age that its record has."""
         self._count(inode)
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
         for tier in holders:
             order = namespace.order(inode, tier, holders)
             if tier.slow and namespace.blocks is None:
                 order.add_past(inode.ino, inode.atime_ns // HOUR)
-            else:  # of prefixes what comes before what is to be known, for leaves go first
+            else:  # a prefix namespace must know the blocks of a prompt, for leaves go first
                 order.touch(inode)
         self.enter_whole(inode)
 
     def enter_whole(self, inode: Inode) -> None:
-        """An object of its namespace, as old as it is, may have to go for its quota."""
+        """Enter an object, with its age, into the order that the hard quota evicts from."""
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
         whole = namespace.whole
         if whole is None or inode.kept or inode in whole or not holders:
@@ -187,13 +190,13 @@ class Accounts:
             whole.touch(inode)
 
     def count_anew(self, inode: Inode) -> None:
-        """It was dismissed, and is accounted to another namespace now."""
+        """Account a dismissed object again, to another namespace."""
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
         self._add_past(inode)
 
     def end_census_step(self) -> None:
-        """Some more is counted: who waits for room may look again."""
+        """Wake the tasks that wait for room: the census has counted more objects."""
         step, self.census_step = self.census_step, trio.Event()
         step.set()
 
@@ -207,7 +210,7 @@ class Accounts:
     # Estimates for the next daemon
 
     def estimate(self) -> None:
-        """Say what the tiers hold before that is counted. Call with reservations made."""
+        """Estimate the bytes in the tiers before the census. Call it once reservations are made."""
         if self.tiers.ram.mounted:
             self.tiers.ram.estimate()
         if self.tiers.nvme.mounted:
@@ -222,7 +225,7 @@ class Accounts:
     def note_used(self, spent: tuple[int, int] = (0, 0)) -> None:
         """Leave an estimate for the next daemon, with the next change of the catalog.
 
-        A change of its own would hold up the daemon where the disk takes no writes.
+        A commit of its own would block the daemon if the disk takes no writes.
         """
         if not self.tiers.nvme.mounted or not self.census_done.is_set():
             return

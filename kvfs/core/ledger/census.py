@@ -1,10 +1,10 @@
-"""What earlier sessions left: counted once at the start, beside the first operations.
+"""The census: it counts the objects of earlier sessions once, beside the first operations.
 
 Contract: until `run` has counted, `Accounts.census_done` is not set, and creates that depend on
-the accounts wait for it. Names whose bytes went away with RAM are dropped. The sweep then unlinks
-backing files that no inode means, which a crash left half done; none while the catalog is in doubt.
-What cannot be read of the catalog
-is said, counted (`inodes_unreadable`) and passed by: `fsck` is for that.
+the accounts wait for it. The census drops objects whose only copy went away with RAM. The sweep
+then unlinks backing files that no inode refers to: a crash left them. While the catalog is in
+doubt, there is no sweep. The census logs, counts (`inodes_unreadable`) and skips the parts of the
+catalog that it cannot read: `fsck` is for those.
 """
 
 import logging
@@ -30,7 +30,10 @@ CENSUS_STEP = 128  # inodes between two turns of the loop, about 0.5 ms
 
 
 class Census:
-    """`jobs` are the inodes that movers work on: their files are not swept. `met`: told of each."""
+    """Counts, then sweeps, but not the files of `jobs`: the inodes that movers work on.
+
+    met: called for each inode that is counted.
+    """
 
     def __init__(self, ledger: Ledger, jobs: Container[int], met: Callable[[Inode], None]) -> None:
         self.ledger = ledger
@@ -40,7 +43,7 @@ class Census:
         self._failed = False
 
     async def run(self) -> None:
-        """Count, then sweep. Raises CatalogError once; called again it goes on where it was."""
+        """Count, then sweep. Raises CatalogError once; another call continues from there."""
         await self._count()
         if self.ledger.catalog.doubt:
             return  # a file that nothing names may be an object whose name is missing
@@ -83,7 +86,7 @@ class Census:
         ledger.work.wake()
 
     def _read(self, at: int) -> list[Inode] | None:
-        """The next inodes; None if they cannot be read, and could not be a moment ago."""
+        """Read the next inodes; None if the catalog could not read them twice."""
         catalog = self.ledger.catalog
         try:
             return catalog.inodes_after(at, CENSUS_STEP)
@@ -98,7 +101,7 @@ class Census:
                 return None
 
     async def _sweep(self, tier: Tier) -> None:
-        """Unlink backing files that no inode means: what a crash left half done."""
+        """Unlink backing files that no inode refers to: a crash left them."""
         try:
             await self._unlink_unknown(tier)
         except OSError as error:  # not again: the next mount has its own census
@@ -120,7 +123,7 @@ class Census:
                     continue
                 try:
                     inode = ledger.table.inode(ino) if ino else None
-                except CatalogError:  # it may be the one that means this file
+                except CatalogError:  # its inode may refer to this file
                     continue
                 if inode and inode.version == version and tier in ledger.tiers.holders(inode):
                     continue
@@ -133,7 +136,7 @@ class Census:
 
 
 def _owner(path: str) -> int:
-    """The inode of a copy that a mover left half made; 0 for what is not ours."""
+    """The inode of a copy that a mover left unfinished; 0 for a file that is not of kvfs."""
     try:
         return int(os.path.basename(path).partition(".")[0], 16)
     except ValueError:
@@ -141,7 +144,7 @@ def _owner(path: str) -> int:
 
 
 def _set_aside(path: str) -> str:
-    """Its name may be made anew, and recorded, while a thread is about to unlink it."""
+    """Rename a file before its unlink: another file may get and keep its name meanwhile."""
     aside = f"{path}.swept"
     with suppress(FileNotFoundError):
         os.rename(path, aside)
@@ -153,7 +156,7 @@ def _unlink(path: str) -> None:
 
 
 def _older(path: str, moment: float) -> bool:
-    """Whether a half-made file is from before this daemon: by ctime, which nobody can set."""
+    """Whether an unfinished file is older than this daemon, by ctime: no program can set that."""
     try:
         return os.stat(path).st_ctime < moment
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Objects that stay here since another node has their names in the bucket: in conflict with it.
+"""Objects in conflict: another node has their names in the bucket, so they stay on this node.
 
-Contract: an object is in conflict, or dirty, or neither, never both; it is marked (`k`) in the
-batch that says so, and whatever makes it dirty, clean or another object takes the mark. So a
-restart knows them. Methods are synchronous; memory follows the commit. Before `load` has ended, and
-where no bucket is mounted, the catalog is asked.
+Contract: an object is in conflict, or dirty, or neither, never both. The batch that makes it so
+sets its mark (`k`). Each change that makes it dirty, clean or another object removes the mark. So
+a restart knows these objects. Methods are synchronous; memory follows the commit. Before `load`
+has ended, and where no bucket is mounted, `in` asks the catalog.
 Not for asking the bucket whether a name is free: `core/bucket/listing/contests.py`.
 """
 
@@ -21,7 +21,8 @@ STEP = 128  # marks between two turns of the loop
 class Contested:
     """Inodes, in the order in which the bucket is asked about them.
 
-    entered: how many ever came; changed: set when the next one does, and then a new one.
+    entered: how many objects ever came. changed: an event, set when the next one comes, and then
+    replaced by a new event.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -43,18 +44,18 @@ class Contested:
         return not self._loaded and self.catalog.mark(keys.CONTESTED, ino) is not None
 
     def enter(self, ino: int, batch: Batch) -> None:
-        """Another node has its name."""
+        """Mark an object: another node has its name."""
         batch.mark(keys.CONTESTED, ino, keys.U64.pack(time.time_ns()))
         batch.then(partial(self._add, ino))
 
     def leave(self, ino: int, batch: Batch) -> None:
-        """It is dirty, or clean, or no more."""
+        """Remove the mark of an object that is dirty, clean or removed."""
         if ino in self:
             batch.unmark(keys.CONTESTED, ino)
             batch.then(partial(self._inos.pop, ino, None))
 
     def turn(self, most: int) -> list[int]:
-        """The next ones to be asked about; they come again after all others."""
+        """The next inodes to ask the bucket about; they come again after all others."""
         found = [ino for ino, _ in zip(self._inos, range(most), strict=False)]
         for ino in found:
             del self._inos[ino]
@@ -62,7 +63,7 @@ class Contested:
         return found
 
     async def load(self) -> None:
-        """Find again what earlier mounts have left. Raises CatalogError."""
+        """Read the marks of earlier mounts. Raises CatalogError."""
         for count, (ino, _) in enumerate(self.catalog.marks(keys.CONTESTED)):
             if self.catalog.mark(keys.CONTESTED, ino) is not None:
                 self._inos.setdefault(ino)
@@ -71,7 +72,7 @@ class Contested:
         self._loaded = True
 
     def wake(self) -> None:
-        """Who waits for a change looks again."""
+        """Wake the tasks that wait for a change."""
         done, self.changed = self.changed, trio.Event()
         done.set()
 

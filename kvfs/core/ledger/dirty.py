@@ -1,17 +1,19 @@
-"""What the bucket lacks, in the order in which it is due.
+"""Dirty objects: the bucket lacks their bytes or names. In the order in which they are due.
 
-Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. That is apart
-from any order of eviction, and stored (`u`), like what the bucket has of an inode (`s`): each mark
-changes in the batch that changes what it is about, and so do the keys that are `superseded` by it.
-What is not to go up before another node lets go of its name is not dirty, but `contested`.
+Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. This is
+independent of any order of eviction. The catalog stores a mark of each dirty object (`u`), and a
+mark of the key and version that the bucket has of an inode (`s`). Each mark changes in the batch
+that changes its object, and so do the keys that become `superseded`. An object that waits until
+another node gives up its name is not dirty, but `contested`.
 All methods but `load` are synchronous. After a start `load` reads the marks, beside the first
-operations; what it has not read is found in the catalog meanwhile.
+operations. Until `load` has read a mark, the catalog is asked for it.
 A catalog that never had a bucket is not asked for anything (`on`).
 
-Invariants, between any two awaits once it is loaded: what is in it has a mark `u`, and the other
-way round; `bytes` are the sizes of those of which the bucket has not even the bytes; one that is
-not due at any time is with whoever took it, and comes back by `give_back`.
-Not for doing it: `core/bucket/upload/uploader.py`.
+Invariants, between any two awaits once the marks are loaded:
+- An object is in the table if and only if it has a mark `u`.
+- `bytes` is the sum of the sizes of the objects whose bytes the bucket lacks.
+- An object without a due time has been taken by a task, and comes back by `give_back`.
+Not for uploading: `core/bucket/upload/uploader.py`.
 """
 
 import heapq
@@ -32,9 +34,10 @@ from kvfs.tiers import Bucket
 log = logging.getLogger(__name__)
 
 FACT = "bucket"  # of the catalog: the place whose objects the marks are about
-# Another: all that was sealed before it was to be in the bucket has been looked for since ("1").
+# A fact: "1" once kvfs has looked for all objects that were sealed before the bucket was to have
+# them.
 CAUGHT_UP = "bucket_caught_up"
-# Another: what another node has the name of is marked so ("1"); a kvfs of before did not do that.
+# A fact: "1" once objects are marked whose names another node has; an older kvfs did not mark them.
 TOLD_APART = "bucket_contested"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
@@ -47,7 +50,7 @@ class _Entry(NamedTuple):
 
 
 class Dirty:
-    """`bytes` are those that are to go up."""
+    """The table of dirty objects. `bytes`: bytes that wait for their upload."""
 
     def __init__(self, catalog: Catalog, namespaces: Namespaces, bucket: Bucket) -> None:
         self.catalog = catalog
@@ -56,15 +59,15 @@ class Dirty:
         self.on = bucket.mounted or catalog.fact(FACT) is not None
         self.loaded = not bucket.mounted
         self.bytes = 0
-        self.changed = trio.Event()  # something came or went; a new one each time
+        self.changed = trio.Event()  # an object came or went; replaced by a new event each time
         self._entries: dict[int, _Entry] = {}
-        self._due: dict[int, int] = {}  # when (ns) it is next looked at; none while it is taken
-        self._queue: list[tuple[int, int]] = []  # a heap of those, which may be there in vain
-        self._ages: list[tuple[int, int]] = []  # a heap of when what was sealed; some in vain
+        self._due: dict[int, int] = {}  # when (ns) it is due; no entry while a task has it
+        self._queue: list[tuple[int, int]] = []  # a heap of the due times; some are obsolete
+        self._ages: list[tuple[int, int]] = []  # a heap of times of seals; some are obsolete
         self._hurry_until = 0.0
         self.superseded = Superseded(catalog, self.wake if bucket.mounted else None)
         self.contested = Contested(catalog)
-        self.behind = trio.Event()  # what was sealed before is to be looked for
+        self.behind = trio.Event()  # set: look for objects that were sealed before
         self._said_sparse = False
 
     def __len__(self) -> int:
@@ -80,7 +83,7 @@ class Dirty:
 
     @property
     def oldest_ns(self) -> int:
-        """When the one was sealed that waits longest; 0: none waits."""
+        """When the object was sealed that has waited longest, in ns; 0: no object waits."""
         ages = self._ages
         while ages:
             sealed_ns, ino = ages[0]
@@ -92,20 +95,20 @@ class Dirty:
 
     @property
     def full(self) -> bool:
-        """Whether writers are to wait."""
+        """Whether writers have to wait: as many bytes are dirty as may be."""
         return self.bytes >= self.bucket.most
 
     def wake(self) -> None:
-        """Who waits for a change looks again."""
+        """Wake the tasks that wait for a change."""
         done, self.changed = self.changed, trio.Event()
         done.set()
 
-    # What is known of an inode
+    # The state of one inode
 
     def waits(self, ino: int) -> tuple[int, int] | None:
-        """When it was marked and when it is due, in ns since 1970; None if it is not dirty.
+        """When an object was marked and when it is due, in ns since 1970; None if it is not dirty.
 
-        Due is 0 while somebody has taken it, or as long as that is not loaded.
+        The due time is 0 while a task has taken the object, or until the mark is loaded.
         """
         entry = self._entries.get(ino)
         if entry is not None:
@@ -114,12 +117,12 @@ class Dirty:
         return None if value is None else (keys.U64.unpack(value)[0], 0)
 
     def stored(self, ino: int) -> Stored | None:
-        """What the bucket has of it, perhaps an older version, perhaps under an older name."""
+        """The key and version that the bucket has of an object; either may be an older one."""
         value = self.catalog.mark(keys.STORED, ino) if self.on else None
         return None if value is None else keys.stored(value)
 
     def key(self, inode: Inode) -> str | None:
-        """The key that it is to have; None if it is to be in no bucket."""
+        """The key that an object is to have; None if it is to be in no bucket."""
         name = self.namespaces.bucket_name(inode)
         if name is None or not self.wanted(inode):
             return None
@@ -128,9 +131,9 @@ class Dirty:
     def wanted(
         self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
     ) -> bool:
-        """Whether it is to be in the bucket, and can be: what is mostly holes stays here.
+        """Whether an object is to be in the bucket, and can be: a file mostly of holes cannot.
 
-        A bucket has every byte of an object: 1 TiB of holes would be 1 TiB of requests.
+        A bucket stores every byte of an object: 1 TiB of holes would be 1 TiB of requests.
         """
         return not self._stays(inode) and self.meant(inode, directory, name)
 
@@ -141,9 +144,10 @@ class Dirty:
     def meant(
         self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
     ) -> bool:
-        """Whether it is to be in the bucket. `name` is its first one, if that is yet to be stored.
+        """Whether an object is to be in the bucket; holes do not count here.
 
-        What its connector is about to rename waits for that.
+        A file that its connector is about to rename waits for that rename.
+        directory, name: the first name of the object, if the catalog does not have it yet.
         """
         namespaces = self.namespaces
         if not namespaces.of(inode).takes(self.bucket):
@@ -157,7 +161,7 @@ class Dirty:
     # Changes
 
     def sealed(self, inode: Inode, batch: Batch) -> None:
-        """It has new bytes."""
+        """Mark an object that was sealed with new bytes."""
         if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
             self._mark(inode, time.time_ns(), batch)
         if self._stays(inode) and self.meant(inode):
@@ -170,17 +174,17 @@ class Dirty:
             self._said_sparse = True
 
     def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
-        """The bucket does not have it. `sealed_ns`: when it was sealed, if that is known."""
+        """Mark an object that the bucket lacks. sealed_ns: when it was sealed, if that is known."""
         self._mark(inode, sealed_ns or time.time_ns(), batch)
 
     def look_back(self, batch: Batch) -> None:
-        """What is sealed already is to be in the bucket from now on."""
+        """Look for objects that are sealed already: the bucket is to have them from now on."""
         if self.on:
             batch.set_fact(CAUGHT_UP, "")
             batch.then(self.behind.set)
 
     def attributes(self, inode: Inode, batch: Batch) -> None:
-        """Its mode, owner or time is another one than before."""
+        """Mark an object if the bucket has an older mode, owner or time of it."""
         if not self.on or not inode.in_bucket or inode.ino in self:
             return
         stored = self.stored(inode.ino)
@@ -188,7 +192,7 @@ class Dirty:
             self._mark(inode, time.time_ns(), batch)
 
     def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
-        """Whether the bucket has this version with this key, and says of it what is true."""
+        """Whether the bucket has this version at this key, with the attributes that it has now."""
         if not inode.in_bucket or stored is None or stored.key != key:
             return False
         return stored.told in {"", inode.told}
@@ -200,7 +204,10 @@ class Dirty:
         directory: Inode | None = None,
         name: bytes | None = None,
     ) -> None:
-        """It has another first name, perhaps in another namespace; `name` as `wanted` has it."""
+        """Mark or unmark an object with a new first name, perhaps in another namespace.
+
+        directory, name: as for `wanted`.
+        """
         if not self.on or not inode.is_file or not inode.sealed:
             return
         if self.wanted(inode, directory, name) or self.stored(inode.ino) is not None:
@@ -210,7 +217,7 @@ class Dirty:
             self._unmark(inode.ino, batch)
 
     def moved(self, inode: Inode, batch: Batch) -> None:
-        """A directory above it has another name; all of its own is stored."""
+        """Mark an object if its key changes: a directory above it has another name."""
         if not self.on or not inode.is_file or not inode.sealed or inode.ino in self:
             return
         stored = self.stored(inode.ino)
@@ -218,7 +225,7 @@ class Dirty:
             self._mark(inode, time.time_ns(), batch)
 
     def rewritten(self, inode: Inode, batch: Batch) -> None:
-        """It gets new bytes: until it is sealed there is nothing to upload."""
+        """Unmark an object that gets new bytes: until the seal there is nothing to upload."""
         inode.in_bucket = False
         if self.on:
             self._unmark(inode.ino, batch)
@@ -226,7 +233,7 @@ class Dirty:
                 batch.then(partial(self.superseded.claim, inode.ino, stored.key))
 
     def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
-        """Its last name is. What the bucket has of it goes as well, unless it is not ours."""
+        """Unmark an object that lost its last name. delete: its key is ours, and goes as well."""
         if not self.on:
             return
         stored = self.stored(ino)
@@ -238,7 +245,7 @@ class Dirty:
         batch.then(partial(self.superseded.disclaim, ino))
 
     def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
-        """The bucket has this version. `clean`: under the name that it has now."""
+        """Note that the bucket has this version. clean: under the name that it has now."""
         before = self.stored(inode.ino)
         inode.in_bucket = True
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
@@ -253,7 +260,7 @@ class Dirty:
             batch.then(partial(self._lighten, inode.ino))
 
     def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
-        """The bucket has an older version of it, so that the next one may take its place."""
+        """Note that the bucket has an older version, so that the next one may replace it."""
         before = self.stored(ino)
         if before is not None and before.key != stored.key:
             self.superseded.delete(before.key, batch)
@@ -262,11 +269,11 @@ class Dirty:
         batch.then(partial(self.superseded.claim, ino, stored.key))
 
     def settled(self, ino: int, batch: Batch) -> None:
-        """There is nothing to upload after all."""
+        """Unmark an object that needs no upload after all."""
         self._unmark(ino, batch)
 
     def contest(self, ino: int, batch: Batch) -> None:
-        """Another node has its name: there is nothing to upload as long as that is so."""
+        """Note a conflict: while another node has the name, there is nothing to upload."""
         self._unmark(ino, batch)
         self.contested.enter(ino, batch)
 
@@ -283,7 +290,7 @@ class Dirty:
         batch.then(partial(self._discard, ino))
 
     def _add(self, inode: Inode, sealed_ns: int, stored: bytes | None) -> None:
-        """stored: the mark of what the bucket has of it."""
+        """Enter an object. stored: the mark of its key and version in the bucket."""
         self._discard(inode.ino)
         if stored is not None:
             self.superseded.claim(inode.ino, keys.stored(stored).key)
@@ -297,7 +304,7 @@ class Dirty:
         self.wake()
 
     def _lighten(self, ino: int) -> None:
-        """Its bytes are there; something else of it is not."""
+        """Count no bytes of an object any more: the bucket has these, but lacks its name."""
         entry = self._entries.get(ino)
         if entry is not None:
             self.bytes -= entry.size
@@ -313,23 +320,23 @@ class Dirty:
             self.wake()
 
     def _forget_ages(self) -> None:
-        """Behind one that waits long there is room for as many in vain as there are others."""
+        """Bound the obsolete entries of `_ages`, which gather behind an object that waits long."""
         if len(self._ages) > SPARE_AGES + 2 * len(self._entries):
             self._ages = [(entry.sealed_ns, ino) for ino, entry in self._entries.items()]
             heapq.heapify(self._ages)
 
-    # Whose turn it is
+    # The order of uploads
 
     def _hurrying(self) -> bool:
         return trio.current_time() < self._hurry_until
 
     def hurry(self, seconds: float) -> None:
-        """Nothing waits for its time, for so long: somebody waits for the uploads."""
+        """Make all objects due now, for so many seconds: a task waits for the uploads."""
         until = trio.current_time() + seconds
         fresh = until > self._hurry_until and not self._hurrying()
         self._hurry_until = max(self._hurry_until, until)
         if not fresh:
-            return  # what came since is due already
+            return  # objects that came since then are due already
         now = time.time_ns()
         waiting = {ino: due for ino, due in self._due.items() if due > now}
         for ino in waiting:
@@ -339,18 +346,18 @@ class Dirty:
             self.wake()
 
     def put_back(self, ino: int, due_ns: int) -> None:
-        """Look at it again, not before that time."""
+        """Make an object due at this time, in ns since 1970."""
         if ino in self._entries:
             self._due[ino] = due_ns
             heapq.heappush(self._queue, (due_ns, ino))
 
     def give_back(self, ino: int, due_ns: int) -> None:
-        """Put back what was taken, unless it was marked anew, or is not dirty any more."""
+        """Put back a taken object, unless it was marked again, or is not dirty any more."""
         if ino not in self._due:
             self.put_back(ino, due_ns)
 
     def take(self) -> int | None:
-        """The first one that is due. It comes again when it was put back, or marked anew."""
+        """Take the first object that is due. It comes again once it is put back or marked again."""
         now = time.time_ns()
         while self._queue and self._queue[0][0] <= now:
             due, ino = heapq.heappop(self._queue)
@@ -360,7 +367,7 @@ class Dirty:
         return None
 
     def next_due(self) -> float:
-        """Seconds until the next one is, infinite if none waits."""
+        """Seconds until the next object is due, infinite if no object waits."""
         if not self._queue:
             return float("inf")
         return max(0.0, (self._queue[0][0] - time.time_ns()) / SECOND)
@@ -368,7 +375,7 @@ class Dirty:
     # After a start
 
     async def load(self) -> None:
-        """Find again what waits for its upload or its deletion. Raises CatalogError."""
+        """Read the marks of objects to upload and of keys to delete. Raises CatalogError."""
         if self.loaded:
             return
         for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
@@ -388,7 +395,7 @@ class Dirty:
         self.wake()
 
     def _load_one(self, ino: int) -> None:
-        """The mark is read again: there was a turn of the loop since it was listed."""
+        """Enter one object. Its mark is read again: other tasks ran since it was listed."""
         value = self.catalog.mark(keys.UNSTORED, ino)
         if value is None or ino in self._entries:
             return

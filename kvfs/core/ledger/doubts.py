@@ -1,9 +1,9 @@
-"""Copies that a check found wrong and was not to change, remembered beyond the death of a daemon.
+"""Copies that a check found wrong but was not to change. The list survives a daemon's death.
 
-Contract: `save` writes beside the catalog which copies are doubted (`Verified.doubt`), and `load`
-doubts them again. What is no more is left out when the list is written next. A file that kvfs has
-not written is a refusal, since nobody could say which copies it was about. Both wait for a disk.
-Not for what becomes of a doubted copy: the next open compares it (`copies`).
+Contract: `save` writes the list of doubted copies (`Verified.doubt`) beside the catalog, and `load`
+doubts them again. The next `save` leaves out copies that are gone. `load` refuses a file that kvfs
+has not written, since it would not know which copies are doubted. Both wait for a disk.
+Not for the fate of a doubted copy: the next open compares it (`copies`).
 """
 
 import json
@@ -20,7 +20,7 @@ _CURE = "remove it, mount, and run kvfs fsck --hashes once more"
 
 
 def load(records: Records) -> None:
-    """Raises ConfigError."""
+    """Doubt the copies of the list again. Raises ConfigError."""
     path = _path(records)
     table = kept.read_table(path, _EXPECTED, _CURE)
     if table is None:
@@ -33,13 +33,13 @@ def load(records: Records) -> None:
 
 
 def listed(records: Records) -> list[tuple[int, int, str]]:
-    """What `save` is to write."""
+    """The copies that `save` is to write."""
     doubted = sorted(records.verified.doubted)
     return [copy for copy in doubted if _is_there(records, *copy)][:MOST]
 
 
 def save(records: Records, copies: list[tuple[int, int, str]]) -> None:
-    """Raises OSError."""
+    """Write the list, or remove it if there are no copies. Raises OSError."""
     path = _path(records)
     if copies:
         kept.write(path, json.dumps({"copies": copies}))

@@ -1,10 +1,10 @@
-"""Which spilled blocks come after a block in its prompt, where their names or a guess say it.
+"""Which spilled blocks come after a block in its prompt, as far as names or a guess tell.
 
-Contract: `count` is told of each object that the bucket alone has, as it comes and goes: by the
-census beside the first operations, and by whatever moves it. What `after` says is a hint: names may
-have changed since, and of very many the oldest are forgotten. About 250 bytes an object whose
-predecessor is known, none for others. Synchronous, no I/O. Not for the order of what has no
-`parent_key`.
+Contract: `count` is called for each object that comes to be in the bucket alone, or no longer is.
+The census calls it beside the first operations, and so does each move of an object. The result of
+`after` is a hint: names may have changed since, and beyond `MOST` blocks the oldest are forgotten.
+An object takes about 250 bytes if its predecessor is known, else none. Synchronous, no I/O. Not
+for objects without a `parent_key`.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ class Followers:
         self._after: OrderedDict[tuple[int, int], tuple[int, ...]] = OrderedDict()
 
     def count(self, inode: Inode, sign: int) -> None:
-        """One more (1), or one that is in a tier again, or nowhere (-1)."""
+        """Add a spilled object (1), or remove one that is in a tier again, or nowhere (-1)."""
         if not inode.parent_key:
             return
         at = inode.namespace, inode.parent_key
@@ -36,5 +36,5 @@ class Followers:
             self._after.pop(at, None)
 
     def after(self, namespace: int, key: int) -> tuple[int, ...]:
-        """Inodes of what comes after a block."""
+        """Inodes of the files that come after a block."""
         return self._after.get((namespace, key), ())

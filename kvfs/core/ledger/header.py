@@ -1,9 +1,9 @@
 """The first bytes of an object that only the bucket has, read without the rest of it.
 
-Contract: `read` gives bytes that were compared with their digest, or says that they are others
-than it has. Where the object is nothing is deleted until `leave` is called, once: whoever reads on
-finds the rest there, also of what was unlinked meanwhile. Not for how it came (`core/bucket`), nor
-for who is given it (`core/objects/scans.py`).
+Contract: `read` gives bytes that were compared with their digest; `has` tells which those are. The
+object's key in the bucket is not deleted until `leave` is called, once. So a program that reads on
+finds the rest there, even if the object was unlinked meanwhile. Not for the download of the bytes
+(`core/bucket`), nor for the choice of their readers (`core/objects/scans.py`).
 """
 
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from kvfs.catalog import Stored
 
 
 class Header:
-    """`stored`: where all of it is. `leave`: nobody reads it any more, or all of it is here.
+    """The first bytes of one object.
 
-    `read_on`: whether somebody has asked for more.
+    `stored` is its key in the bucket. A reader calls `leave` when no program reads the header any
+    more, or the whole object is here. `read_on` says whether a program has asked for more.
     """
 
     def __init__(self, data: bytes, stored: Stored, leave: Callable[[], None]) -> None:
@@ -28,5 +29,5 @@ class Header:
         return start + length <= len(self._data)
 
     def read(self, start: int, length: int) -> bytes:
-        """Those that it `has`."""
+        """Return bytes that it `has`."""
         return self._data[start : start + length]

@@ -1,14 +1,15 @@
 """How long clients wait: histograms with fixed bounds, of opens, hydrations and seals by tier.
 
 Contract: `observe` costs a bisection and two additions, since each open pays for it. Counts begin
-at 0 with each daemon. Not for quantiles: who reads the histograms has what came before.
+at 0 with each daemon. Not for quantiles: a reader of the histograms keeps the
+earlier counts that those need.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
-# s; what is served from RAM is in the first five, NVMe in the next, a bucket in the rest.
+# s; opens from RAM are in the first five, from NVMe in the next, from a bucket in the rest.
 BOUNDS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -30,15 +31,15 @@ class Histogram:
 
 
 class Latencies:
-    """Of one daemon, by the names of its media."""
+    """The histograms of one daemon, by the names of its media."""
 
     def __init__(self, media: Iterable[str]) -> None:
         names = list(media)
-        # An open to read, by where its bytes were; all of it but the way to the kernel and back.
+        # An open to read, by the tier of its bytes; without the time to the kernel and back.
         self.open = {name: Histogram() for name in names}
-        # A whole object that comes from the bucket, from when it is asked for.
+        # The hydration of a whole object from the bucket, from the request on.
         self.hydrate = {name: Histogram() for name in names if name == "s3"}
-        # What a writer's last close waits for.
+        # A seal: the wait of a writer's last close.
         self.seal = {name: Histogram() for name in names if name != "s3"}
 
     def describe(self) -> dict[str, Any]:

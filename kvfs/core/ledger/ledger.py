@@ -22,7 +22,7 @@ from kvfs.core.ledger.uses import Uses
 from kvfs.core.ledger.work import Work
 from kvfs.core.namespaces.namespaces import Namespaces
 
-COUNTERS = (  # those that are 0 until something happens; each is explained in SEMANTICS.md
+COUNTERS = (  # they start at 0; SEMANTICS.md explains each
     "opens_passthrough",
     "opens_served",
     "opens_lent",
@@ -44,10 +44,10 @@ COUNTERS = (  # those that are 0 until something happens; each is explained in S
 
 
 class Ledger:
-    """`gone(parent, name, ino)` is called for each name that eviction takes away.
+    """The parts of one mount.
 
-    session: the number of this one; suspect: sessions whose bytes on NVMe only a digest can vouch
-    for.
+    session: the number of this session. suspect: sessions whose bytes on NVMe need a digest to be
+    trusted. gone: `gone(parent, name, ino)` is called for each name that eviction removes.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Open objects, the locks of inodes, and what is being written.
 
 Contract: `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
-An object with a writer is in `staging`; what it has by now is `staged` of its namespace, unless
-it is cut off. An inode's lock is the only lock of the core; `core/objects` says who may hold it
-across which await. All else is synchronous. Not for what sealed objects take (`accounts`).
+An object with a writer is in `staging`. The bytes that it has by now are in `staged` of its
+namespace, unless it is cut off. An inode's lock is the only lock of the core; `core/objects` says
+which task may hold it across which await. All else is synchronous. Not for the bytes of sealed
+objects (`accounts`).
 """
 
 import math
@@ -41,30 +42,30 @@ class OpenObject:
     reservation: Reservation | None = None
     staged: int = 0  # bytes that it had at the last look, or was promised since, being written
     in_flight: int = 0  # writes that the daemon carries out
-    promised: int = 0  # bytes that it will have when they are through
-    space: Namespace | None = None  # to which those are counted
+    promised: int = 0  # bytes that it will have once those writes are done
+    space: Namespace | None = None  # the namespace to which `staged` is counted
     grows: bool = False  # it had more than at the look before
-    most: int = 0  # bytes that it was lent for; 0: it has no such bound
+    most: int = 0  # bytes for which it was lent; 0: it has no such bound
     doom: KvfsError | None = None  # why it is cut off: core/capacity/bounds.py
-    leaving: int = 0  # bytes that it has all the same, as long as its writer writes on
+    leaving: int = 0  # bytes that it still has after that, while its writer writes on
     # Size, time of change and blocks that the catalog has.
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
     closed_at: float = -math.inf  # trio's s: a writer was told that its close went well
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
-    lost: bool = False  # its copy was given up: handles read on, nobody opens it any more
+    lost: bool = False  # kvfs distrusts its copy: handles read on, but no new open gets it
     mapped: bool = False  # one of the writers is a mapping: its handle is gone, it may write on
     charged: int = 0  # bytes of it for which a writer has waited: its share of the bandwidth
     publish: tuple[int, bytes] | None = None  # the name that it gets when its writer closes it
     direct: bool = False  # the daemon serves it past the page cache: it was opened while it came
-    stream: Stream | None = None  # where its readers have it from, if it is direct
-    header: Header | None = None  # or only that, if nobody has read on
+    stream: Stream | None = None  # its readers' bytes come from there, if it is direct
+    header: Header | None = None  # only that, while no program has read on
     leases: int = (
-        0  # of the readers those that the kernel knows nothing of: core/lending/read_leases.py
+        0  # readers, among `readers`, that the kernel does not know: core/lending/read_leases.py
     )
     lent: int = -1  # a descriptor for them, which cannot be written
-    brought_from: str = ""  # the medium that its first open has waited for; until that is counted
+    brought_from: str = ""  # the medium that its first open waited for, until that is counted
 
     @property
     def reserved(self) -> int:
@@ -72,7 +73,7 @@ class OpenObject:
         return 0 if self.reservation is None else self.reservation.size
 
     def reserve(self, size: int) -> None:
-        """Set aside so many bytes for it from now on."""
+        """Set so many bytes aside for it, in place of those before."""
         if self.reservation is not None:
             self.reservation.resize(size)
         elif size:
@@ -80,9 +81,10 @@ class OpenObject:
 
     @property
     def just_closed(self) -> bool:
-        """Whether its writer was told a moment ago that all is well, and has added nothing since.
+        """Whether its writer's close succeeded a moment ago, and no bytes were added since.
 
-        Until its release it may not be lost. What is not released soon has another descriptor.
+        kvfs may not lose such a file before its release. A file that is not released within
+        `CLOSED_FOR` has another descriptor.
         """
         if self.fd < 0 or trio.current_time() - self.closed_at > CLOSED_FOR:
             return False
@@ -91,7 +93,7 @@ class OpenObject:
 
     @property
     def refused(self) -> bool:
-        """Whether nobody may open it any more: its copy was given up, or its writer was cut off."""
+        """Whether no open may get it: kvfs distrusts its copy, or its writer was cut off."""
         return self.lost or self.doom is not None
 
     @property
@@ -103,7 +105,7 @@ class OpenObject:
 
     @property
     def only_lent(self) -> bool:
-        """Whether the kernel has no part in it, and nothing is open for it."""
+        """Whether only leases have it: the kernel has no handle, and no backing file is open."""
         return self.lent >= 0 and self.fd < 0 and not self.backing_id
 
     def reads(self, tier: Tier) -> bool:
@@ -119,10 +121,11 @@ class OpenObject:
 
     @property
     def ahead(self) -> int:
-        """Bytes to set aside for what comes until the next looks.
+        """Bytes to set aside for the bytes that come until the next looks.
 
-        As much again as it has, as vectors do, but no more than is expected: a writer of 10 GB/s
-        gets ahead by 20 MB between two looks at first, by no more than it has reserved later.
+        They double the file, as vectors grow, but not beyond its expected size. A writer of 10 GB/s
+        gets ahead by 20 MB between two looks at first. Later it gets ahead by no more than it has
+        reserved.
         """
         lacks = self.expected - self.staged
         return min(self.staged, lacks if lacks > 0 else AHEAD_MAX, AHEAD_MAX)
@@ -140,10 +143,10 @@ class OpenTable:
         self.catalog = catalog
         self.namespaces = namespaces
         self.open: dict[int, OpenObject] = {}
-        # Inodes whose backing is being opened or changed, with who waits for that.
+        # Inodes whose backing is being opened or changed, with the tasks that wait for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.staging: dict[int, OpenObject] = {}  # objects with writers
-        self.changes = 0  # of those: how often one came or went
+        self.changes = 0  # how often an object came into or left `staging`
         self.writing = trio.Event()  # set while there are any
 
     def inode(self, ino: int) -> Inode | None:
@@ -157,7 +160,7 @@ class OpenTable:
         self.writing.set()
 
     def unstage(self, held: OpenObject, *, stays: bool = False) -> None:
-        """Nobody writes it any more. `stays`: it has no name, and somebody has it open."""
+        """Take out an object without a writer. stays: it has no name, and a program has it open."""
         self.staging.pop(held.inode.ino, None)
         self.changes += 1
         if held.space is not None and not stays:
@@ -166,7 +169,7 @@ class OpenTable:
             held.space, held.staged = None, 0
 
     def weigh(self, held: OpenObject, taken: int) -> None:
-        """So many bytes it has by now, of the namespace that it is accounted to by now."""
+        """Count an object's present bytes (`taken`) to its present namespace."""
         if held.space is not None:
             held.space.staged -= held.staged
             held.space.ahead -= held.ahead
@@ -175,9 +178,9 @@ class OpenTable:
         held.space.ahead += held.ahead
 
     async def closed(self) -> bool:
-        """Wait a moment for files that are just closed to be accounted; whether all of them are.
+        """Wait a moment for just closed files to be accounted; return whether all of them are.
 
-        Until the kernel lets go of a file, a moment after its flush, nothing of it may be dropped.
+        kvfs may drop nothing of a file until the kernel releases it, a moment after its flush.
         """
         closing = [held for held in self.staging.values() if held.inode.sealed and not held.mapped]
         for _ in range(CLOSING_MAX):
@@ -192,7 +195,7 @@ class OpenTable:
 
     @asynccontextmanager
     async def locked(self, ino: int) -> AsyncIterator[None]:
-        """Hold the inode's lock; without a rival it costs no turn of the loop."""
+        """Hold the inode's lock. A free lock costs no turn of the loop."""
         await self._lock(ino)
         try:
             yield
@@ -207,7 +210,7 @@ class OpenTable:
         waiting = busy[ino]
         if waiting is None:
             waiting = busy[ino] = trio.lowlevel.ParkingLot()
-        await waiting.park()  # who unlocks hands the lock over
+        await waiting.park()  # the task that unlocks hands the lock over
 
     def _unlock(self, ino: int) -> None:
         waiting = self.busy[ino]

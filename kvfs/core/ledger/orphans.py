@@ -1,10 +1,10 @@
-"""Unlinked inodes of which the kernel still knows: kept until it forgets them.
+"""Orphans: unlinked inodes that the kernel still knows. They stay until the kernel forgets them.
 
-Contract: synchronous. An unlinked file that nobody has open keeps its fastest copy, with its room
-set aside and counted to its namespace: a process may have looked its name up and be about to open
-it, and must not get ESTALE.
+Contract: synchronous. An unlinked file that no process has open keeps its fastest copy. The room
+of this copy is set aside and counted to its namespace. A process may have looked the name up and
+be about to open the file, and must not get ESTALE.
 A removed directory stays as well: a process that has it open may ask for its attributes. Not for
-removing them (`Removals.purge`).
+removing orphans (`Removals.purge`).
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ class Orphans:
         self.rooms: OrderedDict[int, Unlinked | None] = OrderedDict()
 
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
-        """The last name of what somebody has open is gone; its record stays until it is closed."""
+        """Note that an open inode lost its last name; its record stays until it is closed."""
         before = batch.change(inode)
         self.dirty.gone(inode.ino, batch)
         inode.in_bucket = False
@@ -46,7 +46,7 @@ class Orphans:
             batch.then(partial(self.accounts.held_otherwise, before, inode))
 
     def keep(self, inode: Inode, batch: Batch) -> None:
-        """The last name of what nobody has open is gone; keep its fastest copy a while."""
+        """Keep the fastest copy of an inode that lost its last name, if no process has it open."""
         before = batch.change(inode)
         for tier in self.tiers.holders(inode)[1:]:
             self.tiers.set_holder(inode, tier, holds=False)
@@ -65,7 +65,7 @@ class Orphans:
         self.enter(inode)
 
     def enter(self, inode: Inode) -> None:
-        """Reserve what its fastest copy takes, until the kernel has forgotten it."""
+        """Reserve the room of an inode's fastest copy, until the kernel has forgotten the inode."""
         if not inode.is_file:
             self.rooms[inode.ino] = None
             return
@@ -76,7 +76,7 @@ class Orphans:
         self.rooms[inode.ino] = Unlinked(tier, size, self.table.namespaces.of(inode))
 
     def keep_closed(self, held: OpenObject) -> None:
-        """Its last reader has closed it: another may have looked its name up, when it had one."""
+        """Keep an unlinked file after its last close: a process may have looked its name up."""
         inode = held.inode
         if held.accounted:
             with self.catalog.batch() as batch:
@@ -87,7 +87,7 @@ class Orphans:
             self._reserve(inode, held.tier, size)
 
     def take(self, ino: int) -> Reservation | None:
-        """It is opened after all: the caller owns its room."""
+        """Give up the room of an inode that is opened after all: the caller owns the room now."""
         room = self.rooms.pop(ino, None)
         if room is None:
             return None
@@ -96,7 +96,7 @@ class Orphans:
         return found
 
     def any_of(self, space: Namespace) -> int | None:
-        """The oldest file of a namespace."""
+        """The oldest orphan of a namespace that is a file; None if there is none."""
         if not space.unlinked:
             return None
         rooms = self.rooms.items()
@@ -109,6 +109,6 @@ class Orphans:
             room.release()
 
     def bytes_in(self, tier: Tier) -> int:
-        """Bytes of unlinked files in a tier: the kernel knows of them, or somebody has them."""
+        """Bytes of unlinked files in a tier that the kernel knows, or that a process has."""
         rooms = (*self.rooms.values(), *self.trash.mapped)
         return sum(room.size for room in rooms if room is not None and room.tier is tier)

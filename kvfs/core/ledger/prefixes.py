@@ -1,16 +1,17 @@
-"""Directories that are there as long as the prefix that they are named for: made and removed.
+"""The directories of prefixes: each exists as long as the block that it is named for.
 
-In a namespace with prefix=on the name of a block's file, NAMESPACE/PARENT/KEY[.SHARD], brings the
-directory NAMESPACE/KEY with it, in the same batch, whoever gives the name; with the last file of
-the block it goes. So who continues a prefix makes no directory, and a child can not be made
-without its parent.
+In a namespace with prefix=on a block's file has the name NAMESPACE/PARENT/KEY[.SHARD]. Each batch
+that gives such a name also makes the directory NAMESPACE/KEY. The batch that removes the last file
+of the block also removes the directory. So a program that continues a prefix makes no directory,
+and it cannot make a child without its parent.
 
-Contract: `settle` is the catalog's: it adds to a batch what follows from the names in it. An empty
-directory goes in that batch. One that has entries gets a mark there (`going`), by which `Walks`
-clears it, also after a death; the mark goes when the block is there again before that. A block's
-directory has the keys of the block in its record (`Inode.key`, `parent_key`); one that mkdir or a
-bucket's listing made has none, and stays until rmdir, unless its block comes: a root has no block.
-Synchronous. Not for clearing (`Walks`), nor for what is cached of a block (`Blocks`).
+Contract: the catalog calls `settle`, which adds to a batch the changes of directories that its
+names need. An empty directory goes in that batch. A directory with entries gets a mark there
+(`going`). `Walks` clears marked directories, also after a daemon's death. The mark goes if the
+block comes back before that. A block's directory has the keys of the block in its record
+(`Inode.key`, `parent_key`). A directory of mkdir or of a bucket's listing has no keys. It stays
+until rmdir, unless its block comes: a root has no block.
+Synchronous. Not for clearing (`Walks`), nor for the cached files of a block (`Blocks`).
 """
 
 import re
@@ -33,13 +34,13 @@ _KEY = re.compile(rb"[0-9a-f]{32}")
 
 
 def numbers(key: bytes, parent: bytes) -> tuple[int, int]:
-    """What the record of a block's directory has of both; each is 32 hexadecimal digits."""
+    """The two keys as numbers of a directory's record. Each key is 32 hexadecimal digits."""
     own, above = (prefix.number(bytes.fromhex(one.decode("ascii"))) for one in (key, parent))
     return own, above
 
 
 class Prefixes:
-    """Of all namespaces."""
+    """The directories of blocks in all namespaces."""
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class Prefixes:
         self._entered: Counter[int] = Counter()  # directories
 
     def settle(self, batch: Batch) -> None:
-        """Make the directories of blocks that are new by this batch, remove those that lose all."""
+        """Make the directories of blocks that this batch adds; remove those of blocks that go."""
         if not self.namespaces.prefixes:
             return
         done = set()
-        for parent, name in batch.named:  # what is added on the way is no block
+        for parent, name in batch.named:  # the names that `_make` adds are no blocks
             if len(name) < 32 or (found := _BLOCK.fullmatch(name)) is None:  # noqa: PLR2004
                 continue
             block = parent, found[1]
@@ -105,7 +106,10 @@ class Prefixes:
     def _make(
         self, top: int, above: Inode, name: bytes, keys: tuple[int, int], batch: Batch
     ) -> None:
-        """As the one of the block before: who may continue that may continue this."""
+        """Make a block's directory, with the owner and mode of its parent's directory.
+
+        So a user who may continue the parent may continue the block.
+        """
         now = time.time_ns()
         ino = self.catalog.next_id()
         made = Inode(
@@ -145,12 +149,12 @@ class Prefixes:
         self._count(top, -1, time.time_ns(), batch)
         self.end(directory.ino, batch)
         directory.links = ()
-        self.orphans.keep(directory, batch)  # who has it open may ask for its attributes
+        self.orphans.keep(directory, batch)  # a process that has it open may ask for its attributes
         batch.then(partial(self.gone, top, entry.name, directory.ino))
 
     @contextmanager
     def entering(self, directory: int) -> Iterator[None]:
-        """Something is being made in it: what room is made for must not be what it follows."""
+        """Protect a directory's block from eviction while a file is made in the directory."""
         self._entered[directory] += 1
         try:
             yield
@@ -160,14 +164,14 @@ class Prefixes:
                 del self._entered[directory]
 
     def _is_awaited(self, directory: int) -> bool:
-        """Whether something without a name yet is to be in it."""
+        """Whether a file that has no name yet is to be in a directory."""
         return directory in self._entered or any(
             held.publish is not None and held.publish[0] == directory
             for held in self.table.staging.values()
         )
 
     def has_entries(self, inode: Inode) -> bool:
-        """Whether there is anything in the directory of a file's block, or about to be."""
+        """Whether the directory of a file's block has an entry, or is about to get one."""
         name = self.catalog.first_name(inode)
         if name is None or self.parent_of(name[0]) is None:
             return False
@@ -176,10 +180,10 @@ class Prefixes:
             return False
         return self._is_awaited(found.ino) or any(self.catalog.entries_after(found.ino, 0, 1))
 
-    # For who doubts
+    # For checks
 
     def is_of_block(self, directory: Inode) -> bool:
-        """Whether it is where directories of blocks are, and named as one."""
+        """Whether a directory has the place, the name and the key of a block's directory."""
         if not directory.key or not directory.links:
             return False
         space = self.namespaces.own(directory.namespace)
@@ -189,9 +193,10 @@ class Prefixes:
         return entry is not None and _KEY.fullmatch(entry.name) is not None
 
     def is_there(self, directory: Inode) -> bool:
-        """Whether the block of a directory has a file, in the directory of any that may precede it.
+        """Whether the block of a directory has a file, in the directory of any possible parent.
 
-        Its record has no more of the one before than a number, so that all are looked at.
+        The record has only a number of the parent block, so kvfs looks into all directories of
+        that number.
         """
         top, cookie = directory.links[0]
         entry = self.catalog.dentry(top, cookie)
@@ -203,7 +208,7 @@ class Prefixes:
         )
 
     def _named_by(self, top: int, number: int) -> Iterator[int]:
-        """Directories with a key of this number, which lacks its first bit."""
+        """Directories with a key of this number. The number lacks the first bit of the key."""
         for first in (number, number | 1 << 63):
             for name in self.catalog.names(top, b"%016x" % first):
                 entry = self.catalog.lookup(top, name)
@@ -211,20 +216,20 @@ class Prefixes:
                     yield entry.ino
 
     def mark(self, directory: Inode) -> None:
-        """It is to go."""
+        """Mark a directory that is to go."""
         with self.catalog.batch() as batch:
             batch.mark(GOING, directory.ino)
             batch.then(partial(self.going.add, directory.ino))
             batch.then(self.namespaces.wake)
 
     def end(self, ino: int, batch: Batch) -> None:
-        """A directory that was to go is gone, or need not go."""
+        """Remove the mark of a directory that is gone, or need not go any more."""
         if ino in self.going:
             batch.unmark(GOING, ino)
             batch.then(partial(self.going.discard, ino))
 
     def remove(self, directory: Inode, batch: Batch) -> None:
-        """One that was to go is empty by now."""
+        """Remove a directory that was to go and is empty by now."""
         top, cookie = directory.links[0] if directory.links else (0, 0)
         entry = self.catalog.dentry(top, cookie)
         if entry is None:

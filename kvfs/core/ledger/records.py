@@ -1,8 +1,8 @@
 """The records of sealed objects without a writer: copies gained and lost, one commit each.
 
-Contract: synchronous. The record is committed first, and its consequences (accounts, lists, files)
-by `Batch.then`: a crash between the two leaves files that nothing names, never a name without its
-file, and a commit that fails has changed nothing. A copy that may be wrong is distrusted: no open
+Contract: synchronous. The record is committed first; its consequences (accounts, lists, files)
+follow by `Batch.then`. A crash between the two leaves files without a record, never a name without
+its file. A commit that fails has changed nothing. A copy that may be wrong is distrusted: no open
 is served from it before its digest was compared. Not for objects that go (`removals`).
 """
 
@@ -19,7 +19,7 @@ from kvfs.tiers import Tier
 
 
 class Records:
-    """Of objects that keep a copy somewhere, if only in the bucket."""
+    """Records of objects that keep a copy in some tier, if only in the bucket."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Records:
         self.trash = trash
         self.suspect = suspect
         self.verified = Verified()
-        # Copies of them were given up: what the kernel has of their bytes may be wrong.
+        # Inodes that lost a wrong copy: the kernel may have wrong bytes of them in its cache.
         self.uncached: set[int] = set()
 
     def is_lost(self, inode: Inode) -> bool:
-        """Whether nothing holds the bytes of this file any more: the RAM tier went away."""
+        """Whether no tier holds the bytes of this file any more: the RAM tier went away."""
         if not inode.is_file or inode.in_bucket or inode.ino in self.table.open:
             return False
         return not self.tiers.holders(inode)
@@ -56,9 +56,9 @@ class Records:
         digest: bytes,
         packed: PackedCopy | None = None,
     ) -> None:
-        """A mover has made a copy. What the caller had reserved for it, the caller gives back.
+        """Record a copy that a mover has made. The caller gives back the room it reserved for it.
 
-        packed: it is this one, on NVMe. A plain one takes the place of a packed one.
+        packed: the copy is this packed one, on NVMe. A plain copy replaces a packed one.
         """
         with self.catalog.batch() as batch:
             before = batch.change(inode)
@@ -74,7 +74,7 @@ class Records:
             self.verified.note(inode.ino)
 
     def add_stored(self, inode: Inode, stored: Stored, digest: bytes, *, clean: bool) -> None:
-        """The bucket has it; `clean`: as it is called now."""
+        """Record that the bucket has an object. clean: under the name that it has now."""
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             inode.digest = digest
@@ -85,9 +85,10 @@ class Records:
     def take_from_bucket(
         self, inode: Inode, *, dirty: bool = False, contested: bool = False, delete: bool = True
     ) -> None:
-        """A copy is here, and what the bucket has is not to be there; `delete`: it is ours.
+        """Record that a resident object is not in the bucket any more.
 
-        dirty: it is to be there again; contested: when no other node has its name any more.
+        With `delete` the key in the bucket is ours, and goes. With `dirty` the object is to be
+        uploaded again. With `contested` it is, once no other node has its name.
         """
         with self.catalog.batch() as batch:
             before = batch.change(inode)
@@ -101,13 +102,13 @@ class Records:
             batch.then(partial(self.accounts.held_otherwise, before, inode))
 
     def described(self, before: Inode, inode: Inode) -> None:
-        """More is known of what only the bucket has: its size, for the accounts."""
+        """Account the size of an object that only the bucket has, now that it is known."""
         self.accounts.held_otherwise(before, inode)
 
     def drop_copy(
         self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
     ) -> None:
-        """One copy goes, another one stays, if only in the bucket."""
+        """Remove one copy of an object; another copy stays, if only in the bucket."""
         space = self.accounts.namespaces.of(inode)
         away = partial(self.trash.throw_away, space=space, keep=quarantine, why=why)
         with self.catalog.batch() as batch:
@@ -118,11 +119,11 @@ class Records:
             batch.then(partial(self.accounts.held_otherwise, before, inode))
 
     def distrust(self, inode: Inode, tier: Tier) -> None:
-        """A copy is known not to be what it should be, and the catalog has it yet.
+        """Distrust a copy that is known to be wrong while the catalog still has it.
 
-        The next open compares it, and without a digest takes it for lost. Nobody makes a copy of
-        one without a digest. Handles that read it read on, and nobody else opens it before they
-        are closed.
+        The next open compares the copy, and without a digest takes it for lost. kvfs makes no copy
+        of a distrusted one without a digest. Handles that read the copy read on. No other open
+        succeeds before they are closed.
         """
         self.verified.doubt(inode.ino, inode.version, tier.name)
         held = self.table.open.get(inode.ino)
@@ -130,9 +131,10 @@ class Records:
             held.lost = True
 
     def is_distrusted(self, inode: Inode) -> bool:
-        """Whether its bytes may be wrong, and no digest can tell: no copy is made of them.
+        """Whether its bytes may be wrong, and no digest can tell. kvfs makes no copy of such bytes.
 
-        A check found a copy wrong; or NVMe alone has it, and a power loss came after it was sealed.
+        Either a check found a copy wrong, or NVMe alone has the object and a power loss followed
+        its seal.
         """
         if inode.digest:
             return False

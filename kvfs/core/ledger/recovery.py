@@ -1,11 +1,11 @@
-"""What the last session left unfinished when it died, settled before the first operation.
+"""Recovery: settles the inodes that a dead session left unfinished, before the first operation.
 
 Contract: an inode is marked unfinished in the catalog (`Batch.mark_unfinished`) as long as it is
-written, or is open without a name. After a death those that are not sealed, or have no name, are
-dropped. A sealed one with a name was about to be written and nobody had a handle to do it with: it
-stays what it was. After a power loss that is not sure, since the newest records may be missing: its
-digest has to tell. Everything here may be cut short by the next death, and is done again then.
-Not for files that nothing names: the census sweeps those.
+written, or is open without a name. After a death, kvfs drops marked inodes that are not sealed or
+have no name. A sealed one with a name stays as it was: it was about to be written, but no program
+had a handle for that yet. After a power loss the newest records may be missing, so its digest has
+to tell. The next death may cut recovery short; the next session then does it again.
+Not for files that no record names: the census sweeps those.
 """
 
 import os
@@ -15,7 +15,7 @@ from kvfs.core.ledger.ledger import Ledger
 
 
 def drop_unfinished(ledger: Ledger) -> None:
-    """Settle all that is marked. Raises CatalogError, TierError."""
+    """Drop or keep each marked inode. Raises CatalogError, TierError."""
     catalog = ledger.catalog
     last = ledger.session - 1
     for ino in catalog.unfinished():

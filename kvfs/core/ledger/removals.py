@@ -1,9 +1,9 @@
-"""Objects that go: evicted, expired, lost, dropped with all names, forgotten by the kernel.
+"""Removal of objects: evicted, expired, lost, dropped with all names, forgotten by the kernel.
 
-Contract: synchronous; the record first, its consequences after, as in `records`. Kernel entries of
-names that go are invalidated by `gone(parent, name, ino)`. An open object goes as an unlinked one
-does: its handles read on. Unlinking backing files is left to `trash`. Not for choosing what goes
-(that is `Victims`).
+Contract: synchronous; the record first, its consequences after, as in `records`. Each removal of a
+name calls `gone(parent, name, ino)`, which invalidates its kernel entry. An open object goes as an
+unlinked one does: its handles read on. `trash` unlinks the backing files. Not for choosing victims
+(`Victims`).
 """
 
 import logging
@@ -28,8 +28,8 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-FORGOTTEN_AT_ONCE = 8  # inodes that go in one batch: a commit costs as much as all else of it
-NOWHERE = bytes(8)  # the directory of what is cut off, where others have the one they will be in
+FORGOTTEN_AT_ONCE = 8  # inodes removed in one batch: a commit costs as much as all the rest
+NOWHERE = bytes(8)  # in a mark of a cut off file, in place of the directory that it will be in
 Away = Callable[[Tier, int, int], None]
 Gone = Callable[[int, bytes, int], None]
 
@@ -64,12 +64,12 @@ class Removals:
         self.counters = counters
         self.gone = gone
         self.verified = records.verified
-        self.appeared = trio.Event()  # the kernel has forgotten something
-        self._forgotten_inos: set[int] = set()  # and these are to go
+        self.appeared = trio.Event()  # set once the kernel has forgotten an orphan
+        self._forgotten_inos: set[int] = set()  # inodes to remove for that
         self._losing: set[tuple[int, int, str]] = set()  # copies that wait in `retries` to be lost
 
     def is_gone(self, inode: Inode) -> bool:
-        """Whether nobody may find it: its namespace was dropped, or its lifetime has ended."""
+        """Whether no program may find it: its namespace was dropped, or its lifetime has ended."""
         namespaces = self.namespaces
         return namespaces.is_dropped(inode) or namespaces.of(inode).expired(inode)
 
@@ -84,13 +84,15 @@ class Removals:
         return True
 
     def lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
-        """A copy is no more, or not what it should be: no open is served from it any more.
+        """Remove a missing or wrong copy: no open is served from it any more.
 
-        The last one takes the object along. That somebody has it open, or is about to, changes
-        nothing: handles that read this copy read on, and nobody else opens it until they are
-        closed. The kernel would refuse an open with another backing file, EIO. `quarantine` and
-        `why` are those of `throw_away`. Raises CatalogError; then it is done when the catalog takes
-        it, and no open is served from the copy meanwhile.
+        The object goes with its last copy, even while a program has it open or is about to open
+        it. Handles that read this copy read on, and no other open succeeds until they are closed:
+        with another backing file the kernel would refuse the open (EIO). `quarantine` and `why` are
+        those of `throw_away`.
+
+        Raises CatalogError. Then kvfs tries again until the catalog takes the change; no open is
+        served from the copy meanwhile.
         """
         current = self.table.inode(inode.ino)
         if (
@@ -123,7 +125,7 @@ class Removals:
     def _lose_when_it_can(
         self, copy: tuple[int, int, str], again: Callable[[], Awaitable[None]], error: CatalogError
     ) -> None:
-        if copy in self._losing:  # each open of it may ask for that
+        if copy in self._losing:  # each open of the object may lose the copy again
             return
         log.error(
             "the copy of inode %d, version %d, on %s is wrong, and no open is served from it; its "
@@ -134,15 +136,15 @@ class Removals:
         self.retries.add(again)
 
     def let_go(self, inode: Inode, *, delete: bool = False) -> None:
-        """The bucket has something else by its name, or nothing: its names go.
+        """Drop a stale object: the bucket has another object by its name, or none.
 
-        delete: and so does what the bucket has of it elsewhere, which is ours.
+        delete: its own key elsewhere in the bucket is ours, and goes as well.
         """
         self._drop(inode, "stale", stored=delete)
         self.tiers.bucket.counters["stale"] += 1
 
     def evict(self, inode: Inode) -> None:
-        """Its room is needed: what the bucket has as well stays there, with its names."""
+        """Evict an object from all local tiers. If the bucket has it, it keeps its names."""
         if not inode.in_bucket:
             self.drop(inode, "evicted")
             return
@@ -169,9 +171,9 @@ class Removals:
         why: str = "",
         stored: bool = True,
     ) -> None:
-        """The object goes with all its names, and what else is here of its group.
+        """Drop an object with all its names, and the other files of its group that are here.
 
-        stored: what the bucket has of them goes as well.
+        stored: their keys in the bucket go as well.
         """
         self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
         for ino in self.namespaces.of(inode).members(inode):
@@ -190,7 +192,7 @@ class Removals:
         why: str = "",
         stored: bool = True,
     ) -> None:
-        """Kernel entries are invalidated. What is open goes as what was unlinked does."""
+        """Drop one object and invalidate its kernel entries. An open one becomes an orphan."""
         away = self._away(inode, quarantine=quarantine, why=why)
         with self.catalog.batch() as batch:
             names = self._unlink_all(inode, batch)
@@ -203,7 +205,7 @@ class Removals:
             self.gone(parent, entry.name, inode.ino)
 
     def _unlink_all(self, inode: Inode, batch: Batch) -> list[tuple[int, Dentry]]:
-        """Take all names of an inode away; return them."""
+        """Remove all names of an inode; return them."""
         found = ((parent, self.catalog.dentry(parent, cookie)) for parent, cookie in inode.links)
         names = [(parent, entry) for parent, entry in found if entry is not None]
         for name in names:
@@ -216,7 +218,7 @@ class Removals:
         self.namespaces.left(inode, f"dropped_{reason}")
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
-        """Its copies leave the accounts at once, its record goes when it is closed."""
+        """Take an open object's copies out of the accounts; its record goes when it is closed."""
         before, held = batch.change(inode), self.table.open[inode.ino]
         self.trash.read.add(inode.ino)
         inode.links, inode.in_bucket = (), False
@@ -239,7 +241,7 @@ class Removals:
     ) -> None:
         """Remove the record and all copies of an inode; its names are the caller's.
 
-        away: has its files thrown away.
+        away: throws its files away.
         """
         batch.delete(inode)
         self.dirty.gone(inode.ino, batch, delete=stored)
@@ -263,9 +265,9 @@ class Removals:
         self.trash.read.discard(inode.ino)
 
     def take_names(self, held: OpenObject, why: bytes) -> None:
-        """Nobody finds it any more, though its writer has it. `why` is for the next daemon.
+        """Remove all names of an open object, which its writer keeps. why: for the next daemon.
 
-        Raises CatalogError, and has changed nothing then.
+        Raises CatalogError; then nothing has changed.
         """
         inode = held.inode
         found = bool(inode.links or held.publish)
@@ -282,14 +284,14 @@ class Removals:
             self.gone(parent, entry.name, inode.ino)
 
     def purge(self, ino: int) -> bool:
-        """Its room is needed, or nobody can know of it. Returns whether it has gone.
+        """Remove an orphan: its room is needed, or no process can know it. Return whether it went.
 
         Raises CatalogError.
         """
         return self._purge([ino])
 
     def forgotten(self, ino: int) -> None:
-        """The kernel has forgotten an inode: if it has no name it goes, a moment later with others.
+        """Note that the kernel has forgotten an inode. An orphan goes a moment later, with others.
 
         `Watch` calls `purge_forgotten` that moment after `appeared`.
         """
@@ -301,7 +303,7 @@ class Removals:
             self.purge_forgotten()
 
     def purge_forgotten(self) -> None:
-        """Have go what the kernel has forgotten by now. Some may stay: that is logged."""
+        """Remove the orphans that the kernel has forgotten. Logs each that cannot be removed."""
         if not self.appeared.is_set():
             return
         inos, self._forgotten_inos = self._forgotten_inos, set()
@@ -316,7 +318,10 @@ class Removals:
                     log.error("inode %d is not removed yet: %s", ino, error)
 
     def _purge(self, inos: Iterable[int]) -> bool:
-        """Whether any has gone. Raises CatalogError; then none has that has a record."""
+        """Remove orphans; return whether any went.
+
+        Raises CatalogError; then no orphan with a record went.
+        """
         may_go = [ino for ino in inos if ino in self.orphans.rooms and ino not in self.table.busy]
         inodes = []
         for ino in may_go:

@@ -1,4 +1,4 @@
-"""Operations that a failing catalog refused: they are tried again until it takes them.
+"""Operations that a failing catalog refused: kvfs retries them until the catalog takes them.
 
 Contract: any thread may `add`; only one task calls `run`. Each operation has its turn in every
 round, and stays until it succeeds.
@@ -22,14 +22,14 @@ class Retries:
         self.waiting.append(again)
 
     async def run(self) -> None:
-        """Do what the catalog has refused; what it refuses again is there again.
+        """Try each operation once more; an operation that the catalog refuses again stays.
 
-        Raises what the last of those met, when all had their turn.
+        After all had their turn, raises the error of the last one that was refused.
         """
         refused: KvfsError | None = None
         for _ in range(
             len(self.waiting)
-        ):  # what is added meanwhile, by any thread, is for the next
+        ):  # an operation that a thread adds meanwhile is for the next round
             again = self.waiting.popleft()
             try:
                 await again()

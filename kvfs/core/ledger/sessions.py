@@ -1,6 +1,6 @@
 """Which sessions of a catalog there were, and which of them a power loss makes suspect.
 
-A session is one mount. Nothing is changed here: the daemon begins the next one.
+A session is one mount. This module changes nothing: the daemon begins the next session.
 """
 
 import re
@@ -14,7 +14,10 @@ NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 class Past(NamedTuple):
-    """`low` to `high` are suspect: bytes on NVMe only a digest can vouch for; 1 to 0 for none."""
+    """The sessions so far. `low` to `high` are suspect; 1 to 0 for none.
+
+    Bytes of a suspect session on NVMe need a digest to be trusted.
+    """
 
     last: int
     ended: int  # the last that ended properly
@@ -24,11 +27,12 @@ class Past(NamedTuple):
 
 
 def past_sessions(catalog: Catalog) -> Past:
-    """Raises ConfigError for facts that make no sense.
+    """Read the sessions of a catalog. Raises ConfigError for facts that make no sense.
 
-    Suspect are those after the last one that ended properly, if the machine went down since, or
-    the file system was unmounted: it may have been shut down by an error before. Their bytes may
-    not have reached the disk, whatever the file system says.
+    If the machine went down or the file system was unmounted since, all sessions after the last
+    one that ended properly are suspect. An error may have shut the file system down before the
+    unmount. Bytes of suspect sessions may not have reached the disk, even if the file system has
+    no complaint.
     """
     try:
         last = int(catalog.fact("session") or 0)
@@ -46,7 +50,7 @@ def past_sessions(catalog: Catalog) -> Past:
 
 
 def ram_epoch(catalog: Catalog) -> int:
-    """Which life of the memory the catalog knows, 0 for none. Raises ConfigError."""
+    """The epoch of the RAM tier that the catalog knows, 0 for none. Raises ConfigError."""
     found = catalog.fact("ram_epoch") or "0"
     if not NUMBER.fullmatch(found):
         raise ConfigError(
@@ -57,5 +61,5 @@ def ram_epoch(catalog: Catalog) -> int:
 
 
 def mounted_as(catalog: Catalog) -> str:
-    """Names a mount of the catalog's file system, of all that ever were."""
+    """A name of the present mount of the catalog's file system; no other mount ever had it."""
     return f"{runtime.boot_id()} {mounts.number(catalog.path)}"

@@ -1,10 +1,11 @@
 """An object that is read while it comes from the bucket: which of its chunks are here.
 
-Contract: `bytes_here` returns when the bytes that it was asked for are in the file, each chunk of
-them proven; until the file is replaced or closed nothing there changes any more. Whoever waits
-makes its chunk come next. A stream ends once, well or with a problem: then its file is closed, and
-all that is asked for fails. Its users are the open object that is read from it and the fetch that
-fills it; with the last one the file is closed. Not for where the bytes come from (`core/bucket`).
+Contract: `bytes_here` returns once the wanted bytes are in the file, and each chunk of them is
+verified. Those bytes do not change until the file is replaced or closed. A reader that waits makes
+its chunk come next. A stream ends once: complete or with a problem. After a problem its file is
+closed, and each wait fails. The users of a stream are the open object that reads it and the fetch
+that fills it. When the last user leaves, the file is closed. Not for the source of the bytes
+(`core/bucket`).
 """
 
 import os
@@ -17,7 +18,7 @@ from kvfs.tiers import Tier
 
 
 class Stream:
-    """`tier` is where its file is. `want(chunk)` says that somebody waits for that one."""
+    """`tier` has its file. `want(chunk)` tells the fetch that a reader waits for that chunk."""
 
     def __init__(self, name: str, tier: Tier, size: int, chunk: int) -> None:
         """chunk: bytes of each but the last."""
@@ -33,22 +34,22 @@ class Stream:
         self._changed = trio.Event()
         self._users = 0
 
-    # Who fills it
+    # For the fetch that fills it
 
     def begin(self, fd: int) -> None:
-        """A file to be filled, open for reading, which is the stream's from now on."""
+        """Take over the descriptor of the file to be filled, open for reading."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = fd
         self._here.clear()
 
     def arrived(self, chunk: int) -> None:
-        """It is in the file, and proven."""
+        """Note that a chunk is in the file, and verified."""
         self._here.add(chunk)
         self._wake()
 
     def end(self, problem: Exception | None) -> None:
-        """All is there, or nothing more will come."""
+        """End the stream. problem: why nothing more will come; None: all bytes are there."""
         self.want = _nobody
         self.problem = problem
         self.complete = problem is None
@@ -62,14 +63,14 @@ class Stream:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
-    # Who reads it
+    # For its users
 
     def join(self) -> None:
-        """One user more."""
+        """Add a user."""
         self._users += 1
 
     def leave(self) -> None:
-        """One user less."""
+        """Remove a user; the last one closes the file."""
         self._users -= 1
         if not self._users:
             self._close()
@@ -80,7 +81,7 @@ class Stream:
             self.fd = -1
 
     async def bytes_here(self, start: int, length: int, patience: float) -> None:
-        """Wait until these bytes can be read from `fd`: what stands before the end of the object.
+        """Wait until these bytes, as far as the object has them, can be read from `fd`.
 
         patience: seconds. Raises TierError if they cannot be had, or not in time.
         """
@@ -104,4 +105,4 @@ class Stream:
 
 
 def _nobody(chunk: int) -> None:
-    """Nobody fills it."""
+    """Ignore the wish for a chunk: no fetch fills the stream."""

@@ -1,14 +1,13 @@
-"""Keys at which the bucket has what nobody means by them: to be deleted, or still to be copied.
+"""Obsolete bucket keys: to be deleted, or copied first.
 
-Contract: a key is superseded when the object that it was for is gone, has another version, or has
-another name by now. If nobody needs what is there it is one of `deletes`, by a mark (`z`) that
-changes in the batch that supersedes it; what goes up there anew settles it. If it is one of
-`claims`, an object that is dirty or being written is in the bucket there and nowhere else: nothing
-else may go to that key before that one has gone elsewhere. Claims are not stored: they follow from
-the marks of what is dirty or unfinished. Whoever asked the bucket meanwhile learns of each key that
-was settled (`watching`).
-All of it is synchronous; memory follows the commit, so that between any two awaits, once all is
-loaded, `deletes` is what the marks say.
+Contract: a key is superseded when its object is gone, has another version, or has another name by
+now. A key that no object needs is in `deletes`. Its mark (`z`) changes in the batch that supersedes
+it, and a new upload to the key settles it. A key in `claims` has the only bytes in the bucket of an
+object that is dirty or being written. No other upload may go to that key before the object is at
+another key. Claims are not stored: they follow from the marks of dirty and unfinished objects. A
+task that asked the bucket meanwhile learns of each key that was settled (`watching`).
+All methods are synchronous; memory follows the commit. So between any two awaits, once all marks
+are loaded, `deletes` equals the marks.
 Not for deleting: `core/bucket/upload/deletion.py`; nor for what is dirty: `core/ledger/dirty.py`.
 """
 
@@ -20,32 +19,32 @@ from kvfs.catalog import Batch, Catalog, keys
 
 
 class Superseded:
-    """`deletes` are the keys to delete with their marks, `claims` those taken, by which inode."""
+    """`deletes`: the keys to delete, with their marks. `claims`: the claimed keys, with inodes."""
 
     def __init__(self, catalog: Catalog, wake: Callable[[], None] | None) -> None:
-        """wake: is told that there is something to delete; None: no bucket is mounted."""
+        """wake: called when there is a key to delete; None: no bucket is mounted."""
         self.catalog = catalog
         self.deletes: dict[str, set[int]] = {}
-        self._attempts: dict[int, str] = {}  # by mark: those that only delete what one has made
+        self._attempts: dict[int, str] = {}  # by mark: token of the upload that it is about
         self.claims: dict[str, int] = {}
         self._claimed: dict[int, str] = {}  # the other way round
         self._watching: list[set[str]] = []
         self._wake = wake
 
-    # What others may find there
+    # For listings of the bucket
 
     def __contains__(self, key: str) -> bool:
-        """Whether what is at a key is about to go from there: nobody means it by its name."""
+        """Whether a key is obsolete: its content does not belong to its name."""
         return key in self.deletes or key in self.claims
 
     def folders(self, prefix: str) -> set[str]:
-        """The folders right below a prefix in which something is about to go."""
+        """The folders right below a prefix that have obsolete keys."""
         ours = [key for key in (*self.deletes, *self.claims) if key.startswith(prefix)]
         return {prefix + key[len(prefix) :].partition("/")[0] + "/" for key in ours}
 
     @contextmanager
     def watching(self) -> Iterator[set[str]]:
-        """Gives the keys that were deleted or uploaded meanwhile: what is told of them is old."""
+        """Yield the keys that are deleted or uploaded meanwhile: listings of them are outdated."""
         gone: set[str] = set()
         self._watching.append(gone)
         try:
@@ -56,31 +55,34 @@ class Superseded:
     # To be deleted
 
     def delete(self, key: str, batch: Batch) -> None:
-        """The bucket has what nobody means any more."""
+        """Mark a key whose content no object needs any more."""
         number = self.catalog.next_id()
         batch.mark(keys.DELETED, number, key.encode())
         batch.then(partial(self._to_delete, key, number))
 
     def attempt(self, key: str, token: str, batch: Batch) -> None:
-        """Something is about to go up that nobody may come to mean: then it goes again."""
+        """Mark the key of an upload that may end in vain: then its content is deleted again."""
         number = self.catalog.next_id()
         batch.mark(keys.DELETED, number, f"{key}\0{token}".encode())
         batch.then(partial(self._to_delete, key, number, token))
 
     def attempts(self, key: str) -> tuple[str, ...]:
-        """Those of a key that is to be deleted only if one of them has made what is there."""
+        """The upload tokens of a key; () if the key is to be deleted in any case.
+
+        With tokens, the key is deleted only if one of these uploads made its content.
+        """
         numbers = self.deletes.get(key, set())
         tokens = tuple(self._attempts.get(number, "") for number in numbers)
         return tokens if all(tokens) else ()
 
     def settle(self, key: str, batch: Batch) -> None:
-        """What is there, if anything, is not to be deleted: it is gone, or it is meant."""
+        """Unmark a key that is not to be deleted: its content is gone, or an object needs it."""
         for number in self.deletes.get(key, ()):
             batch.unmark(keys.DELETED, number)
         batch.then(partial(self._forget_delete, key))
 
     def load(self, number: int, value: bytes) -> None:
-        """A mark of an earlier session."""
+        """Enter a mark of an earlier session."""
         key, _, token = value.decode().partition("\0")
         self._to_delete(key, number, token)
 
@@ -97,20 +99,20 @@ class Superseded:
         for number in self.deletes.pop(key, ()):
             self._attempts.pop(number, None)
 
-    # Taken
+    # Claims
 
     def claimed(self, ino: int) -> bool:
         """Whether an inode has a claim."""
         return ino in self._claimed
 
     def claim(self, ino: int, key: str) -> None:
-        """The bucket has an inode there, by another name or in another version; nowhere else."""
+        """Claim an inode's only key in the bucket, which has another name or another version."""
         self.disclaim(ino)
         self.claims[key] = ino
         self._claimed[ino] = key
 
     def disclaim(self, ino: int) -> None:
-        """Nothing of it is at a key that another may want."""
+        """End an inode's claim: it is not at a key that another object may want."""
         key = self._claimed.pop(ino, None)
         if key is not None and self.claims.get(key) == ino:
             del self.claims[key]

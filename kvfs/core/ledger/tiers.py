@@ -1,7 +1,7 @@
 """The tiers of a mount, and which of them hold an object.
 
 Contract: synchronous and without state of its own: an inode's record says which tiers hold it.
-`local` are RAM and NVMe, as far as they are mounted, fastest first. Not for bytes (`kvfs.tiers`).
+`local` has RAM and NVMe if they are mounted, fastest first. Not for bytes (`kvfs.tiers`).
 """
 
 from kvfs.catalog import Inode
@@ -9,7 +9,7 @@ from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, RamTier, Tier
 
 
 class Tiers:
-    """RAM, NVMe and the bucket. One of the first two is mounted."""
+    """RAM, NVMe and the bucket. RAM or NVMe is mounted, or both."""
 
     def __init__(
         self, ram: RamTier | None, nvme: NvmeTier | None, bucket: Bucket | None = None
@@ -21,7 +21,7 @@ class Tiers:
 
     @property
     def media(self) -> list[str]:
-        """The names of the tiers that are mounted, the bucket's among them."""
+        """The names of the mounted tiers, with the bucket."""
         lower = [self.bucket.name] if self.bucket.mounted else []
         return [*(tier.name for tier in self.local), *lower]
 
@@ -35,13 +35,13 @@ class Tiers:
         return found
 
     def cost(self, inode: Inode, tier: Tier) -> int:
-        """Bytes to account for its copy in a tier, be it packed."""
+        """Bytes to account for an object's copy in a tier, packed or not."""
         if inode.packed is not None and tier is self.nvme:
             return tier.cost(inode.packed.blocks)
         return tier.cost(inode.blocks)
 
     def is_packed_in(self, inode: Inode, tier: Tier) -> bool:
-        """Whether its copy in a tier is one that cannot be opened."""
+        """Whether its copy in a tier is packed, and so cannot be opened."""
         return inode.packed is not None and tier is self.nvme
 
     def can_open(self, inode: Inode) -> bool:
@@ -49,7 +49,7 @@ class Tiers:
         return any(not self.is_packed_in(inode, tier) for tier in self.holders(inode))
 
     def set_holder(self, inode: Inode, tier: Tier, *, holds: bool) -> None:
-        """A copy that NVMe gets is no packed one, unless that is said afterwards."""
+        """Note whether a tier has a copy. A caller sets `packed` afterwards for a packed one."""
         if tier is self.ram:
             inode.ram_epoch = self.ram.epoch if holds else 0
         else:

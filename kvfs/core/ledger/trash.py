@@ -3,11 +3,12 @@
 Contract: a file in RAM goes at once; one on a disk waits in `files` for `core/moves/trash.py`,
 since a disk may hang. Synchronous.
 
-Under passthrough a mapping keeps the file of a reader who has closed it, and the kernel does not
-tell of it. So a lease (`Tier.shared`) shows whether anybody has a file when it is unlinked. That
-costs some 14 us, so files that no reader had open are not asked. A moment later what such a file
-takes is counted to its tier and its namespace, until nobody has it any more:
-`core/capacity/watch.py` looks again each second. A next daemon does not know of such files.
+Under passthrough a mapping keeps a file after its reader has closed it, and the kernel does not
+tell the daemon. So a file lease (`Tier.shared`) shows whether a process has a file when it is
+unlinked. That costs some 14 us, so kvfs does not ask for files that no reader had open. A moment
+later the bytes of a file that a process has are counted to its tier and its namespace.
+`core/capacity/watch.py` looks again each second, until no process has the file. The next daemon
+does not know such files.
 """
 
 import logging
@@ -23,11 +24,11 @@ from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-MAPPED_MAX = 16384  # descriptors of files that are mapped; what others take counts to the end
+MAPPED_MAX = 16384  # descriptors of mapped files; the bytes of further ones stay counted to the end
 
 
 class Unlinked(Reservation):
-    """Bytes of a file that has no name any more, and that a namespace has put there."""
+    """Bytes of a file without a name, counted to the namespace that wrote it."""
 
     __slots__ = ("space",)
 
@@ -36,13 +37,13 @@ class Unlinked(Reservation):
         super().__init__(tier, size)
 
     def resize(self, size: int) -> None:
-        """It takes so many bytes by now."""
+        """Count so many bytes for the file from now on."""
         self.space.unlinked += size - self.size
         super().resize(size)
 
 
 class MappedFile(Unlinked):
-    """One that somebody outside has mapped, or open; `fd` is it."""
+    """An unlinked file that a process has mapped, or open. `fd` is a descriptor of it."""
 
     __slots__ = ("fd",)
 
@@ -52,9 +53,10 @@ class MappedFile(Unlinked):
 
 
 class TrashFile(NamedTuple):
-    """A backing file that no record names any more; `keep`: for a human to look at.
+    """A backing file that no record names any more.
 
-    space: whose it is, if somebody may have it mapped. why: what the log says of one that is kept.
+    space: its namespace, if a process may have it mapped. keep: quarantine the file, for a human to
+    look at. why: the reason of a quarantine, for the log.
     """
 
     tier: Tier
@@ -65,9 +67,9 @@ class TrashFile(NamedTuple):
     why: str = ""
 
     def remove(self) -> tuple[bool | None, int]:
-        """Whether it is gone from where it was, and a descriptor if somebody has it; else -1.
+        """Remove the file; return whether it is gone, and a descriptor if a process has it, or -1.
 
-        None: there was nothing to keep. May wait for a disk.
+        None in place of the first: there was no file to quarantine. May wait for a disk.
         """
         if self.keep:
             return self.tier.quarantine(self.ino, self.version), -1
@@ -79,8 +81,8 @@ class TrashFile(NamedTuple):
 class Trash:
     """`files` wait for the task that unlinks them, and descriptors in `closing` for their close.
 
-    `mapped` are counted; what has just been unlinked is `appeared` before, and not yet looked at.
-    `read` are inodes that readers had open, beside all those that are older than `first_new`.
+    `mapped` are counted. `appeared` is set when files were unlinked that `count` has not looked at.
+    `read` are inodes that readers had open; all inodes older than `first_new` count as read, too.
     """
 
     def __init__(self, counters: Counter[str], work: Work) -> None:
@@ -104,11 +106,13 @@ class Trash:
         keep: bool = False,
         why: str = "",
     ) -> None:
-        """Unlink a backing file: at once where a writer may need the room in this very moment.
+        """Unlink a backing file: in RAM at once, since a writer may need the room now.
 
-        In RAM that costs 0.13 to 0.34 ms for 32 MiB; on a disk it may wait for its journal.
-        space: whose it is; None: it is new, and no client has had it.
-        keep: put it into quarantine instead. why: see `removed`.
+        In RAM an unlink costs 0.13 to 0.34 ms for 32 MiB. On a disk it may wait for the journal.
+
+        space: the file's namespace; None: the file is new, and no client has had it.
+        keep: put the file into quarantine instead.
+        why: see `TrashFile`.
         """
         if ino >= self.first_new and ino not in self.read:
             space = None
@@ -120,11 +124,11 @@ class Trash:
             self.removed(trash, *trash.remove())
 
     def removed(self, trash: TrashFile, done: bool | None, fd: int) -> None:  # noqa: FBT001 (of `remove`)
-        """What was thrown away was removed, if that is `done`: count and say what was kept.
+        """Count and log a file that went into quarantine, and note one that a process has.
 
-        That is the one place which does, so that both tell of files that are in the quarantine. A
-        check of the whole mount tells what it has found itself, and gives no reason. fd: somebody
-        has it yet.
+        No other place counts or logs quarantined files, so both tell of files that are really in
+        quarantine. A check of the whole mount reports its findings itself, and gives no `why`.
+        done, fd: the result of `TrashFile.remove`.
         """
         if fd >= 0 and trash.space is not None:
             self._new.append(MappedFile(trash.tier, trash.space, fd))
@@ -137,12 +141,12 @@ class Trash:
             log.error("%s tier: %s is quarantined: %s", trash.tier.name, where, trash.why)
 
     def count(self) -> set[Namespace]:
-        """Look at what was unlinked since; whose files are mapped indeed."""
+        """Look at the files unlinked since the last call; return the namespaces of mapped ones."""
         new, self._new, self.appeared = self._new, [], trio.Event()
         return {file.space for file in new if self.look_at(file)}
 
     def look_at(self, file: MappedFile) -> bool:
-        """Count what a file takes by now, or let go of it; whether somebody has it yet."""
+        """Count a file's bytes, or close it if no process has it; return whether one has it."""
         self.mapped.discard(file)
         shared = file.tier.shared(file.fd)
         if shared:

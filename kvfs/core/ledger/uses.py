@@ -1,7 +1,7 @@
 """Times of access: at once in the records of open objects, and in the catalog after the answer.
 
 Contract: `note` is called while an object is open, and `settle` before its last handle goes. So
-its record in memory is right for anybody who asks, and nothing else waits for the commit. A crash
+the record in memory is right for each request, and no request waits for the commit. A crash
 between the two loses a time of access. Not for the order of use, which `Order` has.
 """
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Uses:
-    """`appeared` is set when there is something to settle."""
+    """The noted times of access. `appeared` is set when there are any to settle."""
 
     def __init__(self, catalog: Catalog, table: OpenTable) -> None:
         self.catalog = catalog
@@ -27,9 +27,9 @@ class Uses:
         self._noted: list[Inode] = []
 
     def note(self, inodes: Iterable[Inode], now: int) -> None:
-        """Open objects are read, at a time in ns.
+        """Note that open objects are read now. now: ns since 1970.
 
-        Evictors of other people sort by atime, and a restart rebuilds the order of use from it.
+        Other programs that evict sort by atime, and a restart rebuilds the order of use from it.
         """
         for inode in inodes:
             inode.atime_ns = now
@@ -37,7 +37,7 @@ class Uses:
         self.appeared.set()
 
     def settle(self) -> None:
-        """Commit what was noted, in one batch: a commit costs as much as the rest of an open."""
+        """Commit the noted times in one batch: a commit costs as much as the rest of an open."""
         if not self._noted:
             return
         noted, self._noted, self.appeared = self._noted, [], trio.Event()

@@ -1,13 +1,13 @@
 """A signal: there is work for the movers, or for the task that empties the trash.
 
-Contract: `wake` may be called at any time; the one task that waits begins anew by `rearm`.
+Contract: `wake` may be called at any time. The one task that waits calls `rearm` to wait again.
 """
 
 import trio
 
 
 class Work:
-    """`event` is set when there is something to do."""
+    """The signal. `event` is set when there is work."""
 
     def __init__(self) -> None:
         self.event = trio.Event()
@@ -16,5 +16,5 @@ class Work:
         self.event.set()
 
     def rearm(self) -> None:
-        """Wait from now on for what comes next. What is there by now, the caller does."""
+        """Make a new event for the next work. The caller does the work that is there by now."""
         self.event = trio.Event()
