@@ -1,11 +1,13 @@
-"""What leaves its tiers because somebody said so: the visitor behind `kvfs evict`.
+"""Evict objects from their tiers on request: the visitor behind `kvfs evict`.
 
-Contract: `to="nvme"`: RAM is left, for the copy on NVMe, which is made before where there is none.
-`to="s3"`: every local tier is left, where the bucket has this version. What nothing else would
-hold then is refused and counted with its reason, unless `drop` is said: it goes with its names,
-and its group with it, as eviction has it. What is in use, pinned or kept is refused whatever is
-said, and so is leaving a copy for one in a tier that is down. `dry` only counts. The record goes
-first, and nothing is looked at before an await and changed after it. Not for making room (`Room`).
+Contract: with `to="nvme"` an object leaves RAM; if NVMe has no copy, one is made before. With
+`to="s3"` an object leaves every local tier if the bucket has this version. An object that no other
+tier would hold is refused and counted with its reason. With `drop` such an object is dropped with
+its names, and its group with it, as in eviction.
+
+An object that is in use, pinned or kept is always refused. An object is also refused if the copy
+that would stay is in a tier that is down. `dry` only counts. The record changes first, and nothing
+is read before an await and changed after it. Not for making room (`Room`).
 """
 
 from collections import Counter
@@ -80,12 +82,12 @@ class Evict:
 
     def failed(self, inode: Inode, error: Exception) -> None:
         if self._is_gone(inode.ino):
-            self.counts["already"] += 1  # what failed had nothing to work on any more
+            self.counts["already"] += 1  # the failed visit had nothing to work on any more
         else:
             self._refuse(str(error))
 
     def _is_gone(self, ino: int) -> bool:
-        """It was unlinked or dropped: nothing of it stays."""
+        """Whether the object was unlinked or dropped, so that nothing of it stays."""
         inode = self.ledger.table.inode(ino)
         return inode is None or not inode.links or self.ledger.removals.is_gone(inode)
 
@@ -94,7 +96,7 @@ class Evict:
         self.why.note(why)
 
     def visit(self, inode: Inode) -> Deferred | None:
-        """Raises CatalogError."""
+        """Evict one object now, or return the work that takes longer. Raises CatalogError."""
         ledger = self.ledger
         leaves = ledger.tiers.holders(inode)
         if self.to == "nvme":
@@ -111,7 +113,7 @@ class Evict:
         return self._leave_ram(inode)
 
     def _stays(self, inode: Inode) -> str:
-        """Why it may not go, whatever else holds it; "" if it may."""
+        """Return why the object must stay, no matter which tiers hold it; "" if it may go."""
         ledger, space = self.ledger, self.ledger.namespaces.of(inode)
         if not inode.sealed or inode.ino in ledger.table.staging:
             return "being written"
@@ -165,7 +167,7 @@ class Evict:
     def _done(
         self, what: str, inode: Inode, leaves: list[Tier], do: Callable[[], None] | None = None
     ) -> None:
-        """It leaves these tiers, now."""
+        """Take the object out of these tiers now, by `do`, and count it."""
         size = sum(self.ledger.tiers.cost(inode, tier) for tier in leaves)
         if do is not None and not self.dry:
             do()
@@ -173,9 +175,9 @@ class Evict:
         self.freed += size
 
     async def _copy(self, ino: int) -> None:
-        """To NVMe, and then RAM is left."""
+        """Copy the object to NVMe, then evict it from RAM."""
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
-        while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; nothing tells of its end)
+        while ino in self._jobs:  # noqa: ASYNC110 (as short as a copy; no event tells its end)
             await trio.sleep(PERIOD)
         inode = self.transfers.still_current(ino)
         if inode is not None and not inode.on_nvme and ram in self.ledger.tiers.holders(inode):

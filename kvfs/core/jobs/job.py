@@ -1,9 +1,9 @@
-"""Long work on files and trees that somebody asked for: begun, looked at, cancelled.
+"""Long work on files and trees that a user asked for: start it, look at it, cancel it.
 
-Contract: `begin` gives a job its number; `look` tells its progress and, once `over` is true, its
-result; `cancel` ends what is not begun, while what was begun goes on. Jobs are in memory: they end
-with the daemon, and those that are over are remembered for who looks later, `kept` of them.
-Not for what is done to a file: the kinds of jobs say that (`tree_jobs`, `warm`).
+Contract: `begin` gives a job its number. `look` tells its progress and, once `over` is true, its
+result. `cancel` keeps the job from beginning more work; work that it has begun goes on. Jobs are in
+memory and end with the daemon. The last `kept` jobs that are over are remembered for later looks.
+Not for the work on a file: the kinds of jobs have it (`tree_jobs`, `warm`).
 """
 
 from collections import Counter, OrderedDict
@@ -20,7 +20,7 @@ REASONS_MOST = 16  # different ones that are remembered
 
 
 class Reasons(Counter[str]):
-    """Why files were refused, and how many."""
+    """Counts files that were refused, by reason."""
 
     def note(self, reason: str, files: int = 1) -> None:
         known = reason in self or len(self) < REASONS_MOST
@@ -28,7 +28,7 @@ class Reasons(Counter[str]):
 
 
 class Job:
-    """`roots` are the files and directories that were asked for."""
+    """One job. `roots` are the files and directories that the user named."""
 
     def __init__(self, roots: Sequence[int]) -> None:
         self.number = 0
@@ -46,7 +46,7 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 class Jobs(Generic[AnyJob]):
-    """Those of one kind. `alive` are not over."""
+    """The jobs of one kind. `alive` is the number of jobs that are not over."""
 
     def __init__(self, kept: int) -> None:
         self.alive = 0
@@ -57,7 +57,7 @@ class Jobs(Generic[AnyJob]):
         self._last = 0
 
     def begin(self, job: AnyJob) -> int:
-        """Return its number."""
+        """Enter a job and return its number."""
         self._last += 1
         self.alive += 1
         job.number = self._last
@@ -67,19 +67,19 @@ class Jobs(Generic[AnyJob]):
         return job.number
 
     async def next(self) -> AnyJob:
-        """The first that waits, once there is one."""
+        """Wait for a job to begin, and return the first one."""
         while not self._waiting:
             self._more = trio.Event()
             await self._more.wait()
         return self._waiting.pop(0)
 
     def look(self, number: int) -> dict[str, Any] | None:
-        """How far it is; None if it is not known, or not any more."""
+        """Return the job's progress; None if the number is unknown or forgotten."""
         job = self._jobs.get(number)
         return None if job is None else job.describe()
 
     def cancel(self, number: int) -> None:
-        """What it has not begun is not begun any more."""
+        """Keep a job from beginning more work."""
         job = self._jobs.get(number)
         if job is not None and not job.over:
             job.cancelled = True
@@ -89,7 +89,7 @@ class Jobs(Generic[AnyJob]):
             self.cancel(number)
 
     def end(self, job: AnyJob) -> None:
-        """It is over."""
+        """Mark a job as over, and forget the oldest jobs beyond `kept`."""
         job.over = True
         self.alive -= 1
         while len(self._jobs) > self._kept and next(iter(self._jobs.values())).over:
@@ -97,9 +97,9 @@ class Jobs(Generic[AnyJob]):
 
 
 def below(table: OpenTable, root: int) -> Iterator[Inode | None]:
-    """Files below, or itself; None for what is none. It goes on where names come and go.
+    """Yield the files below a root, or the root itself, and None for each entry that is no file.
 
-    Raises CatalogError.
+    It continues when names come and go meanwhile. Raises CatalogError.
     """
     first = table.inode(root)
     if first is None or not first.is_dir:

@@ -2,15 +2,15 @@
 
 Contract: a pass goes through the catalog by inode number and spreads its reads over `period`
 seconds. A mover reads the bytes; the loop never does. `Transfers.still_current` says afterwards
-whether a copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a tier
-of this machine is not healthy. It goes on after a restart: facts of the catalog say where it was.
-They go along with other changes, and get a commit of their own every NOTE_PERIOD.
+whether a copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a local
+tier is not healthy. A pass continues after a restart: facts of the catalog have its position. These
+facts are written along with other changes, and get a commit of their own every NOTE_PERIOD.
 
-Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets
-as much more as it is shorter, SHARE_MOST at most. A pass that has too much to read for that takes
-longer than its period.
-Not for the bucket: its objects are verified when they come, and reading them costs money. Not for
-copies without a digest, nor for what an open finds out (`core/objects/copies.py`).
+Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets a
+share that is larger by the same factor, SHARE_MOST at most. A pass that has too much to read for
+its share takes longer than its period.
+Not for the bucket: objects are verified when they come, and reading them costs money. Not for
+copies without a digest, nor for damage that an open finds (`core/objects/copies.py`).
 """
 
 import errno
@@ -43,7 +43,7 @@ RATE = 256 << 20  # bytes/s at most, within a batch too: a tenth of what an NVMe
 BATCH_BYTES = 64 << 20
 BATCH_COPIES = 256
 STEP = 32  # inodes, or copies, between two turns of the loop
-STEPS = 32  # of them in one job at most
+STEPS = 32  # steps in one job at most
 BREATH = 600.0  # s at most that a daemon serves before it scrubs: engines begin with it
 NOTE_PERIOD = 300.0  # s that a daemon which dies may have to do again
 GLANCE = 1.0  # s between two looks whether a tier is well again
@@ -59,9 +59,9 @@ class Pass:
 
     began: float
     at: int  # inode numbers up to this one are done
-    end: int  # from this one on they are left to the next pass
+    end: int  # inode numbers from this one on are left to the next pass
     total: int  # bytes that the tiers had at its begin
-    passed: int = 0  # bytes that it is past, verified or not
+    passed: int = 0  # bytes that the pass is past, verified or not
     bytes: int = 0  # of the copies that were verified
     objects: int = 0  # those copies
     rotten: int = 0
@@ -75,7 +75,7 @@ class Pass:
 
     @classmethod
     def from_fact(cls, text: str | None) -> "Pass | None":
-        """The pass that a fact tells of; None for no fact, and for one that makes no sense."""
+        """Read a pass from a fact; None without a fact, and for one that makes no sense."""
         times = {"began", "ended"}
         try:
             found = json.loads(text or "null")
@@ -89,7 +89,7 @@ class Pass:
 
 
 class _Copy(NamedTuple):
-    """A copy that a mover looks at, as the catalog had it before."""
+    """A copy that a mover reads, as the catalog had it before the read."""
 
     ino: int
     version: int
@@ -99,9 +99,9 @@ class _Copy(NamedTuple):
 
 
 def pause(cost: int, cpu: float, *, period: float, left: float, passed: int, total: int) -> float:
-    """Seconds from the begin of a batch to that of the next one.
+    """Return the seconds from the begin of a batch to the begin of the next one.
 
-    cost, cpu: bytes and processor seconds of the batch. left: seconds until the period is over;
+    cost, cpu: bytes and processor seconds of the batch. left: seconds until the period is over.
     passed: bytes that the pass is past, with the batch.
     """
     even = period * cost / max(total, passed, 1)
@@ -111,7 +111,7 @@ def pause(cost: int, cpu: float, *, period: float, left: float, passed: int, tot
 
 
 class Scrub:
-    """Run `run()` as long as the mount lives.
+    """Scrubs the copies of a mount. Run `run()` as long as the mount lives.
 
     period: seconds of a pass, 0 for none. told: takes events. clock: the time of day.
     """
@@ -132,14 +132,14 @@ class Scrub:
         self.cpu_seconds = 0.0
         self._period = period
         self._clock = clock
-        self._limiter = trio.CapacityLimiter(1)  # of its own: nobody waits for its reads
+        self._limiter = trio.CapacityLimiter(1)  # of its own: no caller waits for its reads
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
         self._pass: Pass | None = None
         self._last: Pass | None = None
         self._started = 0.0  # this and the next are of trio's clock
         self._not_before = 0.0
-        # The last one: when it began, by trio's clock and by the day's; bytes, processor seconds.
+        # The last batch: its begin, by trio's clock and by the day's; bytes, processor seconds.
         self._batch = (0.0, 0.0, 0, 0.0)
         self._batch_cpu = 0.0
         self._noted = 0.0
@@ -152,17 +152,17 @@ class Scrub:
 
     @period.setter
     def period(self, seconds: int) -> None:
-        """From now on."""
+        """Set the period, from now on."""
         if seconds != self._period:
             self._period = seconds
             self._changed.set()
 
     def stop(self) -> None:
-        """The mount ends: what is read at this moment is given up."""
+        """Stop for the unmount, and give up the reads under way."""
         self._scope.cancel()
 
     async def run(self) -> None:
-        """For ever, or until `stop`. Raises CatalogError; called again it goes on."""
+        """Scrub until `stop`. Raises CatalogError; called again it continues."""
         with trio.CancelScope() as self._scope:
             await self.ledger.accounts.census_done.wait()
             self._recall()
@@ -178,7 +178,7 @@ class Scrub:
                     await self._next()
 
     def _recall(self) -> None:
-        """What the daemon before has noted."""
+        """Read the notes of the previous daemon."""
         if self._recalled:
             return
         catalog, now = self.ledger.catalog, trio.current_time()
@@ -192,7 +192,7 @@ class Scrub:
     # When
 
     def _wait(self) -> float:
-        """Seconds until something is to be done."""
+        """Return the seconds until the next batch is due."""
         if not self._period:
             return math.inf
         now, today = trio.current_time(), self._clock()
@@ -221,7 +221,7 @@ class Scrub:
     # A batch
 
     async def _next(self) -> None:
-        """Verify some copies more. A catalog that fails is asked again much later."""
+        """Verify the next batch of copies. If the catalog fails, wait RETRY before the next."""
         began, at, self._batch_cpu = trio.current_time(), self._clock(), 0.0
         before = 0 if self._pass is None else self._pass.passed
         try:
@@ -245,7 +245,7 @@ class Scrub:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """What the loop itself does is processor time, too. Not across an await."""
+        """Count the loop's own work as processor time. Not across an await."""
         begun = time.thread_time()
         try:
             yield
@@ -259,7 +259,7 @@ class Scrub:
         return self._pass
 
     async def _collect(self, current: Pass) -> tuple[list[tuple[_Copy, verifying.Copy]], int, bool]:
-        """The copies of the next job, the inode that it goes to, and whether that is the last."""
+        """Return the copies of the next job, its last inode, and whether that ends the pass."""
         found: list[tuple[_Copy, verifying.Copy]] = []
         at, cost = current.at, 0
         for _ in range(STEPS):
@@ -281,7 +281,7 @@ class Scrub:
         return found, at, False
 
     def _copies(self, current: Pass, read: Inode) -> list[tuple[_Copy, verifying.Copy]]:
-        """The copies of an inode, with the contents that each may have."""
+        """Return the copies of an inode, with the contents that each may have."""
         if not read.is_file or not read.sealed or not self.ledger.tiers.holders(read):
             return []
         inode = self.transfers.still_current(read.ino)
@@ -292,7 +292,7 @@ class Scrub:
             forms = [(inode.size, inode.digest)] if inode.digest else []
             packed = inode.packed if self.ledger.tiers.is_packed_in(inode, tier) else None
             if packed is not None:
-                # A plain file in its place is what a death has left that came before the record.
+                # If a daemon died before it changed the record, a plain file is in its place.
                 forms = [(packed.size, packed.digest), *forms]
             if not forms:
                 current.without_digest += 1
@@ -308,7 +308,7 @@ class Scrub:
         return found
 
     async def _verify(self, current: Pass, copies: list[tuple[_Copy, verifying.Copy]]) -> None:
-        """Have a mover read them, and judge each. Raises CatalogError."""
+        """Let a mover read the copies, and judge each. Raises CatalogError."""
         size = sum(copy.cost for copy, _ in copies)
         batch = verifying.Batch(tuple(copy for _, copy in copies))
         try:
@@ -339,7 +339,7 @@ class Scrub:
             )
 
     def _means(self, copy: _Copy) -> Inode | None:
-        """The object, if the copy that was read is still one of its copies."""
+        """Return the object if the copy that was read is still one of its copies, else None."""
         inode = self.transfers.still_current(copy.ino, copy.version)
         if inode is None or copy.tier not in self.ledger.tiers.holders(inode):
             return None
@@ -347,7 +347,10 @@ class Scrub:
         return inode if packed == copy.packed else None
 
     def _judge(self, current: Pass, copy: _Copy, result: str | OSError) -> None:
-        """Say what was found, if that still matters. Raises CatalogError."""
+        """Count the result of a read, and report a wrong copy that still counts.
+
+        Raises CatalogError.
+        """
         inode = self._means(copy)
         if inode is None:
             current.passed += copy.cost
@@ -386,7 +389,7 @@ class Scrub:
         self.told("scrub", **facts)
 
     def _note(self, current: Pass) -> None:
-        """For the next daemon. Raises CatalogError."""
+        """Note the position for the next daemon. Raises CatalogError."""
         catalog, now = self.ledger.catalog, trio.current_time()
         catalog.carried[PASS] = json.dumps(asdict(current))
         if now - self._noted >= NOTE_PERIOD:
@@ -395,7 +398,7 @@ class Scrub:
                 pass  # with what it carries
 
     def describe(self) -> dict[str, Any]:
-        """How far it is: plain values."""
+        """Return the state and progress as plain values."""
         current, last = self._pass, self._last
         names = ("bytes", "objects", "rotten", "unread")
         shown = current or last
@@ -423,7 +426,7 @@ class Scrub:
 
 
 def _facts(one: Pass) -> dict[str, Any]:
-    """What people and programs are told of a pass."""
+    """Return the facts of a pass as plain values."""
     return {
         "began": round(one.began, 3),
         "ended": round(one.ended, 3),

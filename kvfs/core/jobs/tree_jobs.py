@@ -1,9 +1,9 @@
-"""Jobs that go through all files of trees because somebody asked: `kvfs evict`, `du`, `pin`.
+"""Jobs that go through all files of trees on request: `kvfs evict`, `du`, `pin`.
 
-Contract: `start` takes files and directories, and who visits them. Files are visited in reading
-order, for SLICE seconds between two turns of the loop; what a visit cannot do at once is an errand,
-AT_ONCE of them at a time. A job keeps no list: what comes or goes meanwhile is visited or not.
-Not for what is brought to faster tiers (`warm`).
+Contract: `start` takes files and directories, and their visitor. A job visits files in reading
+order, for SLICE seconds between two turns of the loop. A visit may return deferred work, which runs
+AT_ONCE at a time. A job keeps no list: a file that comes or goes meanwhile is visited or not.
+Not for bringing files to faster tiers (`warm`).
 """
 
 import time
@@ -17,20 +17,20 @@ from kvfs.core.jobs.job import Job, Jobs, below
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.errors import KvfsError, NoSpaceError
 
-AT_ONCE = 32  # errands; beyond what the movers do at a time they only wait
+AT_ONCE = 32  # pieces of deferred work; more than the movers do at a time only wait
 SLICE = 0.002  # s
 ALIVE_MOST = 64
-KEPT = 64  # jobs that are over, for who looks later
+KEPT = 64  # jobs that are over, for later looks
 
 Deferred = Callable[[], Awaitable[None]]
 
 
 class Visitor(Protocol):
-    """Counts for itself what it did, and why it did not."""
+    """Does the work on each file. It counts its results, and the reasons of refusals."""
 
     def visit(self, inode: Inode) -> Deferred | None: ...
     def failed(self, inode: Inode, error: Exception) -> None:
-        """A visit or an errand has raised this KvfsError or OSError."""
+        """Count a visit or deferred work that raised this KvfsError or OSError."""
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -46,20 +46,20 @@ class _TreeJob(Job):
 
 
 class TreeJobs(Jobs[_TreeJob]):
-    """Of one mount."""
+    """The tree jobs of one mount."""
 
     def __init__(self, table: OpenTable) -> None:
         super().__init__(KEPT)
         self.table = table
 
     def start(self, roots: Sequence[int], visitor: Visitor) -> int:
-        """The number of a new job. Raises NoSpaceError."""
+        """Start a job and return its number. Raises NoSpaceError."""
         if self.alive >= ALIVE_MOST:
             raise NoSpaceError(f"{ALIVE_MOST} orders about trees are not over: try again later")
         return self.begin(_TreeJob(roots, visitor))
 
     async def run(self) -> None:
-        """For ever."""
+        """Run the jobs, until it is cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 nursery.start_soon(self._sweep, await self.next())

@@ -1,9 +1,10 @@
-"""Files and whole trees come into the fastest tier that takes them, because somebody asked for it.
+"""Warm files and whole trees on request: bring them into the fastest tier that takes them.
 
-Contract: a job first lists its files, a few at a time, then brings them in that order, AT_ONCE at a
-time, behind every open, and into room that is free or was not used lately. What cannot come is
-counted with its reason. What a lower tier has already counts as here if a faster one has no such
-room. Not for what nobody asked for (`prefetch`), nor for fetching (`hydration`).
+Contract: a job first lists its files, a few at a time. Then it brings them in that order, AT_ONCE
+at a time. Opens go first, and files come only into room that is free or was not used lately. A file
+that cannot come is counted with its reason. A file in a lower tier counts as here if a faster tier
+has no such room. Not for files that no user asked for (`prefetch`), nor for the download itself
+(`hydration`).
 """
 
 from array import array
@@ -24,10 +25,10 @@ from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
 
-AT_ONCE = 32  # objects on their way; beyond what the movers do at a time they only wait
+AT_ONCE = 32  # objects on their way; more than the movers do at a time only wait
 FILES_MOST = 1 << 20  # of one job, 8 MiB
 JOBS_MOST = 1 << 16  # that are not over
-KEPT = 256  # jobs that are over, for who looks later
+KEPT = 256  # jobs that are over, for later looks
 STEP = 128  # entries between two turns of the loop, some 2 ms
 DEPTH_MOST = 4096 // 2  # directories in a path
 
@@ -61,14 +62,14 @@ class _Order(Job):
 
 
 class _Wait:
-    """The errand of one object of a job."""
+    """The prefetch request for one object of a job."""
 
     def __init__(self, job: _Order) -> None:
         self.job = job
         self.over = trio.Event()
         self.problem: Exception | None = None
 
-    def wanted(self, inode: Inode) -> bool:  # noqa: ARG002 (an errand may ask about it)
+    def wanted(self, inode: Inode) -> bool:  # noqa: ARG002 (other requests ask about it)
         return not self.job.cancelled
 
     def take(self, inode: Inode, tier: Tier, cost: int) -> bool:  # noqa: ARG002
@@ -80,7 +81,10 @@ class _Wait:
 
 
 class Warm(Jobs[_Order]):
-    """`hydration` is None without a bucket; `jobs` are inodes that movers work on."""
+    """The warm jobs of one mount.
+
+    `hydration` is None without a bucket; `jobs` are inodes that movers work on.
+    """
 
     def __init__(
         self,
@@ -99,10 +103,10 @@ class Warm(Jobs[_Order]):
         self._busy = jobs
         self._by_root: dict[int, _Order] = {}  # the last one of those that are not over
 
-    # What is asked
+    # Requests
 
     def start(self, inos: Sequence[int]) -> int:
-        """The number of a new job. Raises NoSpaceError."""
+        """Start a job and return its number. Raises NoSpaceError."""
         if self.alive >= JOBS_MOST:
             raise NoSpaceError(f"{JOBS_MOST} orders to warm wait: try again later")
         job = _Order(inos)
@@ -110,17 +114,17 @@ class Warm(Jobs[_Order]):
         return self.begin(job)
 
     def start_root(self, inode: Inode) -> None:
-        """As `start`, unless it was asked for and is not over."""
+        """Start a job for this file or directory, unless one for it is not over."""
         if inode.ino not in self._by_root:
             self.start([inode.ino])
 
     def cancel_root(self, inode: Inode) -> None:
-        """As `cancel`, for what was asked for by this file or directory."""
+        """Cancel the job that was started for this file or directory."""
         if inode.ino in self._by_root:
             self.cancel(self._by_root[inode.ino].number)
 
     def is_wanted(self, inode: Inode) -> bool:
-        """Whether it is to come, by its own order or that of a directory above, and is not here."""
+        """Whether the object is not here, and a job for it or a directory above it is under way."""
         if not self._by_root or (inode.is_file and self.ledger.tiers.holders(inode)):
             return False
         at: Inode | None = inode
@@ -135,10 +139,10 @@ class Warm(Jobs[_Order]):
             at = self.ledger.table.inode(at.links[0][0])
         return False
 
-    # Doing it
+    # The work
 
     async def run(self) -> None:
-        """For ever."""
+        """Run the jobs, until it is cancelled."""
         slots = trio.Semaphore(AT_ONCE)
         async with trio.open_nursery() as nursery:
             while True:
@@ -164,7 +168,7 @@ class Warm(Jobs[_Order]):
             nursery.start_soon(self._one, job, ino, slots)
 
     def _close(self, job: _Order) -> None:
-        """Whether it is over is seen after each change."""
+        """End the job if all its work is done. Called after each change."""
         if job.running or job.over or not job.begun:
             return
         job.inos = array("q")
@@ -174,7 +178,7 @@ class Warm(Jobs[_Order]):
         self.end(job)
 
     async def _list(self, job: _Order) -> None:
-        """All files below, in reading order. Raises CatalogError."""
+        """List all files of the job, in reading order. Raises CatalogError."""
         files = chain.from_iterable(below(self.ledger.table, root) for root in job.roots)
         for count, inode in enumerate(files):
             if inode is not None:
@@ -206,7 +210,7 @@ class Warm(Jobs[_Order]):
             self._close(job)
 
     async def _bring(self, job: _Order, inode: Inode) -> str:
-        """Why it is not here; "" if it is."""
+        """Bring one file. Returns why it is not here; "" if it is."""
         ledger = self.ledger
         current = self.transfers.still_current(inode.ino)
         if current is None or ledger.removals.is_gone(current):
@@ -232,7 +236,7 @@ class Warm(Jobs[_Order]):
         return ""
 
     async def _other(self, inode: Inode) -> str:
-        """Somebody else fetches it, or the bucket is down."""
+        """Wait for another download of the object, if the bucket is up. Returns as `_bring`."""
         assert self.hydration is not None
         bucket = self.hydration.bucket
         if bucket.health.down or bucket.terms is None:
@@ -243,7 +247,7 @@ class Warm(Jobs[_Order]):
         return "" if here else "an open of it has failed"
 
     async def _to_ram(self, inode: Inode) -> None:
-        """From NVMe, if RAM takes it and has room."""
+        """Promote the object from NVMe, if RAM takes it and has room."""
         ledger, ram, nvme = self.ledger, self.ledger.tiers.ram, self.ledger.tiers.nvme
         if inode.ino in self._busy:
             return
