@@ -1,7 +1,7 @@
 """The clock of code that has no trio loop.
 
-Contract: whoever measures intervals there, or sleeps, is given a `Clock`, so that tests can pass
-their own. What runs in the loop asks trio, whose clock tests replace as well.
+Contract: code that measures intervals or sleeps outside a loop gets a `Clock`, so that tests can
+pass their own. Code in the loop asks trio; tests replace trio's clock as well.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Clock(NamedTuple):
-    """`now` in seconds since any moment; `sleep` for so many."""
+    """A clock: `now()` in seconds since a fixed moment; `sleep(seconds)`."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

@@ -1,1 +1,1 @@
-"""The life of objects and names, without a kernel in sight."""
+"""The life of objects and names, independent of the kernel's interface."""

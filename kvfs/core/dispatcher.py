@@ -1,9 +1,9 @@
-"""The dispatcher of the movers' work, beside all else that runs as long as a mount does.
+"""Dispatch the movers' work, and run all other tasks that live as long as the mount.
 
-Contract: nothing here is waited for by an operation. A job moves a few sealed objects; one that
-fails leaves everything as it was and says so once. At most one job an object (`_jobs`), and none
-begins before the trash is empty: the file that it makes may be in there. A kind of movement says
-itself what comes next (`Demotion`), or asks for it when told to (`Requests`).
+Contract: no operation waits for this module. A job moves a few sealed objects; a job that fails
+leaves everything as it was and logs this once. An object has at most one job (`_jobs`). No job
+begins before the trash is empty: the file that the job makes may be in there. A kind of movement
+chooses its next objects itself (`Demotion`), or gets them as requests (`Requests`).
 """
 
 import logging
@@ -55,7 +55,10 @@ PAUSE = 1.0  # s until a task that failed goes on
 
 
 class Dispatcher:
-    """Run `run()` in a nursery as long as the mount lives; `write_back.drain()` before it ends."""
+    """Runs the background work of a mount.
+
+    Run `run()` in a nursery as long as the mount lives; `write_back.drain()` before it ends.
+    """
 
     def __init__(
         self,
@@ -72,16 +75,17 @@ class Dispatcher:
         identity: str = "",
         mountpoint: str = "",
     ) -> None:
-        """urgent: for what somebody waits for; remote: calls of the bucket, for names in `tree`.
+        """urgent: movers for callers that wait; remote: calls of the bucket, for names in `tree`.
 
-        live: the options of what is made here. The rest is as its users say.
+        live: the options of the objects that are made here. Those objects describe the other
+        arguments.
         """
         self.ledger = ledger
         self.room = room
         self._jobs: set[int] = set()
         self._running = 0
         self._slots = 2 * movers.workers
-        self._tasks: list[Callable[[], Awaitable[None]]] = []  # that run as long as the mount
+        self._tasks: list[Callable[[], Awaitable[None]]] = []  # they run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.breaker = CircuitBreaker(ledger.tiers.nvme, ledger.counters)
         self.requests = Requests(ledger.work.wake)
@@ -136,22 +140,22 @@ class Dispatcher:
 
     @property
     def jobs(self) -> int:
-        """Objects that are moved, or wait for it because somebody asked."""
+        """Count the objects that are being moved, or were requested to move."""
         return len(self._jobs) + len(self.requests)
 
     def evict(self, inos: Sequence[int], *, to: str, drop: bool, dry: bool) -> int:
-        """The number of a sweep that has them leave their tiers. Raises ConfigError."""
+        """Start a job that evicts the objects, and return its number. Raises ConfigError."""
         visitor = Evict(self.transfers, self.room, self._jobs, to=to, drop=drop, dry=dry)
         return self.tree_jobs.start(inos, visitor)
 
     def opened(self, inode: Inode) -> None:
-        """An object was opened for reading."""
+        """Note that an object was opened for reading."""
         self.promotion.opened(inode)
         if self.prefetch is not None:
             self.prefetch.opened(inode)
 
     def end_ahead(self) -> None:
-        """What nobody waits for is not begun any more: the mount ends."""
+        """Begin no more work for which no caller waits: the mount ends."""
         if self.prefetch is not None:
             self.prefetch.end()
         self.warm.cancel_all()
@@ -165,7 +169,7 @@ class Dispatcher:
 
     @staticmethod
     async def keep_up(task: Callable[[], Awaitable[None]]) -> None:
-        """A disk that fails must not end the mount: say so, and go on after a while."""
+        """Run a task again after PAUSE if it fails: a failing disk must not end the mount."""
         while True:
             try:
                 return await task()
@@ -180,7 +184,7 @@ class Dispatcher:
             await self.trash.empty()
             if ledger.accounts.census_done.is_set():
                 for tier in ledger.tiers.local:
-                    if tier.free < 0:  # a file has become larger than anyone expected
+                    if tier.free < 0:  # a file has become larger than expected
                         self.room.make_room(tier)
                 while self._running < self._slots and (job := self._next_job()):
                     movement, inos = job

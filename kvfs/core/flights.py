@@ -1,11 +1,12 @@
-"""Work that several callers wait for is done once for a key at a time.
+"""Do work that several callers wait for only once for a key at a time.
 
-Contract: the caller that finds no flight of its key begins one; callers that come later find it by
+Contract: a caller that finds no flight of its key begins one. Later callers find the flight by
 `get`, and wait for its `ended`. The work runs in a task of its own: a caller that is cancelled, or
-has waited long enough, changes nothing for the others. What the work raises becomes the `problem`
-of its flight, for all that wait; nothing else is raised. `stop` cancels all work: then the problem
-is that it was given up. When `ended` is set the flight has left, and the next caller begins anew.
-Synchronous, but for the work itself and for waiting. Not for locks: callers do not exclude others.
+has waited long enough, changes nothing for the others. An error of the work becomes the `problem`
+of its flight, for all callers that wait; nothing else is raised. `stop` cancels all work; then the
+problem says that the work was cancelled. When `ended` is set the flight has left, and the next
+caller begins anew. Synchronous, except for the work itself and for waiting.
+Not for locks: callers do not exclude others.
 """
 
 import logging
@@ -24,7 +25,7 @@ GLANCE = 0.5  # s between two looks whether the tier that an open waits for is d
 
 
 class Flight:
-    """Work that is under way. `problem`: why it came to nothing; None once it has gone well."""
+    """Work that is under way. `problem`: why it failed; None once it has succeeded."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -32,11 +33,11 @@ class Flight:
         self.problem: KvfsError | OSError | None = TierError("it was given up")
 
     def end(self) -> None:
-        """Tell all that wait."""
+        """Wake all callers that wait."""
         self.ended.set()
 
     def expect_done(self, ino: int) -> None:
-        """Raises NotFoundError, a miss, if it came to nothing; StaleError if the inode changed."""
+        """Raise NotFoundError, a miss, if the work failed; StaleError if the inode changed."""
         if isinstance(self.problem, StaleError):  # its name may mean another file by now
             raise StaleError(str(self.problem)) from self.problem
         if self.problem is not None:
@@ -50,8 +51,9 @@ F = TypeVar("F", bound=Flight)
 def start_task(what: str, work: Callable[[], Awaitable[None]]) -> None:
     """Begin a task that outlives its caller. A defect ends the task, and nothing else.
 
-    The task is one of the loop: the synchronous callers have no nursery. pyfuse3's nursery ends
-    with the first failure, and one of a request ends with it. The loop cancels it at its own end.
+    The task belongs to the loop, because the synchronous callers have no nursery. pyfuse3's nursery
+    ends with the first failure, and a request's nursery ends with the request. The loop cancels the
+    task at its own end.
     """
     trio.lowlevel.spawn_system_task(_guarded, what, work)
 
@@ -67,7 +69,7 @@ class SingleFlight(Generic[K, F]):
     """The flights that have not ended, by key."""
 
     def __init__(self, defect: Callable[[K, Exception], None]) -> None:
-        """defect: logs what work has raised, but may not."""
+        """defect: logs an error that the work must not raise."""
         self._flights: dict[K, F] = {}
         self.defect = defect
 
@@ -78,7 +80,7 @@ class SingleFlight(Generic[K, F]):
         return iter(self._flights.values())
 
     def get(self, key: K) -> F | None:
-        """The flight that the caller can wait for."""
+        """Return the flight that the caller can wait for, or None."""
         return self._flights.get(key)
 
     def begin(self, key: K, flight: F, work: Callable[[], Awaitable[None]]) -> F:
@@ -87,7 +89,7 @@ class SingleFlight(Generic[K, F]):
         return flight
 
     def enter(self, key: K, flight: F) -> F:
-        """As `begin`, but the caller does the work: it has to call `end`, whatever happens."""
+        """As `begin`, but the caller does the work, and must always call `end`."""
         self._flights[key] = flight
         return flight
 
@@ -95,7 +97,7 @@ class SingleFlight(Generic[K, F]):
         self._flights.pop(key).end()
 
     def stop(self) -> None:
-        """Cancel all work: it was unmounted."""
+        """Cancel all work at the unmount."""
         for flight in self:
             flight.scope.cancel()
 
@@ -106,7 +108,7 @@ class SingleFlight(Generic[K, F]):
                 flight.problem = None
         except (KvfsError, OSError) as error:
             flight.problem = error
-        except Exception as error:  # noqa: BLE001 (it is told of)
+        except Exception as error:  # noqa: BLE001 (`defect` logs it)
             flight.problem = TierError(f"a defect of kvfs: {error!r}")
             self.defect(key, error)
         finally:
@@ -114,7 +116,7 @@ class SingleFlight(Generic[K, F]):
 
 
 async def wait_while_up(event: trio.Event, until: float, health: Health) -> None:
-    """Wait for an event, but not longer, nor for a tier that is down."""
+    """Wait for an event until a time, or until the tier is down."""
     with trio.move_on_at(until):
         while not event.is_set() and not health.down:
             with trio.move_on_after(GLANCE):

@@ -1,8 +1,8 @@
 """The tiers that a mount is without.
 
-Contract: nothing is in them, no namespace takes them, they have no room, and they are never down.
-So callers need no test before they ask for any of that; where the difference matters by itself,
-`mounted` says it. Nobody may create or open a file in them.
+Contract: these tiers are empty, have no room, are never down, and no namespace takes them. So
+callers can ask for this without a test. Where only the difference matters, callers ask `mounted`.
+Callers must not create or open a file in these tiers.
 """
 
 import os
@@ -18,7 +18,7 @@ from kvfs.tiers.tier import Tier
 
 
 class NoRam(RamTier):
-    """`epoch` is one that no copy has."""
+    """No RAM tier. No copy has its `epoch`."""
 
     mounted = False
     epoch = -1
@@ -31,7 +31,7 @@ class NoRam(RamTier):
 
 
 class NoNvme(NvmeTier):
-    """`ram=` is all that is local."""
+    """No NVMe tier: RAM is the only local tier."""
 
     mounted = False
     grows = False
@@ -42,7 +42,10 @@ class NoNvme(NvmeTier):
 
 
 class NoBucket(Bucket):
-    """Any number of bytes may wait for it. `wait` is what opens wait for local work."""
+    """No bucket. Any number of bytes may wait for it.
+
+    `wait` is the time in seconds that opens wait for local work.
+    """
 
     mounted = False
 
