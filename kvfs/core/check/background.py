@@ -1,8 +1,8 @@
 """A check beside a mount: a job, started by one request and looked at by others.
 
-Contract: one at a time, without a number. Findings wait for who asks, so many at most, and the
-check waits with them; it ends when nobody has asked for a while. Whatever happens to it, the mount
-goes on.
+Contract: one check at a time, without a number. At most FINDINGS_MAX findings wait for a request;
+then the check waits, too. The check ends when no request has come for PATIENCE seconds. A check
+that fails does not stop the mount.
 """
 
 import logging
@@ -23,14 +23,14 @@ from kvfs.movement.remote import Remote
 log = logging.getLogger(__name__)
 
 FINDINGS_MAX = 1000  # in one answer
-PATIENCE = 10.0  # s that a check goes on after somebody last asked for it
+PATIENCE = 10.0  # s that a check goes on after the last request
 
 
 class _Check(Job):
-    """`findings` are those of which nobody has asked yet."""
+    """A check as a job. `findings` are those that no request has got yet."""
 
     def __init__(self, survey: Callable[[Callable[[Finding], Awaitable[None]]], Survey]) -> None:
-        """survey: of all that there is, that tells its findings so."""
+        """survey: makes a survey of the whole mount; its argument takes each finding."""
         super().__init__(())
         self.survey = survey(self.tell)
         self.findings: list[Finding] = []
@@ -60,14 +60,14 @@ class _Check(Job):
             log.exception("check: a defect of kvfs")
 
     def describe(self) -> dict[str, Any]:
-        """Also what was found since somebody last asked."""
+        """Return the progress, and the findings since the last request."""
         found, self.findings = self.findings, []
         self.room.set()
         return self.survey.answer(found, ended=self.over, failed=self.failed)
 
 
 class Background:
-    """Run `run()` as long as the mount lives."""
+    """The checks of a mount. Run `run()` as long as the mount lives."""
 
     def __init__(
         self, ledger: Ledger, movers: MoverPool, jobs: set[int], remote: Remote | None = None
@@ -90,10 +90,10 @@ class Background:
                 log.warning("check: %s", job.failed)
             self._jobs.end(job)
 
-    # What clients ask
+    # Requests of clients
 
     async def start(self, *, repair: bool, hashes: bool, bucket: bool = False) -> dict[str, Any]:
-        """Begin a check. Raises ControlError if there is one, ConfigError if there is no bucket."""
+        """Begin a check. Raises ControlError if one is running, ConfigError without a bucket."""
         if bucket and self._remote is None:
             raise ConfigError("--bucket: this mount has no bucket; mount it with s3=")
         if self._jobs.alive:
@@ -114,7 +114,7 @@ class Background:
         return {}
 
     async def look(self) -> dict[str, Any]:
-        """How far it is, and what was found since somebody last asked."""
+        """Return the progress, and the findings since the last request. Raises ControlError."""
         if self._last is None:
             raise ControlError(
                 "no check was started since this daemon began, which took over: begin it again"

@@ -1,12 +1,14 @@
 """The order of a check: each part may rely on what those before it have mended.
 
-Changes that the catalog's log lacks come before all else: those that its journal has, and those
-that are lost. Without a mount a repair has taken them from the journal when it opened the catalog;
-a mount does so by itself. What is lost is accepted by a repair: files that may have been its
-objects go into quarantine, and are not removed. Then numbers, since what is mended may need new
-ones; names before the inodes that they show to be nameless; backing files before the copies that
-the records claim, since one may lie in the wrong folder; copies before the bucket, which gets again
-from them what it lacks.
+First come changes that the catalog's log lacks: those that its journal has, and those that are
+lost. Without a mount, a repair takes them from the journal when it opens the catalog; a mount does
+so by itself. A repair accepts lost changes: files that may have been their objects go into
+quarantine, and are not removed.
+
+Then come the numbers, because a repair may need new ones. Names come before inodes, because they
+show which inodes are nameless. Backing files come before the copies that the records claim, because
+a file may lie in the wrong folder. Copies come before the bucket, because a repair uploads from
+them the objects that the bucket lacks.
 """
 
 from kvfs.core.check.copies import Copies
@@ -24,7 +26,7 @@ async def check(survey: Survey) -> None:
     whole = _look_for_changes(survey)
     await survey.step(0)
     if not whole:
-        return  # all else would be said of an older catalog
+        return  # all other findings would be about an older catalog
     names = Names(survey)
     inodes = Inodes(survey, names)
     copies = Copies(survey)

@@ -1,10 +1,10 @@
-"""Backing files against the records that mean them.
+"""Check backing files against the records that mean them.
 
-Contract: `run` looks at every copy that a sealed object's record claims. What looks wrong is looked
-at again with the inode held, so that no open, move or eviction comes between the record and the
-file; only then it is reported. A copy that is not what was sealed goes into quarantine and out of
-the record; with the last one the object goes, with its names. Bytes are read by movers, and only
-when hashes are wanted. Objects that are being written are passed by.
+Contract: `run` looks at every copy that a sealed object's record claims. It looks at a suspect
+again with the inode held, so that no open, move or eviction comes between the record and the file,
+and only then reports it. A damaged copy goes into quarantine and out of the record. With the last
+copy the object goes, with its names. Movers read the bytes, and only if hashes are wanted. Objects
+that are being written are skipped.
 """
 
 import errno
@@ -35,21 +35,21 @@ Stat = os.stat_result | OSError | None  # None: there is no file
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a copy. `remedy`: the copy goes, or record or time are corrected.
+    """A fault of a copy. `remedy`: the copy goes, or its record or time is corrected.
 
-    "plain": it is one, though the record says that it is packed.
+    "plain": the copy is plain, but the record says that it is packed.
     """
 
     kind: str
     what: str
-    remedy: str  # "lose", "restamp", "recount", "plain", or "" if nothing can be said for sure
+    remedy: str  # "lose", "restamp", "recount", "plain", or "" if the fault is not certain
 
 
-Hashed = bytes | Verdict | None  # the digest, or why there is none; None: nobody has looked
+Hashed = bytes | Verdict | None  # the digest, or why there is none; None: not read
 
 
 class Copies:
-    """`lost` are tiers whose directory is gone: nothing can be said of what was in them."""
+    """Checks copies. `lost` are tiers whose directory is gone: their copies cannot be checked."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
@@ -60,7 +60,7 @@ class Copies:
         self._hashing = trio.CapacityLimiter(beside if survey.live else survey.movers.workers)
 
     async def look_for_tiers(self) -> None:
-        """Report those that are gone as a whole, which is no damage of what was in them."""
+        """Report tiers whose directory is gone, which is no damage of the copies in them."""
         survey = self.survey
         for tier in self.ledger.tiers.local:
             if tier not in self.lost and not await survey.io(partial(_there, tier)):
@@ -76,13 +76,13 @@ class Copies:
         records = self.catalog.records(keys.INODES)
         while batch := list(islice(records, BATCH)):
             inos = [ino for key, _ in batch if (ino := keys.number(key))]
-            # Links, directories and what is unfinished are no concern of this part.
+            # This part ignores links, directories and unfinished objects.
             inodes = [inode for ino in inos if (inode := self._fit(ino))]
             await self._look(inodes)
             await survey.step(0 if survey.hashes else len(batch))
 
     def _fit(self, ino: int, version: int | None = None) -> Inode | None:
-        """The object if it is sealed, has a name and nobody writes it."""
+        """Return the object if it is sealed, has a name and no writer; else None."""
         inode, held = self.survey.sealed(ino), self.ledger.table.open.get(ino)
         if inode is None or (held is not None and held.writers):
             return None
@@ -125,7 +125,7 @@ class Copies:
             notes["to_verify"] += 1
 
     async def _read(self, inode: Inode, tier: Tier, suspects: dict[int, None]) -> None:
-        """Whether a copy that looks sound has the right bytes; or give it its digest."""
+        """Compare a copy that looks sound with its digest, or give the object its digest."""
         survey, sparse = self.survey, inode.sparse
         try:
             hashed: Hashed = await self._hash(inode, tier)
@@ -144,7 +144,7 @@ class Copies:
         await survey.step(inode.data)
 
     async def _hash(self, inode: Inode, tier: Tier, *, plain: bool = False) -> Hashed:
-        """plain: it is, whatever the record says."""
+        """Read a copy for its digest. plain: read it as plain even if the record says packed."""
         path = tier.path(inode.ino, inode.version)
         try:
             if inode.packed is not None and tier is self.ledger.tiers.nvme and not plain:
@@ -161,7 +161,7 @@ class Copies:
         return found.digest
 
     def _take_digest(self, inode: Inode, tier: Tier, digest: bytes) -> None:
-        """The bytes are those that were sealed, as far as anybody can tell."""
+        """Record the digest of a copy in which no fault was found."""
         survey = self.survey
         verified = bool(inode.digest)
         survey.notes["verified" if verified else "without_digest"] += 1
@@ -174,7 +174,7 @@ class Copies:
                 inode.session = self.ledger.session
             survey.put(inode)
 
-    # What is wrong with a copy
+    # Faults of a copy
 
     def _suspect(self, inode: Inode, tier: Tier) -> bool:
         """Whether a power loss may have come between the bytes and the disk."""
@@ -217,7 +217,7 @@ class Copies:
         return None
 
     async def _judge(self, ino: int) -> None:
-        """Look at all copies of a suspicious object again, with nobody to interfere."""
+        """Look at all copies of a suspect again, with its inode held."""
         survey, ledger = self.survey, self.ledger
         async with survey.hold(ino):
             inode = self._fit(ino)
@@ -252,7 +252,7 @@ class Copies:
                 await self._report(current, tier, status, verdict, last=last)
 
     def _nowhere(self, inode: Inode) -> None:
-        """No copy is claimed: an object that only memory held, which is gone, or an odd record."""
+        """Handle an object without a copy: it was only in RAM, which is gone, or is damaged."""
         if inode.ram_epoch and not self.survey.live:
             self.survey.notes["ram_gone"] += 1
             return
@@ -266,7 +266,7 @@ class Copies:
     async def _report(
         self, inode: Inode, tier: Tier, status: Stat, verdict: Verdict, *, last: bool
     ) -> None:
-        """Mend it, and say so. `last`: no other copy is left."""
+        """Mend a fault and report it. `last`: no other copy is left."""
         survey, ino, version = self.survey, inode.ino, inode.version
         path = tier.path(ino, version)
         there = status if isinstance(status, os.stat_result) else None

@@ -1,9 +1,10 @@
-"""Backing files that no record means: leftovers, half-made copies, and what is not ours.
+"""Find backing files that no record means: leftovers, half-made copies and foreign files.
 
-Contract: every name in `objects/` is looked at, a folder at a time, in a thread. One that no record
-means is looked at again with its inode held. A copy that lies in the wrong folder is put where its
-record looks for it, if nothing is there; all else goes, as the sweep of the next mount would have
-it: into quarantine where names are lost. What was put into quarantine is counted and never touched.
+Contract: `run` looks at every name in `objects/`, a folder at a time, in a thread. It looks again,
+with the inode held, at a file that no record means. A copy in the wrong folder moves to the place
+that its record means, if that is free. Other such files are removed, as the next mount would do. If
+names are lost, leftovers go into quarantine instead. Files in quarantine are counted and never
+touched.
 """
 
 import os
@@ -23,7 +24,7 @@ Listed = list[str] | OSError | None  # None: there is no such folder
 
 
 class Files:
-    """Tiers in `lost` are passed by."""
+    """Checks the files of all tiers, except tiers in `lost`."""
 
     def __init__(self, survey: Survey, lost: set[Tier]) -> None:
         self.survey = survey
@@ -65,7 +66,7 @@ class Files:
     def _wrong(
         self, tier: Tier, folder: str, name: str, ino: int, version: int
     ) -> tuple[str, str] | None:
-        """(kind, what is wrong), or None if it is as it should be, or about to be."""
+        """Return (kind, fault), or None if the file is sound, or is about to be."""
         if name.endswith(PART) and ino:
             return "part", "a copy that was never finished"
         if not ino:
@@ -98,7 +99,7 @@ class Files:
             inode = survey.inode(ino) if ino else None
             young = survey.live and changed > survey.started - CREATE_PATIENCE
             if young and ino >= self.ledger.accounts.first_new and inode is None:
-                return  # a create may be about to say what it is
+                return  # a create may be about to make its record
             proper = tier.path(ino, version)
             act, cure = partial(os.unlink, path), "remove it"
             if survey.doubtful and kind == "leftover":
@@ -122,11 +123,11 @@ class Files:
 
 
 def nothing() -> None:
-    """The file was mended before the finding is reported."""
+    """Do nothing: the file was mended before the finding is reported."""
 
 
 def _parse(name: str) -> tuple[int, int]:
-    """(inode, version) of a backing file or of one that was to become one; zeros for others."""
+    """Return (inode, version) of a backing file or an unfinished one; zeros for other names."""
     stem = name.removesuffix(PART)
     try:
         ino, version = (int(part, 16) for part in stem.split("."))
@@ -149,7 +150,7 @@ def _names(folder: str) -> Listed:
 
 
 def _changed(path: str) -> float | None:
-    """When it was last changed, by the clock that nobody can set; None if it is gone."""
+    """Return the file's ctime, which no program can set; None if the file is gone."""
     try:
         return os.lstat(path).st_ctime
     except FileNotFoundError:
@@ -157,7 +158,7 @@ def _changed(path: str) -> float | None:
 
 
 def _try(act: partial[None]) -> OSError | None:
-    """Why it cannot be done; what is gone meanwhile needs nothing more."""
+    """Run `act` and return its error, or None; a file that is gone is no error."""
     try:
         act()
     except FileNotFoundError:

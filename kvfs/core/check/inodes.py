@@ -1,8 +1,11 @@
-"""Inodes: whether records make sense, have names and can be reached, and what hangs on them.
+"""Check inodes: whether their records make sense, have names and can be reached.
 
-Contract: `count` comes first, since what follows needs to know how many there are and that numbers
-are not given out twice; `run` comes after the names are mended. An inode that nobody has open is
-sealed and has a name; what a crash left otherwise, and the next mount will drop, is only noted.
+Attributes and marks of inodes, and the facts of the catalog, are checked here, too.
+
+Contract: `count` comes first, because the next steps need the number of inodes, and no number may
+be given out twice. `run` comes after the names are mended. An inode that is not open must be sealed
+and have a name. If a crash left an inode otherwise and the next mount will drop it, the check only
+notes it.
 Not for bytes.
 """
 
@@ -18,7 +21,7 @@ from kvfs.core.ledger.sessions import NUMBER
 
 
 class Inodes:
-    """It shares what `names` found out."""
+    """Checks all inodes. It shares the results of `names`."""
 
     def __init__(self, survey: Survey, names: Names) -> None:
         self.survey = survey
@@ -30,7 +33,7 @@ class Inodes:
         self._session = self._epoch = 0  # the greatest in any record
 
     async def count(self) -> None:
-        """Read every record, and see what makes no sense."""
+        """Read and count every record, and report those that make no sense."""
         survey, largest = self.survey, 0
         survey.begin("records", 0)
         for key, record in self.catalog.records(keys.INODES):
@@ -58,7 +61,7 @@ class Inodes:
         self.survey.report("record", ino, "", what, "remove it: the inode is lost", mend)
 
     async def run(self) -> None:
-        """Links, directories, namespaces, attributes, marks, facts."""
+        """Check links, directories, namespaces, attributes, marks and facts."""
         await self._links()
         await self.namespaces.run()
         await self._xattrs()
@@ -70,7 +73,7 @@ class Inodes:
     # Links
 
     async def _links(self) -> None:
-        """One view of all records serves to count the directories, whatever is made meanwhile."""
+        """Check links. Directories are counted in one view of all records, without later ones."""
         survey, names = self.survey, self.names
         survey.begin("links", survey.inodes)
         directories: dict[int, tuple[int, int]] = {}  # inode -> parent, subdirs
@@ -107,7 +110,7 @@ class Inodes:
             self._check_unsealed(inode)
 
     def _mislinked(self, inode: Inode, valid: tuple[tuple[int, int], ...]) -> None:
-        """It says that it has names that are not there, or the same one twice."""
+        """Report an inode whose record has missing names, or the same name twice."""
 
         def mend() -> None:
             if valid:
@@ -126,9 +129,10 @@ class Inodes:
         self.survey.report_inode("link", inode, what, cure, mend)
 
     def _check_nameless(self, inode: Inode) -> None:
-        """Right for what was unlinked while it was open, or a crash found in that state.
+        """Report a nameless inode, unless it may be nameless.
 
-        And for a directory that was dropped with all that is in it.
+        An inode may be nameless if it was unlinked while it was open, also before a crash. The top
+        directory of a dropped tree may be nameless, too.
         """
         survey, ino = self.survey, inode.ino
         if survey.in_use(ino) or survey.to_be_recovered(ino) or survey.dropped(ino):
@@ -169,7 +173,7 @@ class Inodes:
         self.survey.report_inode("directory", directory, what, "correct the number", mend)
 
     async def _unreachable(self, parents: dict[int, int]) -> None:
-        """Directories that are below themselves; those without an entry are found as links."""
+        """Report directories that are below themselves. `_check` finds those without an entry."""
         survey, good = self.survey, {ROOT_INO}
         for ino in parents:
             way: dict[int, None] = {}
@@ -187,7 +191,7 @@ class Inodes:
             await survey.step(0)
 
     def _cycle(self, ino: int) -> set[int]:
-        """The directories of a cycle, if it is there still."""
+        """Return the directories of a cycle; an empty set if the cycle is gone."""
         found: set[int] = set()
         while ino not in found:
             inode = self.survey.inode(ino)
@@ -204,7 +208,7 @@ class Inodes:
             self.survey.remove(parent, entry)
         self.names.to_lost_found(inode)
 
-    # What hangs on inodes
+    # Attributes and marks
 
     async def _xattrs(self) -> None:
         survey = self.survey
@@ -219,7 +223,7 @@ class Inodes:
             await survey.step()
 
     async def _marks(self) -> None:
-        """Marks say what the next mount drops if this one dies."""
+        """Check the marks of inodes that the next mount drops if this one dies."""
         survey = self.survey
         survey.begin("marks", 0)
         for key, _ in self.catalog.records(keys.MARKS):
@@ -246,7 +250,7 @@ class Inodes:
     # Facts
 
     def _facts(self) -> None:
-        """What a mount reads before all else. Without a fact it begins anew, which is no damage."""
+        """Check the facts that a mount reads first. A fact that no record needs may be missing."""
         least = {"session": self._session, "ram_epoch": self._epoch, "clean": 0}
         for name, number in least.items():
             found = self.catalog.fact(name)

@@ -1,9 +1,9 @@
-"""Names against inodes: directory entries, the inodes they stand for, and the links back.
+"""Check names against inodes: directory entries, their inodes, and the links back.
 
 Contract: an entry is right if it is found by its cookie and by its name, lies in a directory, and
-its inode lists it. What is mended keeps every inode that can be kept: an entry that the inode does
-not know of becomes its name if it has no other; an inode whose name is not known any more goes to
-/lost+found, named by its number. Not for what an inode says about itself.
+its inode lists it. A repair keeps every inode that can be kept. If an inode has no other name, an
+entry that it does not list becomes its name. An inode whose name is not known any more goes to
+/lost+found, named by its number. Not for the other fields of an inode.
 """
 
 import os
@@ -18,7 +18,10 @@ from kvfs.core.names.tree import COOKIE_SELF, Tree
 
 
 class Names:
-    """`parents` has directories whose records do not say where they are, or are not there."""
+    """Checks all entries.
+
+    `parents` has the parents of directories whose records are missing, or do not have the parent.
+    """
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
@@ -27,7 +30,7 @@ class Names:
         self.parents: dict[int, int] = {}
 
     async def run(self) -> None:
-        """Look at all entries: by cookie, then by name."""
+        """Check all entries: by cookie, then by name."""
         survey = self.survey
         survey.begin("names", 2 * survey.inodes)
         largest = 0
@@ -43,7 +46,7 @@ class Names:
             await survey.step()
 
     def check_counter(self, largest: int) -> None:
-        """Numbers that are given out twice would make two objects one."""
+        """Report a counter that would give out a number twice, and so make two objects one."""
         counter = self.catalog.counter
         if largest >= counter and ("counter", largest) not in self.survey.said:
             self.survey.said.add(("counter", largest))
@@ -52,7 +55,7 @@ class Names:
             self.survey.report("counter", 0, "", what, f"go on from {largest + 1}", mend)
 
     def check_root(self) -> None:
-        """Before all names: what is repaired may need it."""
+        """Check the root. This comes before all names, because their repair may need it."""
         root = self.survey.inode(ROOT_INO)
         links = ((ROOT_INO, COOKIE_SELF),)
         if root is None or not root.is_dir:
@@ -86,14 +89,14 @@ class Names:
         return None if found is None else found[1]
 
     def _entries(self, ino: int) -> Iterator[Dentry]:
-        """What lies in a directory, as far as it makes sense."""
+        """Yield the entries of a directory that make sense."""
         for key, value in self.catalog.records(keys.COOKIES, keys.number_key(ino)):
             found = audit.by_cookie(key, value)
             if found is not None:
                 yield found[1]
 
     def valid_links(self, inode: Inode) -> tuple[tuple[int, int], ...]:
-        """The links that lead to an entry which leads back; each once, of a directory the first."""
+        """Return each link once whose entry leads back to the inode; for a directory, the first."""
         found = [
             link
             for link in dict.fromkeys(inode.links)
@@ -118,7 +121,7 @@ class Names:
             self._check_index(*found)
 
     def _check_directory(self, parent: int, entry: Dentry) -> bool:
-        """Whether the entry lies in a directory, perhaps one that was made anew."""
+        """Check that the entry lies in a directory, perhaps one that is made anew."""
         directory = self.survey.inode(parent)
         if directory is None:
             if parent not in self.parents:
@@ -129,7 +132,7 @@ class Names:
         return True
 
     def _misplaced(self, parent: int, entry: Dentry, why: str) -> None:
-        """An entry that cannot stay; its inode must not go with it."""
+        """Report an entry that cannot stay, and keep its inode."""
         survey = self.survey
         inode = survey.inode(entry.ino)
         others = () if inode is None else self.valid_links(inode)
@@ -156,7 +159,7 @@ class Names:
         survey.report("name", entry.ino, survey.entry_path(parent, entry.name), why, cure, mend)
 
     def _check_target(self, parent: int, entry: Dentry) -> bool:
-        """Whether the entry stands for an inode that knows of it."""
+        """Check that the entry stands for an inode that lists it. Returns whether it stays."""
         survey = self.survey
         inode, link = survey.inode(entry.ino), (parent, entry.cookie)
         if inode is not None and link in inode.links:
@@ -181,7 +184,7 @@ class Names:
         return True
 
     def _unwanted(self, inode: Inode) -> bool:
-        """Whether it has a name, or is meant to have none."""
+        """Whether the inode has a name, or is meant to have none."""
         return self.survey.unlinked(inode) or inode.ino == ROOT_INO or bool(self.valid_links(inode))
 
     def _to_be_adopted(self, inode: Inode, parent: int) -> None:
@@ -194,7 +197,7 @@ class Names:
         self.survey.put(inode)
 
     def _check_index(self, parent: int, entry: Dentry) -> None:
-        """Whether the name leads where the cookie leads."""
+        """Check that the name leads to the same entry as the cookie."""
         survey, other = self.survey, self._named(parent, entry.name)
         if other == entry:
             return
@@ -242,7 +245,7 @@ class Names:
 
         def restore() -> None:
             survey.change(lambda batch: batch.link(parent, entry))
-            assert inode is not None  # else there would be nothing to keep
+            assert inode is not None  # `keep` is true
             if link not in inode.links:
                 self._adopt(inode, link)
 
@@ -278,7 +281,7 @@ class Names:
         self.survey.put(made)
 
     def to_lost_found(self, inode: Inode) -> None:
-        """Give it a name that nobody has asked for; the entries it had are the caller's."""
+        """Give an inode a name in /lost+found. The caller removes its old entries."""
         directory = self._lost_found()
         name = b"%d" % inode.ino
         while self._named(directory.ino, name) is not None:
@@ -303,7 +306,10 @@ class Names:
             batch.put(directory)
 
     def _leaves(self, inode: Inode, directory: Inode, batch: Batch) -> bool:
-        """Account it to its new directory's namespace; one that is a namespace keeps that."""
+        """Account the inode to its new directory's namespace; a namespace stays its own.
+
+        Returns whether the inode changes its namespace.
+        """
         namespaces = self.survey.ledger.namespaces
         if namespaces.own(inode.ino) or inode.namespace == directory.namespace:
             return False

@@ -1,10 +1,11 @@
-"""Namespaces: what inodes are accounted to, and the marks that say what is to become of them.
+"""Check which namespaces inodes are accounted to, and the marks of namespaces.
 
-Contract: an inode is accounted to the namespace in which it lies, unless a walk has yet to see to
-that; what was dropped and not walked over is right as it is, with its top directory that has no
-name. `suspect` is asked of every inode, and costs two look-ups; `run` looks at suspects again, then
-at the marks, once names and links are mended. What was dropped stays dropped: a miss, never bytes
-that somebody has declared wrong. Not for the mark of what is unfinished (`Inodes`).
+Contract: an inode is accounted to the namespace in which it lies, unless a walk has yet to do that.
+A dropped tree that no walk has passed yet is right as it is; its top directory has no name.
+`suspect` is called for every inode, and costs two look-ups. `run` looks at suspects again, then at
+the marks, once names and links are mended. A dropped object stays dropped: an open is a miss, and
+never returns bytes that a user has declared wrong. Not for the marks of unfinished inodes
+(`Inodes`).
 """
 
 from collections.abc import Callable, Container
@@ -22,11 +23,13 @@ _Forget = Callable[[int, Batch], None]
 
 
 def home(survey: Survey, inode: Inode, known: dict[int, int | None] | None = None) -> int | None:
-    """The namespace in which its first name lies; None while that cannot be said.
+    """Return the namespace in which the inode's first name lies; None if that is not known yet.
 
-    It cannot where the way up leads into what was dropped, or is yet to be accounted anew, or back.
-    known: directories whose home was asked for; those on the way are added. So the way up from each
-    of n directories is no longer than to the first that is known, however deep they are.
+    It is not known if the way up leads into a dropped tree, into a tree that is yet to be accounted
+    anew, or in a circle.
+
+    known: the homes of directories; the directories on the way are added. So the way up from a
+    directory ends at the first known one, at any depth.
     """
     known = {} if known is None else known
     namespaces, at, way = survey.ledger.namespaces, inode, dict[int, None]()
@@ -48,14 +51,14 @@ def home(survey: Survey, inode: Inode, known: dict[int, int | None] | None = Non
         if parent is None or parent.ino in namespaces.unaccounted:
             break
         at = parent
-    if not inode.is_dir:  # it may have other names, elsewhere
+    if not inode.is_dir:  # a file may have other names, elsewhere
         del way[inode.ino]
     known.update(dict.fromkeys(way, found))
     return found
 
 
 def at_top(survey: Survey, directory: Inode) -> bool:
-    """Whether it is where namespaces are, or was put into /lost+found."""
+    """Whether the directory is at the top, where namespaces are, or in /lost+found."""
     parent = directory.links[0][0]
     if not directory.is_dir or parent == ROOT_INO:
         return directory.is_dir
@@ -67,7 +70,10 @@ def at_top(survey: Survey, directory: Inode) -> bool:
 
 
 class Namespaces:
-    """`rebuilt` are directories whose records are to be made anew, and have their marks rightly."""
+    """Checks namespaces and their marks.
+
+    `rebuilt` are directories whose records are to be made anew; they keep their marks.
+    """
 
     def __init__(self, survey: Survey, rebuilt: Container[int]) -> None:
         self.survey = survey
@@ -76,21 +82,21 @@ class Namespaces:
         self.ledger = survey.ledger
         self.namespaces = survey.ledger.namespaces
         self.prefixes = survey.ledger.prefixes
-        # Of directories, as far as asked for. Beside a mount they may have moved since: what seems
-        # wrong by this is looked at anew.
+        # The known homes of directories. Beside a mount, directories may have moved since, so a
+        # suspect is looked at anew.
         self._homes: dict[int, int | None] = {}
-        self._reports = 0  # there were then
+        self._reports = 0  # the number of reports when the homes were last cleared
         self._suspects: list[int] = []
         self._models: set[int | None] = {
             audit.model(key, value) for key, value in self.catalog.records(keys.MODELS)
         }
 
     def suspect(self, inode: Inode) -> None:
-        """Look at it again if it does not seem to be accounted as it should be."""
+        """Note an inode to be looked at again, if it seems to be accounted wrongly."""
         if not inode.links:
             return
         if self.survey.repair and self._reports != self.survey.reports:
-            self._homes.clear()  # what was mended may lie elsewhere now
+            self._homes.clear()  # mended directories may lie elsewhere now
             self._reports = self.survey.reports
         expected = home(self.survey, inode, self._homes)
         unknown = inode.model and inode.model not in self._models
@@ -99,7 +105,7 @@ class Namespaces:
             self._suspects.append(inode.ino)
 
     async def run(self) -> None:
-        """Suspects first: a namespace that is none holds nothing any more when its mark goes."""
+        """Check suspects, then marks: when a wrong namespace loses its mark, it holds no inode."""
         survey = self.survey
         survey.begin("namespaces", len(self._suspects))
         self._homes.clear()
@@ -110,7 +116,8 @@ class Namespaces:
                 self._check_model(inode)
                 self._check_prefix(inode)
             await survey.step()
-        # By kind: what is wrong with a mark, if it is to go, and what forgets it in memory as well.
+        # By kind: the function that finds the fault of a mark, and the one that forgets it in
+        # memory as well.
         checks: dict[bytes, tuple[_Check, _Forget]] = {
             keys.SETTINGS: (self._check_settings, self.namespaces.forget),
             keys.DROPPED: (self._check_dropped, self.namespaces.end_drop),
@@ -156,7 +163,7 @@ class Namespaces:
 
     @staticmethod
     def _with_link(inode: Inode, link: tuple[int, int]) -> Inode:
-        """As if that were its only name: a file whose names a walk has yet to part has several."""
+        """Copy the inode with one link: a file may have more, which a walk has yet to part."""
         if len(inode.links) == 1:
             return inode
         one = inode.copy()
@@ -187,7 +194,7 @@ class Namespaces:
     # Marks
 
     def _report(self, kind: bytes, key: bytes, what: str, forget: Callable[[Batch], None]) -> None:
-        """A mark of what cannot have it goes, in memory as well."""
+        """Report a mark of an inode that cannot have it; a repair removes it, in memory as well."""
         ino = keys.number(key) or 0
         inode = self.survey.inode(ino) if ino else None
 
@@ -253,7 +260,7 @@ class Namespaces:
         return ""
 
     def _check_prefix(self, inode: Inode) -> None:
-        """A block's directory is there as long as the block, or is marked."""
+        """Check that a block's directory exists as long as the block, or is marked."""
         if not inode.is_dir or not inode.key or inode.ino in self.prefixes.going:
             return
         if not self.prefixes.is_of_block(inode) or self.prefixes.is_there(inode):

@@ -1,15 +1,16 @@
-"""The bucket against the catalog: what the catalog says of it, and what a listing finds there.
+"""Check the bucket against the catalog: the catalog's marks of the bucket, and a listing.
 
-Contract: `Marks` looks at the catalog alone. `check_inode` is asked of every inode, and costs a
-look-up for those that are in the bucket; `run` looks at the marks: where objects are, what waits,
-what is to be deleted. What the bucket has of an inode that is no more is deleted there.
+Contract: `Marks` looks at the catalog alone. `check_inode` is called for every inode, and costs a
+look-up for those that are in the bucket. `run` looks at the marks: the places of objects, the
+objects that wait, and the keys that are to be deleted. If an inode is gone, its object in the
+bucket is deleted there.
 
-`Listed.run` lists the prefix once and compares it with the marks of what is in the bucket. What
-looks wrong is asked for again with the inode held, and only then reported. What is not there, or is
-another object, was unlinked or replaced by another node, and loses its names here, too. Where no
-other node uses the prefix it is uploaded again from a copy here, and dropped only without one.
-Bytes are read by movers, and only when hashes are wanted. What no mark means may be another node's:
-that is for `kvfs gc`.
+`Listed.run` lists the bucket prefix once and compares it with the marks. It asks for a suspect
+again with the inode held, and only then reports it. If an object is missing or is another one,
+another node has unlinked or replaced it: the object loses its names here, too. If no other node
+uses the prefix, the object is uploaded again from a copy here, and dropped only without one.
+Movers read the bytes, and only if hashes are wanted. A key that no mark means may be another
+node's: `kvfs gc` handles those.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ READERS = 4  # objects that are read at once
 
 
 class Marks:
-    """Of the objects of a catalog."""
+    """Checks the marks of the objects of a catalog."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
@@ -37,12 +38,12 @@ class Marks:
         self.ledger = survey.ledger
 
     def check_inode(self, inode: Inode) -> None:
-        """Whether something says where in the bucket it is."""
+        """Report an inode that is in the bucket, if no mark has its place there."""
         if not inode.in_bucket or self._good(inode.ino):
             return
         here = bool(self.ledger.tiers.holders(inode))
         if inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy:
-            return  # a look at another time
+            return  # another check looks at it
         what = "it is in the bucket, but nothing says where"
         cure = "take it for not being there" if here else "drop it with its names"
         self.survey.report_inode("stored", inode, what, cure, partial(self._take, inode, here=here))
@@ -59,7 +60,7 @@ class Marks:
             self.ledger.removals.drop(inode, "lost")
 
     async def run(self) -> None:
-        """All marks. A key that is to be deleted may be any text: it is only ever deleted."""
+        """Check all marks. A key that is to be deleted may be any text: it is only deleted."""
         survey = self.survey
         survey.begin("bucket", 0)
         for kind in (keys.STORED, keys.UNSTORED, keys.CONTESTED, keys.DELETED):
@@ -96,7 +97,7 @@ class Marks:
 
 
 class Listed:
-    """Of one bucket."""
+    """Checks the objects of one bucket by a listing."""
 
     def __init__(self, survey: Survey, remote: Remote) -> None:
         self.survey = survey
@@ -113,7 +114,7 @@ class Listed:
         self._reading = trio.CapacityLimiter(READERS)
 
     async def run(self) -> None:
-        """Raises StoreError, TierError if the bucket cannot be looked at."""
+        """Check the bucket. Raises StoreError, TierError if the bucket cannot be read."""
         await self._expect()
         self.survey.begin("objects in the bucket", len(self._expected))
         await self._compare()
@@ -149,18 +150,18 @@ class Listed:
                 yield number, value
 
     def _current(self, ino: int) -> tuple[Inode, Stored] | None:
-        """What is to be in the bucket, and where, at this moment."""
+        """Return the object and its place in the bucket at this moment, or None."""
         inode = self.survey.sealed(ino)
-        if inode is None or is_stub(inode):  # then what a listing told is all that is known of it
+        if inode is None or is_stub(inode):  # of a stub only the listing's facts are known
             return None
         value = self.catalog.record(keys.STORED, keys.number_key(ino))
         stored = None if value is None else audit.stored(value)
         return (inode, stored) if inode.in_bucket and stored is not None else None
 
-    # All of it
+    # The listing
 
     async def _compare(self) -> None:
-        """List the prefix; what is not as expected is a suspect."""
+        """List the prefix, and sort the objects into sound ones and suspects."""
         after, prefix = "", self.remote.bucket.place.prefix
         while True:
             page = await self.remote.call("ask", 0, (), looking.page, prefix, after)
@@ -210,10 +211,10 @@ class Listed:
         wanted = (stored, inode.size, inode.digest)
         return await self.remote.call("down", stored.size, (), looking.verify, *wanted)
 
-    # One that is suspicious
+    # A suspect
 
     async def _judge(self, ino: int) -> None:
-        """Ask again, with nobody to interfere."""
+        """Ask for a suspect again, with its inode held, and report it."""
         async with self.survey.hold(ino):
             before = self._current(ino)
             if before is None:
@@ -246,9 +247,9 @@ class Listed:
             self.survey.report_inode("altered", inode, what, "take the ETag that it has", mend)
 
     def _lost(self, inode: Inode, kind: str, what: str, *, ours: bool) -> None:
-        """The bucket cannot give it back; `ours`: what is there is to go."""
+        """Report an object that the bucket lost. `ours`: its key there is to be deleted."""
         ledger, report = self.ledger, partial(self.survey.report_inode, kind, inode, what)
-        # What is to have another name there was renamed here since: this node means it.
+        # An object with a mark UNSTORED was renamed here since: its key is this node's.
         marked = self.catalog.mark(keys.UNSTORED, inode.ino) is not None
         others = self.remote.bucket.shared and not ours and not marked
         if ledger.tiers.holders(inode) and not others:
@@ -262,7 +263,7 @@ class Listed:
             report("drop it with its names", mend)
 
     def _end_deletes(self) -> None:
-        """What was to be deleted and is not there."""
+        """Remove the marks of keys that were to be deleted and are not there."""
         numbers = [number for found in self._deletes.values() for number in found]
         self.survey.notes["deletes_done"] += len(numbers)
         if self.survey.repair and numbers:

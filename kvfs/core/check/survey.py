@@ -1,9 +1,9 @@
-"""What all parts of a check share: what is looked at, what is found, and how fast it goes.
+"""The shared part of a check: access to the catalog and tiers, findings, and speed.
 
-Contract: `report` is called in the step of the loop in which a suspicion was confirmed, and mends
-in that same step, so that what it says is true of the state that it changes. Nobody hears of it
-before `step`, which may wait: for the reader of the findings, and beside a mount for the other
-tasks of the loop. Not for knowing what is wrong.
+Contract: `report` is called in the step of the loop in which a suspicion was confirmed. It mends in
+that same step, so that the finding is true of the state that it changes. `step` passes findings on.
+`step` may wait: for the reader of the findings, and beside a mount for the other tasks of the loop.
+Not for finding faults.
 """
 
 import time
@@ -23,15 +23,15 @@ from kvfs.tiers import Job
 
 T = TypeVar("T")
 STEP = 0.0003  # s of this thread's work between two turns of the loop
-STEP_MAX = 0.002  # s that it takes for its own: what others work while it waits is in there, too
-SHARE = 4  # beside a mount: for each second of work as many for everybody else
+STEP_MAX = 0.002  # s of work counted at most: other tasks' work during a wait is in there, too
+SHARE = 4  # beside a mount: seconds for all other tasks, for each second of work
 JOB_PERIOD = 0.01  # s between two looks whether a mover has finished with an object
 SHOWN = 128  # names of a path, from the end; each costs two look-ups, for each finding below
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`cure` says what a repair does, or did; if nothing was done though asked for, why."""
+    """A fault. `cure` says what a repair does or did, or why a repair left the fault."""
 
     kind: str
     ino: int
@@ -42,7 +42,7 @@ class Finding:
 
 
 class Survey:
-    """`live`: beside a mount, whose operations go on; `tell` takes each finding."""
+    """One check's state. `live`: beside a mount that serves; `tell` takes each finding."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Survey:
         live: bool,
         remote: Remote | None = None,
     ) -> None:
-        """remote: calls of the bucket, if that is to be looked at as well."""
+        """remote: calls of the bucket, if the bucket is checked as well."""
         self.ledger = ledger
         self.catalog = ledger.catalog
         self.movers = movers
@@ -66,19 +66,19 @@ class Survey:
         self.live = live
         self.remote = remote
         self.started = time.time()
-        self.notes = Counter[str]()  # what is as it should be, but worth knowing
+        self.notes = Counter[str]()  # facts that are no faults, but worth knowing
         self.phase, self.done, self.total = "", 0, 0
         self.inodes = 0  # how many there are, once they are counted
         self.reports = 0
         self.bytes = 0  # in all copies
         self.unreadable: set[int] = set()  # inodes whose records make no sense
         self.doubtful = False  # changes of the catalog are lost, with names perhaps
-        self.said: set[tuple[object, ...]] = set()  # what was reported and shows elsewhere as well
+        self.said: set[tuple[object, ...]] = set()  # reported faults that show elsewhere as well
         self._tell = tell
         self._pending: list[Finding] = []
         self._turn = time.thread_time()
 
-    # What is found
+    # Findings
 
     def report(
         self,
@@ -89,7 +89,10 @@ class Survey:
         cure: str,
         mend: Callable[[], object] | None,
     ) -> None:
-        """`mend` does what `cure` says; None if nothing can be done, and `cure` says why."""
+        """Report a fault, and mend it if this is a repair.
+
+        `mend` does what `cure` says; None if nothing can be done, and `cure` says why.
+        """
         state: Literal["found", "repaired", "left"] = "found"
         if self.repair:
             state = "left" if mend is None else "repaired"
@@ -101,14 +104,14 @@ class Survey:
     def report_inode(
         self, kind: str, inode: Inode, what: str, cure: str, mend: Callable[[], object] | None
     ) -> None:
-        """The same of something that is there, by one of its names."""
+        """Report a fault of an inode that exists, by one of its names."""
         self.report(kind, inode.ino, self.path(inode), what, cure, mend)
 
     def begin(self, phase: str, total: int) -> None:
         self.phase, self.done, self.total = phase, 0, total
 
     async def step(self, done: int = 1) -> None:
-        """So much is looked at. Findings are told, and others have their turn."""
+        """Count `done` things as checked, pass findings on, and let other tasks run."""
         self.done += done
         while self._pending:
             await self._tell(self._pending.pop(0))
@@ -121,7 +124,7 @@ class Survey:
             self._turn = time.thread_time()
 
     def answer(self, findings: list[Finding], *, ended: bool, failed: str) -> dict[str, Any]:
-        """How far it is, for clients, with what was found since they last asked."""
+        """Return the progress for clients, with the findings since they last asked."""
         return {
             "phase": self.phase,
             "done": self.done,
@@ -134,51 +137,51 @@ class Survey:
         }
 
     async def io(self, do: Callable[[], T]) -> T:
-        """What `do` finds on any of the disks. Raises TierError if there is no answer.
+        """Run `do`, which may read any of the disks. Raises TierError if there is no answer.
 
-        An inode may be held meanwhile, so that others would wait for that disk, too.
+        The caller may hold an inode meanwhile, and then other tasks would wait for that disk, too.
         """
         slowest = self.ledger.tiers.local[-1]
         return await slowest.calls.call(Job("a look at its files", do))
 
-    # What there is
+    # The state of the mount
 
     def inode(self, ino: int) -> Inode | None:
-        """The inode, as the core sees it; None also if its record makes no sense."""
+        """Return the inode as the core sees it; None also if its record makes no sense."""
         held = self.ledger.table.open.get(ino)
         if held is not None:
             return held.inode
         return None if ino in self.unreadable else self.catalog.inode(ino)
 
     def sealed(self, ino: int) -> Inode | None:
-        """The object, if it is a file that is sealed and has a name."""
+        """Return the object if it is a file that is sealed and has a name, else None."""
         inode = self.inode(ino)
         fits = inode is not None and inode.is_file and inode.sealed and inode.links
         return inode if fits else None
 
     def in_use(self, ino: int) -> bool:
-        """Whether somebody has it open, or may be about to have."""
+        """Whether the inode is open, or may be about to be opened."""
         ledger = self.ledger
         return ino in ledger.table.open or ino in ledger.orphans.rooms or ino in ledger.table.busy
 
     def to_be_recovered(self, ino: int) -> bool:
-        """Whether the next mount has to see to it first, since a daemon died over it."""
+        """Whether a daemon died over the inode, so that the next mount must recover it first."""
         return not self.live and self.marked(ino)
 
     def marked(self, ino: int) -> bool:
         return self.catalog.record(keys.MARKS, keys.number_key(ino)) is not None
 
     def dropped(self, ino: int) -> bool:
-        """Whether it is the top of a tree that a walk is to remove."""
+        """Whether the inode is the top of a tree that a walk is to remove."""
         return ino in self.ledger.namespaces.dropped
 
     def unlinked(self, inode: Inode) -> bool:
-        """Whether it is meant to have no name; otherwise it gets one in /lost+found."""
+        """Whether the inode is meant to have no name; otherwise it gets one in /lost+found."""
         meant = self.dropped(inode.ino) or self.in_use(inode.ino) or self.marked(inode.ino)
         return meant and not inode.links
 
     def path(self, inode: Inode) -> str:
-        """One of its names, from the root, as far as the way there can be found."""
+        """Return one path of the inode, from the root, as far as its directories are known."""
         for parent, cookie in inode.links:
             value = self.catalog.record(keys.COOKIES, keys.cookie_key(parent, cookie))
             found = None if value is None else audit.by_cookie(b"\0" * 16, value)
@@ -187,7 +190,7 @@ class Survey:
         return "/" if inode.ino == ROOT_INO else "(no name)"
 
     def entry_path(self, parent: int, name: bytes) -> str:
-        """On one line, whatever somebody has called a file."""
+        """Return the path of an entry, on one line for any name."""
         parts = [name]
         for _ in range(SHOWN):
             if parent == ROOT_INO:
@@ -219,13 +222,13 @@ class Survey:
         self.change(lambda batch: batch.put(inode))
 
     def remove(self, parent: int, entry: Dentry) -> None:
-        """The name; the inode's links are the caller's."""
+        """Remove the entry. The caller changes the inode's links."""
         self.change(lambda batch: batch.unlink(parent, entry))
         self.ledger.gone(parent, entry.name, entry.ino)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:
-        """Meanwhile nobody opens, moves or evicts it; it may be renamed or unlinked."""
+        """Keep an inode from being opened, moved or evicted. It may be renamed or unlinked."""
         while True:
             async with self.ledger.table.locked(ino):
                 if ino not in self.jobs:
