@@ -1,8 +1,8 @@
 """A catalog as the kvfs before namespaces wrote it: records of format 1, byte for byte.
 
-`format1.json` has its keys and values in hexadecimal, read out of the RocksDB of that kvfs: a file
-`a` on NVMe with a second name `d/a2` and an attribute, the directories `d` and `d/e`, a symbolic
-link `d/s`, and `torn`, which was being written when the daemon died.
+`format1.json` has its keys and values in hexadecimal, read out of the RocksDB of that kvfs. These
+are a file `a` on NVMe with a second name `d/a2` and an attribute, the directories `d` and `d/e`,
+and a symbolic link `d/s`. The file `torn` was being written when the daemon died.
 """
 
 import json

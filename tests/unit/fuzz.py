@@ -1,8 +1,8 @@
-"""What fuzz tests share: how long they go on, and input that is nearly right.
+"""The shared parts of fuzz tests: how many inputs they try, and input that is nearly right.
 
-Within the suite each tries EXAMPLES inputs; scripts/fuzz.sh sets KVFS_FUZZ_EXAMPLES and has them go
-on for long. The promise is the same for every parser: any input gives a value, or the error that
-its docstring names; nothing else, and in time that grows with its length.
+In the suite each test tries EXAMPLES inputs; scripts/fuzz.sh sets KVFS_FUZZ_EXAMPLES for long runs.
+The promise is the same for every parser: any input gives a value, or the error that the parser's
+docstring names; nothing else. The time grows with the length of the input.
 """
 
 import os

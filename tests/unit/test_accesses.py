@@ -1,4 +1,4 @@
-"""What is read out of an access log."""
+"""Reading an access log."""
 
 import json
 import random

@@ -47,7 +47,7 @@ RAM, NVME = 2 * MIB, 3 * MIB  # small, so that there is always something to be t
 
 @dataclass(eq=False)
 class File:
-    """What an object should be."""
+    """The expected state of an object."""
 
     ino: int
     names: set[bytes]

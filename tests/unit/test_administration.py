@@ -1,4 +1,4 @@
-"""What the control socket is asked about namespaces, and answers."""
+"""Requests about namespaces on the control socket, and their answers."""
 
 import json
 from pathlib import Path

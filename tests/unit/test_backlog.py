@@ -1,4 +1,4 @@
-"""What was sealed before it was to be in a bucket, and how it gets there."""
+"""Uploads of objects that were sealed before the mount or their namespace took the bucket."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_a_namespace_that_comes_to_take_it(made: World, store: MemoryStore) -> N
 def test_a_namespace_that_ceases_to_take_it_uploads_nothing_more(
     made: World, store: MemoryStore
 ) -> None:
-    """What is there stays, until its name goes."""
+    """An object in the bucket stays there until its name goes."""
 
     async def case() -> None:
         await with_bucket(made, store)

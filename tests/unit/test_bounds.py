@@ -167,7 +167,7 @@ def test_a_close_is_told_of_what_came_since_the_last_look(tmp_path: Path, lackin
 
 
 def test_nobody_gives_for_a_file_that_is_just_closed(tmp_path: Path) -> None:
-    """Who has most beyond its share gives when that is released: those who have less do not."""
+    """The namespace furthest beyond its share gives room, once its file is released."""
 
     async def case(made: World) -> None:
         alice, bob = made.namespace("alice"), made.namespace("bob")

@@ -53,7 +53,7 @@ async def emptying(made: World) -> AsyncIterator[None]:
 
 
 class Transport:
-    """What a walk does with the bucket."""
+    """The steps of a walk that use the bucket."""
 
     world: World
     random: random.Random

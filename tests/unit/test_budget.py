@@ -1,4 +1,4 @@
-"""Whose turn it is to come down, whatever comes and goes in whatever order."""
+"""The order in which downloads get their turns, with requests that come and go in any order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ class _Crowd:
         self.look()
 
     def look(self) -> None:
-        """Who has been let in."""
+        """Move the turns that have come to `running`."""
         self.running += [turn for turn in self.waiting if turn.come.is_set()]
         self.waiting = [turn for turn in self.waiting if not turn.come.is_set()]
 

@@ -86,7 +86,7 @@ def test_more_calls_than_threads_are_given_up_as_well(made: Calls) -> None:
 
 
 def test_an_answer_in_the_very_moment_is_not_lost(made: Calls) -> None:
-    """Whoever is first: an answer is returned or taken back, never both and never neither."""
+    """In any order, an answer is either returned or taken back, never both."""
     taken: list[int] = []
     returned: list[int] = []
 

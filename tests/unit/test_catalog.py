@@ -58,7 +58,7 @@ def inode(ino: int) -> Inode:
 
 
 def crashed(catalog: Catalog, to: Path) -> Catalog:
-    """What the next process finds when this one dies now."""
+    """Return the catalog that the next process finds if this one dies now."""
     for _ in range(20):
         try:
             shutil.copytree(catalog.path, to)

@@ -1,4 +1,4 @@
-"""What the census does with a catalog that cannot be read in one place; else see test_removals."""
+"""The census of a catalog that has an unreadable place; for all else see test_removals."""
 
 import random
 from pathlib import Path
@@ -18,9 +18,9 @@ BYTES = random.Random(3).randbytes(9000)
 def test_a_record_that_makes_no_sense_does_not_end_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said and counted; the other objects are, too, and its file stays for whoever mends it.
+    """The daemon logs and counts the record, and counts the other objects.
 
-    fsck finds it and removes it.
+    The record's file stays for a repair: fsck finds it and removes it.
     """
 
     async def before(made: World) -> list[Inode]:

@@ -34,7 +34,10 @@ def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
 
 
 async def mended(made: World, *, hashes: bool = False) -> list[str]:
-    """What was found, and is not any more once all is uploaded. A dry run changes nothing."""
+    """Repair, and return the kinds of the findings, which are gone once all is uploaded.
+
+    A dry run before changes nothing.
+    """
     before = state(made)
     found = kinds((await look(made, bucket=True, hashes=hashes))[0])
     assert state(made) == before

@@ -185,7 +185,7 @@ def the_root_accounted_to_a_namespace(w: Spaces) -> None:
 
 @harm("namespace namespace namespace")
 def settings_lost(w: Spaces) -> None:
-    """What was in the namespace is the mount's own."""
+    """The files of the namespace become the mount's own."""
     w.made.catalog.commit([(keys.SETTINGS + number(w.n.ino), None)], sync=False)
 
 
@@ -390,7 +390,7 @@ def test_what_was_moved_is_right_until_it_is_accounted_anew(tmp_path: Path) -> N
 
 
 def test_a_directory_whose_entries_nobody_sees_takes_them_along(tmp_path: Path) -> None:
-    """An expired file that is open. What was moved out of a namespace before its drop stays."""
+    """An expired file is open. A file that was moved out of a namespace before its drop stays."""
 
     async def case(made: World) -> None:
         there = await spaces(made)

@@ -37,7 +37,7 @@ def erase(made: World, kind: bytes, number: int) -> None:
 
 
 async def mended(made: World) -> list[str]:
-    """What was found, and is not any more."""
+    """Repair, and return the kinds of the findings, which are gone afterwards."""
     found = kinds((await look(made, repair=True))[0])
     assert kinds((await look(made))[0]) == []
     return found

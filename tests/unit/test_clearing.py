@@ -1,4 +1,4 @@
-"""What was dropped is cleared in the background, whatever is in it, and whoever is at it."""
+"""Clearing of dropped trees in the background, with any content, and with programs in them."""
 
 import stat
 from pathlib import Path

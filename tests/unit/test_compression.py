@@ -278,7 +278,7 @@ def test_memory_is_not_what_a_head_says(length: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 7, 8, 59, 61])
 def test_a_head_of_another_length_is_refused(length: int) -> None:
-    """Who fetches it from somewhere may get less, or an answer that is something else."""
+    """A caller that fetches the head may get less of it, or other bytes."""
     begin = DATA[: head_size(len(SMALL))]
     with pytest.raises(DamagedError, match="head has"):
         frames_in((begin + bytes(9))[:length], len(SMALL), len(DATA))

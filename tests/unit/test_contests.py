@@ -1,4 +1,4 @@
-"""What another node has the name of stays here, and goes up when the name is free."""
+"""Contested objects: one whose name another node has stays here until the name is free."""
 
 import random
 from collections.abc import Awaitable, Callable

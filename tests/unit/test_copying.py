@@ -1,4 +1,4 @@
-"""What a mover does to files."""
+"""The copies that a mover makes of files."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What other nodes have put into the bucket is found, listed, held against it, and let go."""
+"""Objects of other nodes in the bucket: kvfs finds, lists, revalidates and forgets them."""
 
 import errno
 import os
@@ -80,13 +80,13 @@ class Requests:
 
 
 class Caller:
-    """Who asks."""
+    """The calling process."""
 
     pid = uid = gid = 0
 
 
 class Node:
-    """A world with what the kernel asks of it."""
+    """A world with the requests of a kernel."""
 
     caller = cast("pyfuse3.RequestContext", Caller())
 
@@ -116,7 +116,7 @@ class Node:
 
     @property
     def calls(self) -> dict[str, int]:
-        """What was asked of the store since the last look."""
+        """Return the calls of the store since the last look, counted by name."""
         store = self.made.bucket_store
         assert isinstance(store, FaultyStore)
         found = {name: count for name, count in store.calls.items() if name != "any"}
@@ -1043,9 +1043,9 @@ def test_keys_that_no_kvfs_has_made_are_no_names(
     store: MemoryStore,
     all_at_once: bool,  # noqa: FBT001 (pytest's)
 ) -> None:
-    """Whoever may write to the bucket chooses keys: none is a way out of a directory.
+    """A client that may write to the bucket can choose any key: none leads out of a directory.
 
-    Nor do they keep others' names from being found.
+    Such keys do not hide the names of other objects either.
     """
 
     async def case(one: Node, other: Node) -> None:

@@ -1,4 +1,4 @@
-"""What happened lately: a bounded ring of what the log and the tiers said."""
+"""Recent events: a bounded ring of log lines and events of the tiers."""
 
 import logging
 from collections import Counter

@@ -35,7 +35,7 @@ def hits(policy: Policy, requests: Requests) -> int:
 
 
 def belady(requests: Requests, capacity: int) -> int:
-    """The same count where what is used furthest in the future goes, be it what has just come."""
+    """Count the same if the block used furthest in the future goes, even one that just came."""
     flat = [key for blocks in requests for key in blocks]
     upcoming, seen = [0] * len(flat), dict[int, int]()
     for place in reversed(range(len(flat))):

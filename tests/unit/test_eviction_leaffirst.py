@@ -36,7 +36,7 @@ def request(policy: LeafFirst, blocks: list[int]) -> int:
     capacity=st.integers(6, 20),
 )
 def test_no_victim_has_children(name: str, prompts: list[list[int]], capacity: int) -> None:
-    """Prompts that fit, of a tree of blocks: whoever goes is a leaf, so all is contiguous."""
+    """With prompts that fit, of a tree of blocks, each victim is a leaf, so prompts stay whole."""
     policy = leaf_first(name, capacity)
     parents: dict[int, int] = {}
     for prompt in prompts:

@@ -21,7 +21,7 @@ from tests.unit.formats import write_format1
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """What a mount leaves that was never used."""
+    """Return the directory that an unused mount leaves."""
     nvme = NvmeTier(tmp_path / "nvme", 0)
     Catalog(nvme.root / "catalog").close()
     nvme.close()

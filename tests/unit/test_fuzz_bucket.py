@@ -42,7 +42,7 @@ RIGHT = FACTS.metadata()
 @fuzzed
 @given(st.sampled_from([*RIGHT, "kvfs-new"]), st.data(), st.integers(-1, 1 << 63))
 def test_metadata(name: str, data: st.DataObject, size: int) -> None:
-    """What is taken would be written again just as it is."""
+    """Accepted metadata would be written again in the same form."""
     text = data.draw(spoiled([RIGHT.get(name, "")]))
     metadata = {**RIGHT, name: text}
     for length in (LARGE, size):

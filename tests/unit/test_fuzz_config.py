@@ -44,7 +44,7 @@ TOML = (
 @given(spoiled(OPTIONS), spoiled(OPTIONS))
 @example("ram=64M", f"log=/{'x' * 300}")
 def test_options(options: str, later: str) -> None:
-    """What is taken is taken again as it is shown, and survives JSON."""
+    """Accepted options are accepted again as they are shown, and survive JSON."""
     try:
         config = Config.from_options(HERE, options)
     except ConfigError:

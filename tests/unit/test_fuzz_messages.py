@@ -1,4 +1,4 @@
-"""Any bytes on a socket: an answer or a reason, and whoever listens goes on listening."""
+"""Any bytes on a socket get an answer or a reason, and the server continues to listen."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ def answer(line: bytes) -> dict[str, Any]:
 @example(b'{"verb": []}')
 @example(b'{"verb": "echo", "arguments": 5}')
 def test_requests_to_the_daemon(line: bytes) -> None:
-    """What is answered is JSON in one line again."""
+    """Each answer is JSON in one line."""
     assert b"\n" not in json.dumps(answer(line)).encode()
 
 
@@ -61,7 +61,7 @@ class Nobody:
         self.clock = clock
 
     def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
-        """What of it takes what was sent: the process is started, and dies."""
+        """Start a process with the command of the request, as an upgrade does; it dies."""
         subprocess.Popen([*command, ""], executable="/nowhere")
         return config
 
@@ -126,7 +126,7 @@ SCRAPER = handler(Snapshot(lambda _: None), private=False)
 
 
 def scraped(data: bytes) -> bytes:
-    """What a client gets that sends this and closes its side."""
+    """Return the answer to a client that sends these bytes and closes its side."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(data)
@@ -157,7 +157,7 @@ def test_no_message_takes_for_ever() -> None:
 
 @pytest.mark.parametrize("piece", [b"x", b"x" * 1000])
 def test_a_request_without_an_end_is_refused(piece: bytes) -> None:
-    """Whatever a client sends, no more than LINE_MAX bytes of it are kept."""
+    """The server keeps no more than LINE_MAX bytes of a client's request."""
 
     class Endless:
         sent = 0
@@ -172,13 +172,13 @@ def test_a_request_without_an_end_is_refused(piece: bytes) -> None:
 
 
 def test_strategies_reach_what_is_right() -> None:
-    """Or the tests above would only try what is refused at once."""
+    """Right input is among the examples: the tests above try more than refusals."""
     assert answer(REQUESTS[0].encode())["echo"]["name"] == "a"
     assert scraped(HTTP[0].encode()).startswith(b"HTTP/1.0 200")
 
 
 class Dribbling:
-    """A client that sends a byte each half second, and says when it was given up."""
+    """A client that sends a byte each half second, and notes when the server closes it."""
 
     def __init__(self) -> None:
         self.now = 0.0

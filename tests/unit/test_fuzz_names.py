@@ -103,7 +103,7 @@ def test_a_part_of_a_key(part: bytes) -> None:
 
 
 def test_names_that_look_alike_have_keys_of_their_own() -> None:
-    """Whatever Unicode takes for the same."""
+    """This holds even for names that Unicode takes for the same."""
     one, other = "é", unicodedata.normalize("NFD", "é")
     keys = Keys("p/")
     found = {keys.of(Name(b"ns", 1, text.encode())) for text in (one, other, "E", "e", "e ")}
@@ -115,9 +115,9 @@ def test_names_that_look_alike_have_keys_of_their_own() -> None:
 @example("ns@9999999999999999999/x")
 @example("ns@1/%00")
 def test_keys_that_others_have_made(text: str) -> None:
-    """What is listed is a name that has this very key, or none.
+    """A listed key gives a name that has this very key, or none.
 
-    Not each is one that a directory can have: tests/unit/test_discovery.py has what becomes of it.
+    A directory cannot have every such name: tests/unit/test_discovery.py tests the others.
     """
     for keys in (Keys(""), Keys("p/")):
         found = keys.parse(keys.prefix + text)

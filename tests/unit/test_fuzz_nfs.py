@@ -43,7 +43,7 @@ def test_owners(text: str) -> None:
 @fuzzed
 @given(spoiled(PATHS).map(lambda text: Path("/" + text.replace("\0", ""))), st.booleans())
 def test_paths(path: Path, v3: bool) -> None:  # noqa: FBT001 (drawn)
-    """Whatever a mount point is called: it stands between its quotes."""
+    """A mount point with any name stays between its quotes."""
     allow = networks("--allow", ["127.0.0.0/8"])
     plain = Export(Path("/mnt/kv"), FSID, allow)
     server = Server("127.0.0.1", 2049, 20048 if v3 else 0, Path("/run/kvfs/x"))

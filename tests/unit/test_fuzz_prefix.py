@@ -18,7 +18,7 @@ NAMES = (KEY, f"{KEY}.0", f"{KEY}.tp1-pp0", f"{KEY}.7f3a.tmp", f"{KEY}.0.7f3a.tm
 @fuzzed
 @given(spoiled(NAMES))
 def test_a_name_is_written_in_one_way(text: str) -> None:
-    """What is read is written the same again; a temporary name continues that of its block."""
+    """A parsed name is written the same again. A temporary name begins with its block's name."""
     found = parse(text)
     if found is None:
         return

@@ -81,7 +81,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def test_a_catalog_with_anything_in_it(
     catalog: Catalog, kind: bytes, key: bytes, value: bytes
 ) -> None:
-    """What makes no sense in it is one error, or is passed over."""
+    """A record that makes no sense raises one error, or is skipped."""
     written = [kind + key, b"i" + bytes(8)]
     catalog.commit([(one, value) for one in written], sync=False)
     try:
@@ -132,7 +132,7 @@ def test_heads_of_containers(
     size: int,
     stored: int,
 ) -> None:
-    """Also those whose digest is right, as whoever may write to the bucket can have it."""
+    """Heads with a right digest are tried, too: a writer to the bucket can make such."""
     if proven and len(data) >= 8:
         data = data[:-8] + struct.pack("<Q", xxh3_64_intdigest(data[:-8]))
     for told in (TOLD, stored):

@@ -56,7 +56,7 @@ def test_the_smallest_free_number_is_given_out(held: OpenObject) -> None:
 
 
 def test_a_number_is_free_when_its_release_was_answered(held: OpenObject) -> None:
-    """What waits between the two may not meet another object under the same number."""
+    """Until the answer, a waiting request must not meet another object under the same number."""
     table = Memory()
     handles = Handles(100, table)
     handle = handles.add(held, writable=True, request=5)

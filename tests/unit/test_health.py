@@ -1,4 +1,4 @@
-"""What failures, silence and probes make of a tier."""
+"""The health of a tier after failures, silence and probes."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What comes back from a bucket when it is opened, and what does not."""
+"""Hydration of objects at an open, and the opens for which it fails."""
 
 import logging
 from collections.abc import Iterator

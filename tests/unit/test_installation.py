@@ -1,4 +1,4 @@
-"""What `pip install` makes for an engine's environment: no libfuse, no compiler, no daemon."""
+"""`pip install` in an engine's environment: no libfuse, no compiler, no daemon."""
 
 import email
 import os

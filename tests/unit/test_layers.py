@@ -1,4 +1,4 @@
-"""What imports what: read from the source, so that imports inside functions count as well."""
+"""The layers of modules: imports are read from the source, also those inside functions."""
 
 import ast
 from collections.abc import Iterator
@@ -201,7 +201,7 @@ def test_a_library_stays_in_its_home(library: str, homes: tuple[str, ...]) -> No
 
 
 def test_only_the_catalog_knows_the_letters_of_kinds() -> None:
-    """Who marks an inode names the kind: kvfs.catalog.keys has them."""
+    """Code that marks an inode names the kind by a constant of kvfs.catalog.keys."""
     wrong = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()

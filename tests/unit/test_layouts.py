@@ -245,7 +245,7 @@ def test_other_blocks_configurations_and_directories_are_other_groups() -> None:
 
 
 def test_a_prefix_path_leads_to_its_parent() -> None:
-    """Whatever the shard is; what is yet to be renamed follows it as well, and is not the block."""
+    """This holds for any shard. A temporary file follows its parent, too, but is not the block."""
     root, first, second = map(prefix_paths.root_key, ("r", "1", "2"))
     paths = [
         prefix_paths.path(root, first),

@@ -1,4 +1,4 @@
-"""What a namespace may open and move in a second, on a clock that the test turns."""
+"""Limits of a namespace's opens and bytes a second, on a clock that the test sets."""
 
 from collections.abc import Awaitable, Callable
 

@@ -40,7 +40,7 @@ class Requests:
 
 
 class Listing:
-    """What a kernel lists with several READDIRs, and the turns that others had meanwhile."""
+    """A kernel that lists with several READDIRs, and the turns of other tasks meanwhile."""
 
     def __init__(self, made: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = made

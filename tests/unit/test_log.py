@@ -1,4 +1,4 @@
-"""What the daemon's log says, and how loudly."""
+"""The lines of the daemon's log, and their levels."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""What is masked before other people see it, and what may stay."""
+"""Masking of texts before other people see them: secrets go, all else stays."""
 
 import pytest
 

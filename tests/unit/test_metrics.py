@@ -113,7 +113,7 @@ def namespace(name: str, unique: Iterator[int]) -> dict[str, Any]:
 
 
 def scraped(found: dict[str, Any] | None) -> Samples:
-    """What Prometheus would have, by name and labels."""
+    """Return the samples that Prometheus would get, by name and labels."""
     text = generate_latest(Scrape(found)).decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -181,7 +181,7 @@ def test_without_an_answer_there_is_that_and_nothing_else() -> None:
 
 
 def test_a_counter_is_there_before_anything_is_counted() -> None:
-    """But for those by class of error, of which there are many."""
+    """Counters by class of error are left out: there are many."""
     made = status(numbers())
     made["counters"], made["nvme_writes"], made["errors"] = {}, {}, {}
     made["namespaces"][0]["counters"] = {}
@@ -302,7 +302,7 @@ def test_expressions_of_the_dashboard_are_understood(tmp_path: Path) -> None:
 
 
 def test_what_is_exported_is_what_promtool_likes() -> None:
-    """But for its taste: a counter may be named after what it counts."""
+    """One rule of promtool is left out: a counter may be named after the things that it counts."""
     text = generate_latest(Scrape(status(numbers())))
     done = subprocess.run(
         ["promtool", "check", "metrics"],

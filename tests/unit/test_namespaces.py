@@ -1,4 +1,4 @@
-"""What a namespace holds, which of it goes, what is kept, and what a name says."""
+"""Namespaces: their objects, victims and kept objects, and the meaning of names."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -653,7 +653,7 @@ def test_another_policy_has_what_is_there(tmp_path: Path, before: list[str]) -> 
 
 
 def test_movers_are_given_nothing_that_is_gone(tmp_path: Path) -> None:
-    """What is unlinked after a change of policy was in RAM only, and waited to be copied."""
+    """The objects unlinked after a change of policy were only in RAM, and waited for a copy."""
 
     async def case(made: World) -> None:
         space = made.namespace("a", eviction="lru", write="through")
@@ -1151,7 +1151,7 @@ def test_policies_know_how_much_room_there_is(tmp_path: Path) -> None:
 
 
 def test_spare_room_is_told_once(tmp_path: Path) -> None:
-    """What was not worth a write is written after all, when RAM is emptied."""
+    """Objects that were not worth a write are written after all when RAM is emptied."""
 
     async def case(made: World) -> None:
         space = made.namespace("a", eviction="lru")

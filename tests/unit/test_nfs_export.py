@@ -1,4 +1,4 @@
-"""What NFS servers are told, without one."""
+"""The configuration of NFS servers, without a server."""
 
 import os
 import uuid

@@ -729,7 +729,7 @@ def test_blocks_that_the_disk_allocates_after_the_seal_are_in_the_record(
 def test_a_directory_that_goes_while_room_is_made(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was reserved for the new file is given back."""
+    """The reservation for the new file is returned."""
 
     async def scenario() -> None:
         before = [tier.reserved for tier in made.ledger.tiers.local]

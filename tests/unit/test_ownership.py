@@ -15,7 +15,7 @@ OTHER, NOBODY = 1234, 65534
 
 
 def everything(root: Path) -> list[tuple[str, int, int]]:
-    """What is there, with its owner and when it was changed."""
+    """Return all paths below a root, each with its owner and ctime."""
     found = sorted(root.rglob("*"))
     return [(str(path), path.lstat().st_uid, path.lstat().st_ctime_ns) for path in found]
 
@@ -38,7 +38,7 @@ def one_folder_elsewhere(root: Path) -> None:
 
 
 def lock_elsewhere(root: Path) -> None:
-    """Who holds the lock writes his name into it."""
+    """Make the lock a link to another file: the lock's holder would write its name there."""
     (root.parent / "precious").write_text("precious")
     root.mkdir()
     (root / "lock").symlink_to(root.parent / "precious")

@@ -1,4 +1,4 @@
-"""What is compressed on its way to a bucket, and how it comes back."""
+"""Compression of objects on their way to a bucket, and their way back."""
 
 import os
 import random

@@ -17,7 +17,7 @@ def attach(takeover=False):
 
 
 def python(code: str) -> str:
-    """What it prints."""
+    """Run the code in a new Python process, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + code], capture_output=True, text=True, check=False
     )
@@ -140,7 +140,7 @@ def test_who_drops_a_directory_has_told_the_kernel() -> None:
 
 
 def test_the_bytes_of_a_read_are_in_no_object_of_python() -> None:
-    """What is filled in comes from the file, up to its end; a file that is not there fills none."""
+    """The bytes come from the file, up to its end; without the file there are none."""
     code = """
 attach()
 data = tempfile.TemporaryFile()

@@ -1,4 +1,4 @@
-"""What is fetched from a bucket before anybody opens it, and what is not."""
+"""Prefetch of objects from a bucket ahead of their opens, and the objects that it leaves."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -385,7 +385,7 @@ def test_what_only_the_tiers_have_does_not_go_for_it(
 
 
 class _Wants:
-    """An errand that takes whatever it gets."""
+    """A prefetch request that takes every object."""
 
     def wanted(self, inode: Inode) -> bool:  # noqa: ARG002
         return True
@@ -394,7 +394,7 @@ class _Wants:
         return True
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
-        """Whatever it is."""
+        """Accept any result."""
 
 
 def test_the_order_is_known_again_after_a_restart(made: World) -> None:

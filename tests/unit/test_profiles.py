@@ -98,10 +98,12 @@ def test_comments_are_comments_and_the_rest_has_the_path(name: str, capacity: in
     ],
 )
 def test_vllm_is_told_in_its_words(name: str, connector: str, extra: dict[str, Any]) -> None:
-    """vLLM cannot be imported in the tests: names are those of its 0.33.0 source, compared by hand
-    (config/kv_transfer.py, kv_offload/tiering/spec.py, tiering/fs/manager.py,
-    simple_cpu_offload_connector.py) and of VUA's README; the JSON is parsed as a shell and vLLM
-    would."""
+    """The names are those of vLLM's 0.33.0 source and of VUA's README, compared by hand.
+
+    vLLM cannot be imported in the tests. Its files are config/kv_transfer.py,
+    kv_offload/tiering/spec.py, tiering/fs/manager.py and simple_cpu_offload_connector.py. The test
+    parses the JSON as a shell and vLLM would.
+    """
     config = transfer_config(name)
     if name == "vllm-native":
         assert config.pop("kv_connector_module_path") == "kvfs.connectors.vllm"

@@ -31,7 +31,7 @@ def limited(made: World, eviction: str, objects: int = QUOTA) -> None:
 
 @pytest.mark.parametrize("eviction", sorted({*EVICTIONS} - {"never", "ttl"}))
 def test_a_quota_of_objects_is_used_up_and_never_exceeded(tmp_path: Path, eviction: str) -> None:
-    """Whatever goes first: with some it is what was stored last, and is still being closed."""
+    """This holds for each policy, even if the victim is the last object, still being closed."""
 
     async def case(made: World) -> None:
         limited(made, eviction)

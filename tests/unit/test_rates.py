@@ -1,4 +1,4 @@
-"""What happened between two looks, and the frame of `kvfs top` that shows it."""
+"""Rates between two looks, and the frame of `kvfs top` that shows them."""
 
 from io import StringIO
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was about to be written when the daemon died."""
+"""Recovery of objects that were about to be written when the daemon died."""
 
 # ruff: noqa: ASYNC240 - files of a few bytes, in a loop that nobody waits for
 

@@ -1,6 +1,6 @@
-"""A copy whose bytes are wrong: no open is served from it again, whoever finds that out, and when.
+"""Copies with wrong bytes: once any part of kvfs finds one, it serves no open again.
 
-Files rot here as on a disk: a byte is another one, and nothing else tells of it.
+Files rot here as on a disk: one byte changes, and nothing else shows it.
 """
 
 import errno
@@ -51,7 +51,7 @@ def stored(tmp_path: Path) -> Iterator[World]:
 
 
 def rot(tier: Tier, inode: Inode, at: int | None = None) -> bytes:
-    """What a disk does that fails silently; returns the bytes that a small file has now."""
+    """Change a byte, as a disk that fails silently. Returns the bytes that a small file has now."""
     path = Path(tier.path(inode.ino, inode.version))
     times = path.stat()
     with path.open("r+b") as file:
@@ -64,7 +64,7 @@ def rot(tier: Tier, inode: Inode, at: int | None = None) -> bytes:
 
 
 def overwrite(tier: Tier, inode: Inode) -> None:
-    """What somebody does who has the directory."""
+    """Overwrite a copy, as a program with access to the directory can."""
     Path(tier.path(inode.ino, inode.version)).write_bytes(BYTES[::-1])
 
 
@@ -671,7 +671,7 @@ def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: st
 
 
 async def _any_finding(_: Finding) -> None:
-    """Whatever it is."""
+    """Accept any finding."""
 
 
 async def _no_finding(finding: Finding) -> None:
@@ -792,7 +792,7 @@ def test_what_the_kernel_could_not_write_does_not_go_up(
 def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it(
     made: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_by: str
 ) -> None:
-    """Who is told of the error is the only one: the next sync would say that all is well."""
+    """Only one sync reports the error: the next one would succeed."""
 
     async def lost(*_: object, **__: object) -> None:
         raise LostError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""Who looks through a directory is given the first bytes of its files, and nothing else comes."""
+"""Scans: a process that looks through a directory gets only the first bytes of its files."""
 
 import os
 import random
@@ -217,7 +217,7 @@ def asks(made: World) -> tuple[int, int]:
 
 
 async def scanned(made: World, content: bytes = CONTENT, name: bytes = b"a") -> OpenObject:
-    """What only the bucket has, open by who has listed its directory."""
+    """Open an object that only the bucket has, as a process that has listed its directory."""
     inode = await spilled(made, name, content)
     made.objects.scans.listed(ROOT_INO)
     return await made.objects.open(inode.ino, writable=False)

@@ -1,4 +1,4 @@
-"""What the same directory saw before."""
+"""Expected sizes of new files, by the earlier files of the same directory."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""What goes up to a bucket, when, and what becomes of it there."""
+"""Uploads to a bucket: their objects, their time, and the objects in the bucket afterwards."""
 
 import json
 import os
@@ -524,7 +524,7 @@ def test_a_copy_that_nobody_heard_of_is_found(
 def test_a_copy_in_parts_meets_another_node(
     made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, theirs: bytes
 ) -> None:
-    """Whose object came while the parts were copied."""
+    """The other node's object comes while the parts are copied."""
     monkeypatch.setattr(uploading, "WHOLE", 1000)
 
     async def case() -> None:

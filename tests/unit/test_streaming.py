@@ -1,4 +1,4 @@
-"""What is read while it comes from the bucket: chunks, their order, and what befalls them."""
+"""Reads of objects that come from the bucket: chunks, their order, and their failures."""
 
 import os
 import random
@@ -273,7 +273,7 @@ def made(tmp_path: Path, store: MemoryStore, gate: Gate) -> Iterator[World]:
 
 
 def begin(made: World) -> None:
-    """What `World.start` leaves to be said."""
+    """Set the options of streaming, which `World.start` does not set."""
     assert made.bucket is not None
     assert made.remote is not None
     assert made.dispatcher.hydration is not None

@@ -349,7 +349,7 @@ def test_a_mount_of_others_is_not_taken_away(ram: Ram, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "words"])
 def test_a_damaged_label_is_refused_and_the_memory_stays(ram: Ram, damage: str) -> None:
-    """What only RAM has would be lost with it, which a person may decide, and no damage."""
+    """Clearing RAM would lose objects that only RAM has: a person must decide this, not damage."""
     before = ram(epoch=6)
     path = put(before, 1, 1)
     label = before.root / "identity"

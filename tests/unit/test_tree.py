@@ -537,7 +537,7 @@ def test_a_random_walk_is_as_the_real_thing(tree: Tree, tmp_path: Path, seed: in
         return 0
 
     def step(kind: str, one: Names, name: bytes, two: Names, name2: bytes) -> tuple[int, int]:
-        """What kvfs says, and what the file system below says."""
+        """Do a step in kvfs and in the file system below; return both results as errnos."""
         ours: dict[str, Callable[[], object]] = {
             "mkdir": lambda: mkdir(tree, name, where(one)),
             "mkfifo": lambda: fifo(tree, name, where(one)),

@@ -1,4 +1,4 @@
-"""Whoever reads or writes waits once for its share of the mount's bandwidth; without a kernel."""
+"""Each read or write waits once for its share of the mount's bandwidth; without a kernel."""
 
 import errno
 import os
@@ -45,13 +45,13 @@ class Requests:
 
 
 class Caller:
-    """Who asks."""
+    """The calling process."""
 
     pid = uid = gid = 0
 
 
 class Mount:
-    """Its operations, as the kernel calls them for a process."""
+    """A mount's operations, as the kernel calls them for a process."""
 
     def __init__(self, made: World) -> None:
         self.caller = cast("pyfuse3.RequestContext", Caller())

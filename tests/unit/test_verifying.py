@@ -1,4 +1,4 @@
-"""What a mover tells the scrubber of copies: right, wrong, or not readable."""
+"""A mover's results for the scrubber: a copy is right, wrong, or not readable."""
 
 import ctypes
 import errno

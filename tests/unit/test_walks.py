@@ -41,7 +41,7 @@ async def tree(made: World, path: bytes) -> None:
 def test_nothing_of_a_dropped_tree_is_left(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever names of one file a step has together."""
+    """This holds no matter which names of one file come in the same step."""
     monkeypatch.setattr(walks, "STEP", step)
 
     async def case(made: World) -> None:

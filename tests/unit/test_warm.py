@@ -1,4 +1,4 @@
-"""What comes to the fastest tier because somebody asked for it."""
+"""Warming: objects come to the fastest tier on request."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -51,13 +51,13 @@ calls.DEADLINE = calls.PROBE_DEADLINE = math.inf
 
 
 async def nothing() -> None:
-    """What happens while a mover works, unless a test says otherwise."""
+    """Do nothing: the default event while a mover works."""
 
 
 class Inline(MoverPool):
-    """Movers that copy in this process; `before` and `after` a job something else may happen.
+    """Movers that copy in this process. Tests can put events `before` and `after` a job.
 
-    Nothing is synced: no test pulls the plug.
+    Nothing is synced: no test cuts the power.
     """
 
     def __init__(self) -> None:
@@ -395,7 +395,7 @@ class World:
         return held.inode
 
     def at(self, path: bytes) -> Inode:
-        """What a path leads to. Raises NotFoundError."""
+        """Return the inode of a path. Raises NotFoundError."""
         found = self.tree.inode(ROOT_INO)
         for name in filter(None, path.split(b"/")):
             found = self.tree.lookup(found.ino, name)
@@ -505,7 +505,7 @@ class World:
         return {path for _, _, path in tier.files()}
 
     def check_accounts(self) -> None:
-        """What holds between any two awaits: used bytes, objects, lists."""
+        """Check the invariants between any two awaits: used bytes, objects, lists."""
         ledger = self.ledger
         if not ledger.accounts.census_done.is_set():
             return  # what it has not reached is not in the accounts
@@ -577,7 +577,7 @@ class World:
             self.check_dirty()
 
     def check_dirty(self) -> None:
-        """What the marks say of the bucket is what is known in memory."""
+        """Check that the marks of the bucket agree with the state in memory."""
         dirty = self.ledger.dirty
         if not dirty.loaded:
             return
@@ -607,7 +607,7 @@ class World:
         assert dirty.bytes == sizes
 
     def listed(self, which: str) -> list[int]:
-        """What the orders of that name hold."""
+        """Return the inodes in all orders of that name."""
         return [ino for space in self.spaces() for ino in getattr(space, which)]
 
     def spaces(self) -> list[Namespace]:
@@ -618,7 +618,7 @@ class World:
         return [*namespaces, *left]
 
     def check(self) -> None:
-        """What holds between any two operations."""
+        """Check the invariants between any two operations."""
         self.check_accounts()
         ledger = self.ledger
         assert not ledger.table.busy
