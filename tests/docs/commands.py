@@ -116,7 +116,7 @@ def _finish(*command: str | Path) -> tuple[int, str]:
 
 
 def _last(folder: Path) -> str:
-    """What the command printed that was run last, if it was to be compared."""
+    """Return the output of the last command that ran, if it was to be compared."""
     printed = [path for path in folder.iterdir() if path.name.isdigit()]
     newest = max(printed, key=lambda path: path.stat().st_mtime_ns, default=None)
     return "" if newest is None else newest.read_text(errors="backslashreplace")[-2000:]

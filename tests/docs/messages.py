@@ -74,7 +74,7 @@ def reaching_people() -> dict[str, str]:
 
 
 def _refusals(source: str, word: str) -> list[str]:
-    """What a shell script says behind this word, which ends it."""
+    """Return the messages that a shell script prints with this word, which ends the script."""
     source = re.sub(r'" \\\n\s*"', " ", source)  # one text in two lines
     source = re.sub(r"\$\([^()]*\)|\$\{[^}]*\}|\$\w+", GAP, source)
     return re.findall(rf'\b{word} "([^"]+)"', source)
@@ -106,12 +106,14 @@ def _told(node: ast.AST, path: str, above: Mapping[str, set[str]]) -> Iterator[a
 
 
 def _is_shown(name: str, path: str, above: Mapping[str, set[str]]) -> bool:
-    """Whether an error of this class reaches people by itself.
+    """Whether people see the message of an error of this class by itself.
 
-    Not these: what is answered to a program by an errno (NotFoundError, TierError...), which the
-    document has a table of; ValueError, which is raised anew behind the name and the value that it
-    is about; what movers and stores say of one object, which is the reason in a line of the log;
-    TypeError and its like, which are defects and come with a traceback.
+    They do not see these:
+
+    - errors that a program gets as an errno (NotFoundError, TierError...): the document has a table
+    - ValueError: it is raised anew, behind the name and the value that it is about
+    - errors of movers and stores about one object: they are the reason in a line of the log
+    - TypeError and the like: these are defects, and come with a traceback
     """
     classes = {name} | above.get(name, set())
     if path in _BEHIND_COMMANDS and "KvfsError" in classes:
@@ -140,7 +142,7 @@ def _classes_above(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
 
 
 def _assigned(function: _Function) -> dict[str, list[ast.expr]]:
-    """What each local name may stand for."""
+    """Return the values that each local name may stand for."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -23,7 +23,7 @@ def test_commands_do_what_they_say(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_no_command_hides_in_another_block(name: str) -> None:
-    """What looks like a command stands in a block that is run."""
+    """Each line that looks like a command is in a block that the tests run."""
     text = (commands.ROOT / name).read_text()
     rest = re.sub(r"^```(sh|console)\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     inside = "\n".join(re.findall(r"^```.*?^```$", rest, flags=re.MULTILINE | re.DOTALL))

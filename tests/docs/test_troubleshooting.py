@@ -29,12 +29,12 @@ def _rows(heading: str) -> Iterator[str]:
 
 
 def _quoted(heading: str) -> set[str]:
-    """What stands in backticks there: two of them around a text that has some itself."""
+    """Return the texts in backticks there: double ones around a text that has some itself."""
     return {found[1] for row in _rows(heading) for found in re.findall(r"(`+)(.+?)\1(?!`)", row)}
 
 
 def _names(name: str, message: str) -> bool:
-    """Whether it is this message's. Fewer than three words must be all of it."""
+    """Whether the name is this message's. A name of fewer than three words must be all of it."""
     if len(re.findall(r"[A-Za-z]{2,}", name)) < 3:
         return name == message
     words = ".*".join(map(re.escape, name.strip(GAP).split(GAP)))
